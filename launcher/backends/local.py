@@ -1,0 +1,64 @@
+"""Jobs that are processes of this machine: simulated nodes, or an allocation that is already held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core
+
+from launcher.backends.executor import RunExecutor
+from launcher.backends.processes import Process
+from launcher.backends.scrub import job_environment
+
+
+class _NoWatcher(core.InfoWatcher):
+    """A local job asks its own process instead."""
+
+    def update(self) -> None:
+        pass
+
+
+class LocalJob(core.Job[Any]):
+    """A submitit job that is a process group of this machine."""
+
+    watcher = _NoWatcher()
+
+    @property
+    def _process(self) -> Process | None:
+        return Process.load(Path(self.paths.folder).parent)
+
+    @property
+    def state(self) -> str:
+        """RUNNING or FINISHED."""
+        process = self._process
+        return "RUNNING" if process and process.alive() else "FINISHED"
+
+    def done(self, force_check: bool = False) -> bool:
+        return self.state != "RUNNING"
+
+    def cancel(self, check: bool = True) -> None:
+        if process := self._process:
+            process.signal(signal.SIGTERM)
+
+
+class LocalExecutor(RunExecutor):
+    """Starts a plan's script in a process group of its own, which goes on when the submitting process ends."""
+
+    job_class = LocalJob
+
+    def _send(self, script: str) -> str:
+        job_id = f"local-{self.token}"
+        environment = job_environment(os.environ, self.plan).environment
+        self.run.journal("submitting", token=self.token)
+        output = os.open(self.run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(output, "wb") as log:
+            process = subprocess.Popen(
+                ["bash", script], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
+            )  # fmt: skip
+        Process.of(process.pid).save(self.run.path)
+        return job_id

@@ -1,0 +1,103 @@
+"""From a plan to #SBATCH options and srun's arguments. Pure; option names are those of man sbatch and man srun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.config import GpuDirective, Scheduler
+from launcher.errors import ConfigError
+from launcher.plan import JobPlan
+from launcher.units import format_time
+
+# Options that say the same thing in different ways: a profile's extra one replaces all of ours of its family.
+FAMILIES = (
+    {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+)
+# Options that make the run what it is: changing them behind the launcher's back would break it.
+KEYS = {
+    "job-name": "name",
+    "nodes": "nodes",
+    "ntasks-per-node": "procs_per_node",
+    "ntasks": "procs_per_node",
+    "cpus-per-task": "cpus_per_proc",
+    "time": "time",
+    "comment": "nothing: the launcher finds its jobs by it",
+    "output": "nothing: `python -m launcher logs RUN` shows it",
+    "open-mode": "nothing: attempts share the output file",
+    "array": "nothing: sweeps make arrays",
+}
+
+
+def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str, Any]:
+    """Options of sbatch in the order of the script; True stands for an option without a value.
+
+    Args:
+        plan: the run.
+        token: what the job is found by later; it becomes the job's comment.
+        array: indices and throttle of an array.
+
+    Raises:
+        ConfigError: an extra option of the profile collides with a key of the launcher.
+    """
+    nodes = str(plan.nodes) if plan.min_nodes == plan.nodes else f"{plan.min_nodes}-{plan.nodes}"
+    ours: dict[str, Any] = {
+        "job-name": plan.name,
+        "comment": token,
+        "partition": plan.partition,
+        "account": plan.account,
+        "qos": plan.qos,
+        "constraint": plan.constraint,
+        "reservation": plan.reservation,
+        "exclude": plan.exclude,
+        "nodes": nodes,
+        "ntasks-per-node": plan.tasks_per_node,
+        "cpus-per-task": cpus_per_task(plan),
+        **_gpus(plan),
+        "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
+        "time": format_time(plan.time),
+        "array": array,
+        "output": f"{plan.run_dir}/%a/output-%A_%a.log" if array else f"{plan.run_dir}/output-%j.log",
+        "open-mode": "append",
+        # A lost node ends the job unless fewer nodes will do.
+        "no-kill": True if plan.min_nodes < plan.nodes else None,
+    }
+    for option in plan.directives:
+        if option in KEYS:
+            raise ConfigError(f"cluster.directives.{option}: use the key for it instead ({KEYS[option]})")
+        for family in FAMILIES:
+            if option in family:
+                ours = {name: value for name, value in ours.items() if name not in family}
+    merged = {**ours, **plan.directives}
+    return {option: value for option, value in merged.items() if value is not None and value is not False}
+
+
+def cpus_per_task(plan: JobPlan) -> int:
+    """An agent gets the CPUs of all its ranks."""
+    return plan.cpus_per_node // plan.tasks_per_node
+
+
+def _gpus(plan: JobPlan) -> dict[str, str]:
+    if not plan.gpus_per_node or plan.gpu_directive == GpuDirective.none.value:
+        return {}
+    count = f"{plan.gpu_type}:{plan.gpus_per_node}" if plan.gpu_type else str(plan.gpus_per_node)
+    return {"gres": f"gpu:{count}"} if plan.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
+
+
+def srun_arguments(plan: JobPlan) -> list[str]:
+    """Arguments of the one srun that starts the agents (or the ranks).
+
+    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. Ranks of an agent share
+    its CPUs, so the agent is not bound to some of them.
+    """
+    fixed = plan.min_nodes == plan.nodes
+    arguments = [
+        # Without --nodes it takes all that the job got.
+        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
+        f"--ntasks-per-node={plan.tasks_per_node}",
+        f"--cpus-per-task={cpus_per_task(plan)}",
+        "--unbuffered",
+        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
+        *(["--overlap"] if plan.scheduler == Scheduler.allocation.value else []),
+    ]
+    return [*arguments, *plan.srun_args]

@@ -1,0 +1,51 @@
+"""The environment that a job inherits: the user's, without what another job or launcher left in it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.config import Scheduler
+from launcher.plan import JobPlan
+
+# Places in somebody else's job: they would contradict those of the new one.
+OF_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SBATCH|PBS|OMPI|PMI|PMIX|PALS|MPI|HYDRA)_")
+OF_LAUNCHERS = re.compile(
+    r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
+    r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
+)
+# Where Slurm's configuration is, and settings that are nobody's place.
+KEPT = {"SLURM_CONF", "LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "HYDRA_FULL_ERROR"}
+# sbatch puts these above the script's own lines (man sbatch, INPUT ENVIRONMENT VARIABLES); sites use them as defaults.
+DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_CONSTRAINT": "constraint",
+}
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """What is left, and the names of what was dropped."""
+
+    environment: dict[str, str]
+    dropped: tuple[str, ...]
+
+
+def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+    """The environment for a new job.
+
+    Defaults of a site such as SBATCH_ACCOUNT are kept where the plan says nothing of the kind, and inside a held
+    allocation so are the scheduler's variables: srun lives on them.
+    """
+    kept = KEPT | {variable for variable, key in DEFAULTS.items() if getattr(plan, key) is None}
+    held = plan.scheduler == Scheduler.allocation.value
+    dropped = {
+        name
+        for name in environ
+        if name not in kept and (OF_LAUNCHERS.match(name) or (not held and OF_SCHEDULERS.match(name)))
+    }
+    return Scrubbed({name: value for name, value in environ.items() if name not in dropped}, tuple(sorted(dropped)))

@@ -1,0 +1,101 @@
+"""Slurm: a submitit executor with our template, states that need no accounting, and one job per submission."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from typing import Any
+
+from submitit.slurm import slurm
+
+from launcher.backends.base import QueryError
+from launcher.backends.executor import RunExecutor
+from launcher.backends.once import NoAnswer, Refused, submit_once
+from launcher.backends.scrub import job_environment
+from launcher.backends.slurm_query import Slurm
+from launcher.plan import JobPlan
+from launcher.runs import Run
+
+# sbatch's words when the controller was not reached or its answer was lost (slurm_errno.c): the job may exist.
+NO_ANSWER = re.compile(
+    r"timed out|Unable to contact|Connection (refused|reset)|Zero Bytes|Transport endpoint|Unexpected message"
+    r"|communication|standby mode|No route to host|try again|temporarily unable",
+    re.IGNORECASE,
+)
+
+
+class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
+    """States from squeue, from accounting where there is any, and never a job that stays `UNKNOWN` for ever."""
+
+    def __init__(self, delay_s: int = 60, slurm_commands: Slurm | None = None) -> None:
+        super().__init__(delay_s)
+        self._slurm = slurm_commands or Slurm()
+        self._misses: dict[str, int] = {}
+
+    def update(self) -> None:
+        """One squeue for all jobs; sacct only for those that squeue has forgotten."""
+        waiting = sorted(self._registered - self._finished)
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._slurm.jobs(waiting)
+            known |= self._slurm.accounting([job_id for job_id in waiting if job_id not in known])
+        except QueryError:
+            return  # Slurm does not answer: nothing is known that was not known before
+        for job_id in waiting:
+            if job_id in known:
+                self._info_dict[job_id] = {"JobID": job_id, "State": known[job_id].word, "NodeList": ""}
+                self._misses.pop(job_id, None)
+                continue
+            self._misses[job_id] = self._misses.get(job_id, 0) + 1
+            if self._misses[job_id] > 1:
+                self._info_dict[job_id] = {"JobID": job_id, "State": "FORGOTTEN", "NodeList": ""}
+        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
+
+
+class SlurmJob(slurm.SlurmJob[Any]):
+    """A submitit job whose state needs no accounting."""
+
+    watcher = SlurmInfoWatcher()
+
+
+class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
+    """Submits one plan with sbatch."""
+
+    job_class = SlurmJob
+
+    def __init__(
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, resumed: bool = False
+    ) -> None:
+        """
+        Args:
+            resumed: an earlier process may have submitted this token already, so look before sending.
+        """
+        super().__init__(run, plan, token, throttle)
+        self._resumed = resumed
+        self._slurm = Slurm(plan.submit_timeout)
+
+    def _send(self, script: str) -> str:
+        return submit_once(lambda: self._sbatch(script), lambda: self._slurm.find(self.token), before=self._resumed)
+
+    def _sbatch(self, script: str) -> str:
+        command = ["sbatch", "--parsable", script]
+        self.run.journal("submitting", token=self.token)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.plan.submit_timeout, umask=0o077,
+                env=job_environment(os.environ, self.plan).environment, check=False,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"sbatch did not answer within {self.plan.submit_timeout} s") from None
+        if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
+            return match[0]  # --parsable prints ID or ID;CLUSTER
+        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        if NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        # fatal: sbatch gave up before it asked anybody (no configuration, for one).
+        raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)

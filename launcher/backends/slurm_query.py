@@ -1,0 +1,189 @@
+"""Questions to a live Slurm: one command each, bounded in time. Needs neither submitit nor accounting."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.check import NodeGroup, Partition
+from launcher.units import parse_time
+
+# Slurm's long state names (man squeue, JOB STATE CODES), as far as they end a job or keep it from being just "running".
+STATES = {
+    "PENDING": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "PREEMPTED": JobState.FAILED,
+    "COMPLETED": JobState.DONE,
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The commands of one Slurm.
+
+    Attributes:
+        timeout: seconds that one command may take.
+    """
+
+    timeout: float = 60
+
+    def run(self, *command: str) -> str:
+        """Standard output of a command.
+
+        Raises:
+            QueryError: it is not there, fails, or takes too long.
+        """
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.timeout, env=quiet_environment(), check=False
+            )
+        except FileNotFoundError:
+            raise QueryError(f"{command[0]} is not on this machine's PATH") from None
+        except subprocess.TimeoutExpired:
+            raise QueryError(f"{command[0]} did not answer within {self.timeout:g} s") from None
+        if done.returncode:
+            raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
+        return done.stdout
+
+    def partitions(self) -> list[Partition]:
+        """All partitions that this user can see."""
+        return parse_partitions(self.run(*SINFO))
+
+    def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
+        """The jobs with these ids, or all of this user's, by id. A job that Slurm has forgotten is left out."""
+        if ids is not None and not ids:
+            return {}
+        # One unknown id makes `squeue --jobs` fail as a whole, so all of the user's are asked for.
+        jobs = parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
+        return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+
+    def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What accounting remembers of these jobs; nothing where a site keeps none."""
+        if not ids:
+            return {}
+        fields = "--format=JobID,State,Reason,Comment"
+        try:
+            text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
+        except QueryError:
+            return {}
+        return parse_accounting(text)
+
+    def find(self, token: str) -> str | None:
+        """The id of the job that carries this token as its comment.
+
+        Raises:
+            QueryError: Slurm did not answer, so nobody can tell.
+        """
+        return next((job.id for job in self.jobs().values() if job.comment == token), None)
+
+    def cancel(self, job_id: str) -> None:
+        """Asks Slurm to end a job; one that has ended already is no error."""
+        try:
+            self.run("scancel", job_id)
+        except QueryError as error:
+            if "already" not in str(error) and "Invalid job id" not in str(error):
+                raise
+
+
+SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+_SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256"
+
+
+def quiet_environment() -> dict[str, str]:
+    """The environment without variables that change what Slurm's commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT)."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"(SQUEUE|SINFO|SACCT|SCONTROL|SCANCEL)_|SLURM_TIME_FORMAT$", name)
+    }
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """The output of `SINFO`: one line per partition and kind of node."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        name, *fields = line.strip().split("|")
+        if len(fields) == 6:
+            rows.setdefault(name, []).append(fields)
+    partitions = []
+    for name, lines in rows.items():
+        time, sizes = lines[0][0], lines[0][1]
+        most = sizes.rpartition("-")[2]
+        groups = tuple(
+            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus(gres))
+            for _, _, nodes, cpus, mem, gres in lines
+            if int(nodes)
+        )
+        partitions.append(
+            Partition(
+                name.rstrip("*"),
+                name.endswith("*"),
+                None if time in ("infinite", "n/a") else parse_time(time),
+                int(most) if most.isdecimal() else None,
+                groups,
+            )
+        )
+    return partitions
+
+
+def _gpus(gres: str) -> int:
+    """GPUs in a node's gres: `gpu:a100:4(S:0-3),shard:16` -> 4."""
+    plain = re.sub(r"\([^)]*\)", "", gres)
+    counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def parse_jobs(text: str) -> dict[str, SchedulerJob]:
+    """The output of squeue in the fixed columns of `_SQUEUE`."""
+    widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
+    jobs = {}
+    for line in text.splitlines():
+        fields, start = [], 0
+        for width in widths:
+            fields.append(line[start : start + width].strip())
+            start += width
+        if fields[0]:
+            jobs[fields[0]] = _job(*fields)
+    return jobs
+
+
+def parse_accounting(text: str) -> dict[str, SchedulerJob]:
+    """The output of `sacct --parsable2 --noheader --format=JobID,State,Reason,Comment`."""
+    lines = (line.split("|", 3) for line in text.splitlines())
+    return {fields[0]: _job(*fields) for fields in lines if len(fields) == 4 and "." not in fields[0]}
+
+
+def _job(job_id: str, state: str, reason: str, comment: str) -> SchedulerJob:
+    word = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    return SchedulerJob(
+        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment)
+    )
+
+
+def _nothing(text: str) -> str:
+    return "" if text in ("(null)", "N/A") else text
+
+

@@ -1,0 +1,169 @@
+"""A plan against what the site allows, before the scheduler sees it. Pure.
+
+Slurm would accept some of these jobs and leave them pending for ever (a time limit over the partition's, for one).
+Every refusal names the key, the limit, and what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.config import Limits
+from launcher.errors import ConfigError, near
+from launcher.plan import JobPlan
+from launcher.units import format_size, format_time, parse_size, parse_time
+from workloads import names
+
+
+# Keys of workloads whose values are names, and the names there are.
+NAMED = {
+    "op": ("operation", names.OPERATIONS),
+    "patterns": ("pattern", names.PATTERNS),
+    "groups": ("group", names.GROUPS),
+}
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes of one kind in a partition: how many, and what each has (memory in bytes)."""
+
+    nodes: int
+    cpus: int
+    mem: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A live partition (None: no limit)."""
+
+    name: str
+    default: bool
+    time: int | None  # seconds
+    max_nodes: int | None
+    groups: tuple[NodeGroup, ...]
+
+
+def check_names(plan: JobPlan) -> None:
+    """The names in the workload's keys, before a job waits hours in a queue to stumble over one.
+
+    Raises:
+        ConfigError: there is no such operation, pattern, group or type, or a size is none.
+    """
+    for key, value in plan.params.items():
+        try:
+            if key == "dtype":
+                names.choose_one("dtype", value, names.DTYPES)
+            elif key in NAMED:
+                names.choose(NAMED[key][0], value, NAMED[key][1])
+            elif key == "size":
+                parse_size(value)
+        except ValueError as error:
+            raise ConfigError(f"workload.{key}: {error}") from None
+
+
+def check_limits(plan: JobPlan, limits: Limits) -> None:
+    """A plan against the limits that its profile states.
+
+    Raises:
+        ConfigError: the plan asks for more, or the profile's own limits cannot be read.
+    """
+    where = f"the profile of cluster={plan.cluster}"
+    _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", "cluster.limits.nodes")
+    _at_most(
+        "gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, f"{where} has {limits.gpus_per_node} on a node",
+        "cluster.limits.gpus_per_node",
+    )  # fmt: skip
+    if limits.cpus_per_node is not None and plan.cpus_per_node > limits.cpus_per_node:
+        raise ConfigError(
+            f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} is {plan.cpus_per_node} CPUs, "
+            f"and {where} has {limits.cpus_per_node} on a node: lower one of the two"
+        )
+    try:
+        mem = None if limits.mem_per_node is None else parse_size(limits.mem_per_node)
+        time = None if limits.time is None else parse_time(limits.time)
+    except ValueError as error:
+        raise ConfigError(f"cluster.limits of {where}: {error}") from None
+    if mem is not None and plan.mem is not None and plan.mem > mem:
+        raise ConfigError(f"mem={format_size(plan.mem)}: {where} has {format_size(mem)} on a node: ask for less")
+    if time is not None and plan.time > time:
+        raise ConfigError(
+            f"time={format_time(plan.time)}: {where} allows {format_time(time)}: use time={format_time(time)} or less"
+        )
+
+
+def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) -> None:
+    if limit is not None and value > limit:
+        raise ConfigError(f"{key}={value}: {reason} ({source}): use {key}={limit} or less")
+
+
+def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
+    """A plan against the live partition it asks for (the default one if it names none).
+
+    With several partitions (`cluster.partition=a,b`) one that can take the job is enough.
+
+    Raises:
+        ConfigError: the partition is unknown, or could never start the job.
+    """
+    known = {partition.name: partition for partition in partitions}
+    if plan.partition is None:
+        wanted = [partition for partition in partitions if partition.default]
+        if not wanted:
+            raise ConfigError(
+                f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
+            )
+    else:
+        names = [name.strip() for name in plan.partition.split(",")]
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"cluster.partition={name}: there is no such partition.{near(name, known)} "
+                    f"Known: {', '.join(known)}"
+                )
+        wanted = [known[name] for name in names]
+    problems = [_problem(plan, partition) for partition in wanted]
+    if all(problems):
+        others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
+        hint = f"; or cluster.partition={others[0]}, which takes it as it is" if others else ""
+        raise ConfigError(f"{problems[0]}{hint}")
+
+
+def _problem(plan: JobPlan, partition: Partition) -> str | None:
+    """Why the partition could never start the job, with the fix; None when it could."""
+    where = f"partition {partition.name}"
+    total = sum(group.nodes for group in partition.groups)
+    most = total if partition.max_nodes is None else min(total, partition.max_nodes)
+    if plan.min_nodes > most:
+        return f"nodes={plan.nodes}: {where} gives a job at most {most} nodes: use nodes={most} or less"
+    if partition.time is not None and plan.time > partition.time:
+        limit = format_time(partition.time)
+        return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
+    groups = partition.groups
+    for key, wanted, best, fitting, fix in (
+        (
+            f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, max((g.gpus for g in groups), default=0),
+            [g for g in groups if g.gpus >= plan.gpus_per_node], "gpus_per_node={best} or less",
+        ),
+        (
+            f"procs_per_node={plan.procs_per_node} x cpus_per_proc={plan.cpus_per_proc} = {plan.cpus_per_node} CPUs",
+            plan.cpus_per_node, max((g.cpus for g in groups), default=0),
+            [g for g in groups if g.cpus >= plan.cpus_per_node], "fewer of either, {best} CPUs in all",
+        ),
+        (
+            f"mem={format_size(plan.mem or 0)}", plan.mem or 0, max((g.mem for g in groups), default=0),
+            [g for g in groups if g.mem >= (plan.mem or 0)], "mem={size} or less",
+        ),
+    ):  # fmt: skip
+        count = sum(group.nodes for group in fitting)
+        if wanted > best:
+            return f"{key}: the nodes of {where} have at most {_shown(key, best)}: use " + fix.format(
+                best=best, size=format_size(best)
+            )
+        if count < plan.min_nodes:
+            return f"{key}: {where} has only {count} nodes with that much, and nodes={plan.nodes}: use nodes={count}"
+    return None
+
+
+def _shown(key: str, value: int) -> str:
+    return format_size(value) if key.startswith("mem=") else str(value)

@@ -1,0 +1,86 @@
+"""`status`: runs and their states."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher import runs
+from launcher.cli.options import find, runs_dir_option
+from launcher.cli.text import cause
+from launcher.live import Seen, look_at_all
+from launcher.paths import default_runs_dir
+from launcher.units import format_time
+
+RECENT = 20  # runs shown without --all
+
+
+@click.command()
+@click.argument("names", metavar="[RUN]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help=f"All runs, not only the newest {RECENT}.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+@runs_dir_option
+def status(names: tuple[str, ...], everything: bool, as_json: bool, runs_dir: Path | None) -> int:
+    """State of the newest runs, or of the RUNs named (an id, a unique beginning of one, or `latest`)."""
+    folder = runs_dir or default_runs_dir()
+    found = [find(name, runs_dir) for name in names] or runs.all_runs(folder)
+    shown = found if everything or names else found[:RECENT]
+    seen = look_at_all(shown)
+    if as_json:
+        click.echo(json.dumps([_row(each) for each in seen], indent=1))
+        return 0
+    if not seen:
+        click.echo(f"no runs in {folder}")
+        return 0
+    _print_table([_row(each) for each in seen])
+    for each in seen if names else []:
+        if why := cause(each):
+            click.echo(f"\n{each.run.id}: {why}")
+    if len(shown) < len(found):
+        click.echo(f"... and {len(found) - len(shown)} older ones; --all shows them")
+    return 0
+
+
+def _row(seen: Seen) -> dict[str, Any]:
+    first, last = (seen.story.events[0], seen.story.events[-1]) if seen.story.events else (None, None)
+    elapsed = None
+    if first and last:
+        elapsed = int((last["time"] if seen.state.over else time.time()) - first["time"])
+    return {
+        "run": seen.run.id,
+        "state": seen.state.value,
+        "job": seen.story.job_id,
+        "cluster": seen.plan.cluster,
+        "nodes": seen.plan.nodes,
+        "ranks": seen.plan.world_size,
+        "attempt": seen.story.attempt,
+        "step": seen.progress and seen.progress["step"],
+        "steps": seen.progress and seen.progress["total"],
+        "elapsed": elapsed,
+        "reason": seen.word or None,
+        "cause": None if seen.state.value in ("done", "queued", "running") else cause(seen),
+        "directory": str(seen.run.path),
+    }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    """Plain columns; the run's id is never cut, for it is what one copies."""
+    heads = ("RUN", "STATE", "JOB", "NODES", "STEP", "ELAPSED")
+    lines = [
+        (
+            row["run"],
+            row["state"],
+            (row["job"] or "-").removeprefix("local-launcher-")[:10],
+            str(row["nodes"]),
+            "-" if row["step"] is None else f"{row['step']}/{row['steps']}",
+            "-" if row["elapsed"] is None else format_time(row["elapsed"]),
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in (heads, *lines)) for column in range(len(heads))]
+    for line in (heads, *lines):
+        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,68 @@
+"""Plain text that several commands print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from launcher.live import Seen
+from launcher.plan import JobPlan
+from launcher.state import RunState
+from launcher.units import format_size, format_time
+
+
+def program() -> str:
+    """How this program was called, for commands that the user may copy."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "launcher" else "python -m launcher"
+
+
+def plan_table(plan: JobPlan) -> str:
+    """The plan in two columns."""
+    ranks = f"{plan.world_size} ({plan.procs_per_node} on each of {plan.nodes} nodes)"
+    rows = [
+        ("run", plan.run_id),
+        ("directory", plan.run_dir),
+        ("cluster", f"{plan.cluster}" + (f", partition {plan.partition}" if plan.partition else "")),
+        ("workload", f"{plan.workload} ({plan.entry})"),
+        ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
+        ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
+        ("each node", f"{plan.cpus_per_node} CPUs, {plan.gpus_per_node} GPUs, "
+                      f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
+        ("time", format_time(plan.time)),
+        ("backend", plan.backend),
+        *((f"workload.{key}", str(value)) for key, value in plan.params.items()
+          if key not in ("name", "entry", "min_ranks", "backend", "device", "seed")),
+    ]  # fmt: skip
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
+
+
+def cause(seen: Seen) -> str | None:
+    """Why the run failed, in a line or two."""
+    fault = seen.story.fault
+    if fault is None:
+        if seen.state is RunState.FAILED:
+            code = f" (exit code {seen.story.ended})" if seen.story.ended is not None else ""
+            return f"no rank said why{code}; see `{program()} logs {seen.run.id}`" + (f"; {seen.word}" if seen.word else "")
+        return seen.word or None
+    if fault["event"] == "setup_failed":
+        line = seen.plan.setup[fault["line"] - 1]
+        return f"set-up line {fault['line']} of cluster={seen.plan.cluster} failed on {fault['host']}: {line}"
+    return str(fault["cause"])
+
+
+def outcome(seen: Seen) -> str:
+    """How a run ended, for the user who waited for it."""
+    lines = []
+    if seen.state is RunState.DONE:
+        metrics = seen.run.result() or {}
+        lines.append(f"{seen.run.id} is done")
+        lines += [f"  {key:<20} {value:.6g}" if isinstance(value, float) else f"  {key:<20} {value}" for key, value in metrics.items()]
+    else:
+        fault = seen.story.fault or {}
+        if trace := fault.get("traceback"):
+            lines += [f"Traceback of rank {fault['rank']}:", trace.rstrip(), ""]
+        lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
+    lines.append(f"  everything is in {seen.run.path}")
+    return "\n".join(lines)

@@ -1,0 +1,190 @@
+"""The typed schema of everything in conf/.
+
+Each dataclass is one config group (or the root), each field one key that a user may override. The comment behind a
+field says what it means and in which unit; `python -m launcher --help` and the docs are built on the same words.
+This module imports nothing but the standard library, so that the login node and the compute nodes can both use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
+
+
+class Scheduler(Enum):
+    """Which backend runs a job."""
+
+    local = "local"
+    slurm = "slurm"
+    allocation = "allocation"
+
+
+class GpuDirective(Enum):
+    """How a site wants GPUs to be asked for."""
+
+    gres = "gres"  # --gres=gpu:TYPE:N
+    gpus_per_node = "gpus_per_node"  # --gpus-per-node=TYPE:N
+    none = "none"  # the site has no directive for GPUs (whole nodes are handed out)
+
+
+class LaunchMode(Enum):
+    """What the scheduler starts on each node."""
+
+    agent = "agent"  # one agent per node, which forks the ranks
+    tasks = "tasks"  # one task per rank
+
+
+class Backend(Enum):
+    """Communication backend of torch.distributed."""
+
+    auto = "auto"  # nccl on GPUs, gloo on CPUs
+    gloo = "gloo"
+    nccl = "nccl"
+    mpi = "mpi"
+
+
+class Device(Enum):
+    """Where tensors live."""
+
+    auto = "auto"  # cuda when the rank sees a GPU, else cpu
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Sync(Enum):
+    """Who averages the gradients."""
+
+    ddp = "ddp"  # DistributedDataParallel
+    manual = "manual"  # one all_reduce per bucket, written out
+
+
+class Precision(Enum):
+    """Arithmetic of the forward and backward pass."""
+
+    auto = "auto"  # bfloat16 where the GPU has it, else float32
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass
+class Limits:
+    """What the site allows one job to ask for. Empty means: not checked from the profile."""
+
+    nodes: Optional[int] = None  # most nodes
+    gpus_per_node: Optional[int] = None  # most GPUs on one node
+    cpus_per_node: Optional[int] = None  # most CPUs on one node
+    mem_per_node: Optional[str] = None  # most memory on one node, with a unit (`250G`)
+    time: Optional[str] = None  # longest wall time, in any form that `time` takes
+
+
+@dataclass
+class Cluster:
+    """A site's profile: one file in conf/cluster/ or in your own config folder."""
+
+    name: str = MISSING  # the profile's name, shown in tables
+    scheduler: Scheduler = MISSING  # local, slurm or allocation
+    partition: Optional[str] = None  # Slurm partition(s), comma-separated
+    account: Optional[str] = None  # account that is charged
+    qos: Optional[str] = None  # quality of service
+    constraint: Optional[str] = None  # node features, as Slurm's --constraint
+    reservation: Optional[str] = None  # reservation to run in
+    exclude: Optional[str] = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
+    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node or none
+    gpu_type: Optional[str] = None  # GPU model in the site's words, e.g. a100
+    directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH options; they replace ours, null drops one
+    srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
+    setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
+    environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
+    limits: Limits = field(default_factory=Limits)  # what one job may ask for
+    check: bool = True  # compare a plan with the live partition (sinfo) before it is submitted
+    interface: Optional[str] = None  # network interface of the ranks; empty: the one that reaches the master
+    host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
+    port_range: str = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
+    submit_timeout: int = 60  # seconds that one sbatch, squeue or sinfo may take
+
+
+@dataclass
+class Launch:
+    """How ranks are started."""
+
+    mode: LaunchMode = LaunchMode.agent  # agent (one per node, forks ranks) or tasks (one task per rank)
+    rendezvous_timeout: int = 300  # seconds until every node must have arrived and every rank must have joined
+    timeout: int = 1800  # seconds a collective may take before it counts as failed
+    grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped
+
+
+@dataclass
+class Workload:
+    """What ranks run. Every workload has these keys."""
+
+    name: str = MISSING  # the workload's name
+    entry: str = MISSING  # `module:function`, called in every rank as function(config, env)
+    min_ranks: int = 1  # fewest ranks it makes sense with
+    backend: Backend = Backend.auto  # auto, gloo, nccl or mpi
+    device: Device = Device.auto  # auto, cpu or cuda
+    seed: int = "${seed}"  # type: ignore[assignment]  # the run's seed
+
+
+@dataclass
+class P2P(Workload):
+    """Point-to-point transfers between ranks, every received value verified."""
+
+    patterns: list[str] = field(default_factory=lambda: ["send", "isend", "batched", "ring"])  # which ones, in order
+    size: str = "1M"  # bytes of one message, with a unit (`64K`, `1M`)
+    dtype: str = "float32"  # float32, float16, bfloat16, float64, int32, int64 or int8
+    iterations: int = 5  # transfers per pattern, each verified
+
+
+@dataclass
+class Collective(Workload):
+    """Collective operations, every result verified against its definition."""
+
+    op: Any = "all"  # `all`, one operation, or a list: workload.op=[all_reduce,broadcast]
+    size: str = "1M"  # bytes of one rank's buffer, with a unit
+    dtype: str = "float32"  # as for p2p
+    groups: list[str] = field(default_factory=lambda: ["world"])  # world, node (ranks of a node), stride (one per node)
+    iterations: int = 5  # runs per operation, each verified
+    warmup: int = 1  # runs before the clock starts
+
+
+@dataclass
+class DDPMnist(Workload):
+    """A small CNN trained on handwritten digits (or clothes) with DistributedDataParallel."""
+
+    dataset: str = "auto"  # auto, mnist, fashion-mnist or digits
+    data_dir: Optional[str] = None  # where the IDX files are; empty: the per-user data folder
+    epochs: Optional[int] = None  # passes over the training set; empty: what the data set needs (digits 30, others 5)
+    batch_size: int = 128  # samples per step over all ranks together
+    lr: float = 0.1  # peak learning rate
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 1e-4  # of SGD
+    precision: Precision = Precision.auto  # auto, float32 or bfloat16
+    sync: Sync = Sync.ddp  # ddp or manual
+    bucket_mb: float = 1.0  # MiB per gradient bucket
+    log_every: int = 50  # steps between two log lines
+    threads: Optional[int] = None  # CPU threads per rank; empty: the rank's share of the node's CPUs
+
+
+@dataclass
+class Config:
+    """The root: what one run asks for."""
+
+    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist
+    cluster: Cluster = MISSING  # group; where: local (default), slurm, allocation, or a profile of yours
+    launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
+    name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
+    run_id: Optional[str] = None  # id of the run; empty: made from name and time. The same id never submits twice
+    nodes: int = 1  # number of nodes
+    min_nodes: Optional[int] = None  # fewest nodes the run may go on with; empty: as many as `nodes`
+    gpus_per_node: int = 0  # GPUs on each node
+    procs_per_node: Optional[int] = None  # ranks on each node; empty: one per GPU, else 1
+    cpus_per_proc: int = 1  # CPUs for each rank
+    mem: Optional[str] = None  # memory per node, with a unit (`16G`); empty: the site's default
+    time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
+    seed: int = 0  # seed of everything random
+    runs_dir: str = MISSING  # where run directories are kept; must be seen by all nodes
+    dry_run: bool = False  # show the plan and the script, do nothing
+    wait: Optional[bool] = None  # stay until the run ends; empty: yes for local and allocation, no for slurm

@@ -1,0 +1,396 @@
+"""The data sets that ddp_mnist can train on: what they are, where they may be, whether they are whole, how to get them.
+
+A data set is four IDX files (training and test images and labels), each either gzipped as published or unpacked.
+Gzipped files are recognised by their SHA-256, unpacked ones by header, length and range of labels. Nothing here
+imports torch: the login node runs it before it submits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import ssl
+import struct
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.errors import ConfigError, near
+
+AUTO = "auto"
+TIMEOUT = 30  # seconds without a byte until a mirror is given up
+ROUNDS = 2  # times that every mirror is tried
+PAUSE = 1  # seconds between two rounds
+_BLOCK = 1 << 18
+
+Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in all
+
+
+class DatasetError(ConfigError):
+    """A data set is not there, not whole, or could not be fetched; the text names the file and the cure."""
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """One of a data set's four files.
+
+    `name` is without `.gz`; `sha256` are the sums of the gzipped file as its publishers pack it, the original first;
+    `size` is the original's in bytes; `shape` is (samples, rows, columns) for images and (samples,) for labels.
+    """
+
+    name: str
+    sha256: tuple[str, ...]
+    size: int
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of the unpacked file: the header and one byte a value."""
+        values = 1
+        for size in self.shape:
+            values *= size
+        return 4 + 4 * len(self.shape) + values
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A known data set.
+
+    `accuracy` is the test accuracy (0 to 1) that training reaches with the default settings in `epochs` passes.
+    `folders` are places where a system package puts it, each with the package's name.
+    """
+
+    name: str
+    title: str
+    files: tuple[IdxFile, ...]  # training images, training labels, test images, test labels
+    mirrors: tuple[str, ...]
+    accuracy: float
+    epochs: int
+    classes: int = 10
+    folders: tuple[tuple[str, str], ...] = ()
+    subfolders: tuple[str, ...] = ()  # names by which other programs keep it below a data folder
+
+
+@dataclass(frozen=True)
+class Found:
+    """A whole data set on this machine: its name, folder, how it was found, and its files in the order of Dataset."""
+
+    name: str
+    dir: Path
+    how: str
+    files: tuple[Path, ...]
+
+    @property
+    def dataset(self) -> Dataset:
+        """The table's entry for it."""
+        return KNOWN[self.name]
+
+
+def _four(side: int, train: int, test: int, sums: Sequence[tuple[int, tuple[str, ...]]]) -> tuple[IdxFile, ...]:
+    parts = (("train", "images", train), ("train", "labels", train), ("t10k", "images", test), ("t10k", "labels", test))
+    return tuple(
+        IdxFile(
+            name=f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte",
+            sha256=accepted,
+            size=size,
+            shape=(count, side, side) if kind == "images" else (count,),
+        )
+        for (part, kind, count), (size, accepted) in zip(parts, sums, strict=True)
+    )
+
+
+# fmt: off
+MNIST = Dataset(
+    name="mnist",
+    title="MNIST: 70,000 handwritten digits, 28 x 28",
+    files=_four(28, 60_000, 10_000, (
+        (9_912_422, ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",)),
+        (28_881, ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",)),
+        (1_648_877, ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",)),
+        (4_542, ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",)),
+    )),
+    mirrors=(
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+    ),
+    accuracy=0.97,
+    epochs=5,
+    subfolders=("MNIST/raw",),
+)
+FASHION = Dataset(
+    name="fashion-mnist",
+    title="Fashion-MNIST: 70,000 articles of clothing, 28 x 28",
+    # The second sums are Debian's: the same data, packed again without file names in the gzip headers.
+    files=_four(28, 60_000, 10_000, (
+        (26_421_880, ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                      "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7")),
+        (29_515, ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                  "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056")),
+        (4_422_102, ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                     "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa")),
+        (5_148, ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                 "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05")),
+    )),
+    mirrors=(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    ),
+    accuracy=0.87,
+    epochs=5,
+    folders=(("/usr/share/datasets/fashion-mnist", "the Debian package dataset-fashion-mnist"),),
+    subfolders=("FashionMNIST/raw",),
+)
+DIGITS = Dataset(
+    name="digits",
+    title="UCI digits: 1,797 handwritten digits, 8 x 8, part of the launcher",
+    files=_four(8, 1437, 360, (
+        (35_674, ("ff83eaac92e88cfe8c9eef547ee694096f29cfb982a7f29baf184de69019198c",)),
+        (744, ("4e02f77ccd75b255d028b5b7d642ba83855e7c058c9333bb3f0f8d4d70fdfcb5",)),
+        (9_221, ("d0a10b88ff8929f837e2d75e1c69947ac1accdf2e25c64d379c14fc373300025",)),
+        (206, ("27eb7cb10e7dd4a90c7b0f689ba4e86c9e5832379d8901c6d42581fd91c0c103",)),
+    )),
+    mirrors=(),
+    accuracy=0.97,
+    epochs=30,
+    folders=((str(Path(__file__).resolve().parent.parent / "workloads" / "digits"), "part of the launcher"),),
+)
+# fmt: on
+KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in auto's order
+NAMES = (AUTO, *KNOWN)
+
+
+def default_data_dir() -> Path:
+    """`datasets` in the platform's per-user data folder; a data set is in a folder of its own name below it."""
+    import platformdirs
+
+    return platformdirs.user_data_path("launcher") / "datasets"
+
+
+def find(name: str, data_dir: str | Path | None = None) -> Found:
+    """The data set `name`, verified; `auto` is the first of mnist, fashion-mnist and digits that is there.
+
+    Looks below `data_dir` (default: the per-user data folder), in `data_dir` itself if the data set is named, and
+    where system packages install. A data set that is there but damaged is an error, also for `auto`: training on
+    another one than the user put there would be a surprise.
+
+    Raises:
+        DatasetError: the name is unknown, the data set is not there, or one of its files is missing or damaged.
+    """
+    if name != AUTO:
+        return _find(_known(name), data_dir, named=True)
+    for dataset in KNOWN.values():
+        if _folder(dataset, data_dir, named=False):
+            return _find(dataset, data_dir, named=False)
+    line = _fetch_line(MNIST.name, data_dir)
+    raise DatasetError(f"None of the data sets {', '.join(KNOWN)} is on this machine. Get one with: {line}")
+
+
+def fetch(
+    name: str,
+    data_dir: str | Path | None = None,
+    mirrors: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """Download what is missing of the data set into `data_dir`/`name` and return it, verified.
+
+    `mirrors` are base URLs (`http`, `https` or `file`), tried in turn; default: the table's. Every file is written
+    beside its place, verified and then renamed, so an interrupted or a second simultaneous fetch does no harm.
+
+    Raises:
+        DatasetError: the name is unknown, no mirror had a right file (each one's failure is in the text), or the
+            folder cannot be written.
+    """
+    dataset = _known(name)
+    if not dataset.mirrors and mirrors is None:
+        return find(name, data_dir)
+    folder = _base(data_dir) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in dataset.files:
+            target = folder / f"{file.name}.gz"
+            if not (target.is_file() and _sha256(target) in file.sha256):
+                _download(file, target, dataset.mirrors if mirrors is None else mirrors, progress)
+    except OSError as error:
+        raise DatasetError(f"{folder} cannot be written: {error}. Choose another folder for the data") from error
+    return _verified(dataset, folder, "just fetched", data_dir)
+
+
+def read_header(head: bytes, path: Path) -> tuple[int, ...]:
+    """The sizes of an IDX file of bytes, from its first bytes: (samples, rows, columns) or (samples,).
+
+    Raises:
+        DatasetError: it is not such a file.
+    """
+    if len(head) < 4 or head[:3] != b"\x00\x00\x08" or head[3] not in (1, 3):
+        raise DatasetError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex() or 'nothing'}")
+    dims = head[3]
+    if len(head) < 4 + 4 * dims:
+        raise DatasetError(f"{path} ends within its header ({len(head)} bytes)")
+    return struct.unpack(f">{dims}I", head[4 : 4 + 4 * dims])
+
+
+def _known(name: str) -> Dataset:
+    if name not in KNOWN:
+        names = (AUTO, *KNOWN)
+        raise DatasetError(f"There is no data set {name!r}; known are {', '.join(names)}.{near(name, names)}")
+    return KNOWN[name]
+
+
+def _base(data_dir: str | Path | None) -> Path:
+    return Path(data_dir).expanduser() if data_dir else default_data_dir()
+
+
+def _fetch_line(name: str, data_dir: str | Path | None) -> str:
+    return f"python -m launcher data fetch {name}" + (f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else "")
+
+
+def _present(file: IdxFile, folder: Path) -> Path | None:
+    for path in (folder / f"{file.name}.gz", folder / file.name):  # packed first: its checksum proves it
+        with suppress(PermissionError):  # what may not be looked at is not there
+            if path.is_file():
+                return path
+    return None
+
+
+def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple[Path, str] | None:
+    """The first folder that holds at least one of the files, and how it was found."""
+    base = _base(data_dir)
+    below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
+    # The files of mnist and fashion-mnist have the same names, so the folder itself counts only for a named set.
+    own = [(base, "in the data folder")] if named else []
+    for folder, how in (*below, *own, *((Path(path), how) for path, how in dataset.folders)):
+        if any(_present(file, folder) for file in dataset.files):
+            return folder, how
+    return None
+
+
+def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found:
+    place = _folder(dataset, data_dir, named)
+    if place is None:
+        raise DatasetError(
+            f"The data set {dataset.name} is not on this machine (looked below {_base(data_dir)}). "
+            f"Get it with: {_fetch_line(dataset.name, data_dir)}"
+        )
+    return _verified(dataset, *place, data_dir)
+
+
+def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:
+    cure = f"Delete it and run: {_fetch_line(dataset.name, data_dir)}"
+    paths = []
+    for file in dataset.files:
+        path = _present(file, folder)
+        if path is None:
+            raise DatasetError(
+                f"{folder} holds only a part of {dataset.name}: {file.name}.gz is missing. "
+                f"Run: {_fetch_line(dataset.name, data_dir)}"
+            )
+        try:
+            wrong = _packed_fault(file, path, dataset) if path.suffix == ".gz" else _plain_fault(file, path, dataset)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+        if wrong:
+            raise DatasetError(f"{path} {wrong}. {cure}")
+        paths.append(path)
+    return Found(dataset.name, folder, how, tuple(paths))
+
+
+def _packed_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
+    found = _sha256(path)
+    if found in file.sha256:
+        return ""
+    for other in KNOWN.values():
+        if any(found in theirs.sha256 for theirs in other.files):
+            return f"belongs to {other.name}, not to {dataset.name}"
+    return f"is damaged: its SHA-256 is {found}, not {file.sha256[0]} ({path.stat().st_size} bytes of {file.size})"
+
+
+def _plain_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
+    with path.open("rb") as stream:
+        shape = read_header(stream.read(16), path)
+        if shape != file.shape:
+            return f"has the shape {shape}, and {dataset.name} has {file.shape}"
+        if (length := path.stat().st_size) != file.length:
+            return f"has {length} bytes instead of {file.length}"
+        if len(shape) == 1:
+            stream.seek(8)
+            if (highest := max(stream.read())) >= dataset.classes:
+                return f"has a label {highest}, and labels go from 0 to {dataset.classes - 1}"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class _UselessError(Exception):
+    """This mirror will not have the file at a second try either."""
+
+
+def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
+    failures: dict[str, str] = {}
+    candidates = list(dict.fromkeys(mirror.rstrip("/") for mirror in mirrors))
+    for attempt in range(ROUNDS):
+        if attempt and candidates:
+            time.sleep(PAUSE)
+        for mirror in tuple(candidates):
+            try:
+                return _download_from(f"{mirror}/{target.name}", file, target, progress)
+            except _UselessError as error:
+                candidates.remove(mirror)
+                failures[mirror] = str(error)
+            except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
+                failures[mirror] = str(getattr(error, "reason", error)) or type(error).__name__
+    tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in failures.items()) or "there are no mirrors"
+    raise DatasetError(f"{target.name} could not be fetched ({tried}). Copy it to {target} yourself, or name a mirror")
+
+
+def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | None) -> None:
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        response = urllib.request.urlopen(url, timeout=TIMEOUT)  # noqa: S310 - a file: mirror is meant to work
+    except urllib.error.HTTPError as error:
+        if error.code in (408, 429) or error.code >= 500:
+            raise
+        raise _UselessError(f"HTTP {error.code} {error.reason}") from error
+    except ValueError as error:
+        raise _UselessError(str(error)) from error
+    with response, _beside(target) as (temporary, stream):
+        while block := response.read(_BLOCK):
+            done += len(block)
+            if done > file.size + (1 << 16):
+                raise _UselessError(f"sends more than the {file.size} bytes of the file")
+            digest.update(block)
+            stream.write(block)
+            if progress:
+                progress(target.name, done, file.size)
+        if digest.hexdigest() not in file.sha256:
+            if done < file.size:
+                raise ConnectionError(f"broke off after {done} of {file.size} bytes")
+            raise _UselessError(f"sent {done} bytes with the SHA-256 {digest.hexdigest()}, not {file.sha256[0]}")
+        stream.flush()
+        os.fsync(stream.fileno())
+        temporary.replace(target)
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file next to `target`, gone afterwards unless it was renamed."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as stream:
+            yield temporary, stream
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,49 @@
+"""The errors that a user meets, and the exit codes of every command and of every attempt.
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | the run failed (or a command could not do what it was asked) |
+| 2 | bad input: nothing was submitted, nothing was left behind |
+| 75 | the attempt stopped early and can be resumed |
+| 93 | the attempt failed in a way that a retry cannot cure |
+| 130 | interrupted from the keyboard |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+DONE = 0
+FAILED = 1
+BAD_INPUT = 2
+RESUME = 75
+NO_RETRY = 93
+INTERRUPTED = 130
+
+
+class LauncherError(Exception):
+    """Something a user can mend; its text says what was wrong, where it was set, and what to do."""
+
+    exit_code = FAILED
+
+
+class ConfigError(LauncherError):
+    """A value in the configuration cannot be used. Nothing was submitted."""
+
+    exit_code = BAD_INPUT
+
+
+class SubmissionError(LauncherError):
+    """The scheduler did not take the job."""
+
+
+class RunError(LauncherError):
+    """A run directory is missing, damaged, or not safe to use."""
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
+    matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""

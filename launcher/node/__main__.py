@@ -1,0 +1,63 @@
+"""What a job starts on each node (or for each rank): `python -m launcher.node RUN_DIR`.
+
+Checks that nobody else can write to the run directory, since a payload is unpickled from there, and hands over to
+submitit, so that the job is an ordinary submitit job with a result.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+
+def main(run_dir: str) -> int:
+    os.umask(0o077)
+    from launcher import errors
+    from launcher.runs import Run
+
+    run = Run(Path(run_dir))
+    try:
+        run.require_private()
+    except (errors.RunError, OSError) as error:
+        print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
+        return errors.NO_RETRY
+
+    if "SLURM_JOB_ID" not in os.environ or os.environ.get("LAUNCHER_JOB_ID") != os.environ["SLURM_JOB_ID"]:
+        _pose_as_local_job()
+    else:
+        os.environ["SUBMITIT_EXECUTOR"] = "slurm"
+
+    from submitit.core.logger import get_logger
+    from submitit.core.submission import process_job
+
+    from launcher.node.agent import AttemptFailed
+
+    get_logger().setLevel("CRITICAL")
+    try:
+        process_job(run.submitit_folder)
+    except AttemptFailed as failure:
+        print(f"launcher: {socket.gethostname()}: {failure}", file=sys.stderr)
+        return failure.exit_code
+    return errors.DONE
+
+
+def _pose_as_local_job() -> None:
+    """The variables that submitit's own LocalJobEnvironment reads, for jobs that are ours to number."""
+    from launcher.node import topology
+
+    place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+    os.environ.update(
+        SUBMITIT_EXECUTOR="local",
+        SUBMITIT_LOCAL_JOB_ID=os.environ["LAUNCHER_JOB_ID"],
+        SUBMITIT_LOCAL_NTASKS=str(place.world_size),
+        SUBMITIT_LOCAL_GLOBALID=str(place.rank),
+        SUBMITIT_LOCAL_LOCALID=str(place.local_rank),
+        SUBMITIT_LOCAL_JOB_NUM_NODES=str(place.nnodes),
+        SUBMITIT_LOCAL_NODEID=str(place.node_rank),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

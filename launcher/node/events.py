@@ -1,0 +1,56 @@
+"""What a node or a rank tells the run directory, without ever failing the work because of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher import runs
+
+PROGRESS_INTERVAL = 0.5  # seconds between two progress events
+
+
+def current_attempt() -> runs.Attempt | None:
+    """The attempt that this process belongs to, from its environment; None outside of a run."""
+    run_dir, number = os.environ.get("LAUNCHER_RUN_DIR"), os.environ.get("LAUNCHER_ATTEMPT")
+    return runs.Attempt(runs.Run(Path(run_dir)), int(number)) if run_dir and number else None
+
+
+class Events:
+    """The events of one writer of an attempt. Outside of a run it does nothing."""
+
+    def __init__(self, attempt: runs.Attempt | None, writer: str) -> None:
+        self._path = attempt.events_file(writer) if attempt else None
+
+    def __call__(self, event: str, **values: Any) -> None:
+        if self._path is not None:
+            try:
+                runs.append(self._path, event, **values)
+            except OSError as error:  # a full disk must not end a training that does not need it
+                print(f"launcher: cannot write to {self._path}: {error}", flush=True)
+                self._path = None
+
+
+class Reporter:
+    """Progress and metrics of rank 0."""
+
+    def __init__(self, attempt: runs.Attempt | None, rank: int) -> None:
+        self._attempt = attempt if rank == 0 else None
+        self._events = Events(self._attempt, "rank-0")
+        self._metrics: dict[str, Any] = {}
+        self._last = 0.0
+
+    def progress(self, step: int, total: int, **values: Any) -> None:
+        """Drives the progress line; cheap enough for every step."""
+        now = time.monotonic()
+        if self._attempt and (now - self._last >= PROGRESS_INTERVAL or step >= total):
+            self._last = now
+            self._events("progress", step=step, total=total, **values)
+
+    def report(self, **metrics: Any) -> None:
+        """Adds to the run's result."""
+        self._metrics.update(metrics)
+        if self._attempt:
+            self._attempt.run.write_result(self._metrics)

@@ -1,0 +1,73 @@
+"""Slurm's compressed node lists (`rack[1-2]n[01-04,7]`), read without scontrol. Pure."""
+
+from __future__ import annotations
+
+from itertools import product
+
+
+def expand(text: str) -> list[str]:
+    """The host names in a Slurm node list, in Slurm's order.
+
+    Brackets may stand anywhere and more than once in a name; the leftmost varies slowest, and a padded low bound
+    (`01-10`) pads all its numbers.
+
+    Raises:
+        ValueError: brackets that do not match, or a range that is none.
+    """
+    hosts: list[str] = []
+    for name in _split(text):
+        parts = _parts(name, text)
+        hosts.extend(map("".join, product(*parts)) if len(parts) > 1 else parts[0])
+    return hosts
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    names, depth, start = [], 0, 0
+    for position, char in enumerate(text):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        elif char == "," and depth == 0:
+            names.append(text[start:position])
+            start = position + 1
+        if depth not in (0, 1):
+            raise ValueError(f"node list {text!r}: brackets do not match at character {position + 1}")
+    if depth:
+        raise ValueError(f"node list {text!r}: a bracket is not closed")
+    names.append(text[start:])
+    return [name for name in (name.strip() for name in names) if name]
+
+
+def _parts(name: str, text: str) -> list[list[str]]:
+    """`a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]]: the choices at each place."""
+    parts: list[list[str]] = []
+    while name:
+        literal, bracket, rest = name.partition("[")
+        if literal:
+            parts.append([literal])
+        if not bracket:
+            break
+        ranges, _, name = rest.partition("]")
+        parts.append([number for item in ranges.split(",") for number in _range(item, text)])
+    return parts
+
+
+def _range(item: str, text: str) -> list[str]:
+    low, dash, high = item.partition("-")
+    if not dash:
+        high = low
+    if not (low.isdecimal() and high.isdecimal()) or int(low) > int(high):
+        raise ValueError(f"node list {text!r}: {item!r} is not a range of numbers")
+    width = len(low)
+    return [f"{number:0{width}}" for number in range(int(low), int(high) + 1)]
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's repeated counts: `2(x3),1` -> [2, 2, 2, 1] (SLURM_TASKS_PER_NODE)."""
+    counts: list[int] = []
+    for item in text.split(","):
+        count, _, times = item.strip().partition("(x")
+        counts.extend([int(count)] * int(times.rstrip(")") or 1))
+    return counts

@@ -1,0 +1,12 @@
+"""The function that every job carries. Apart from the agent, so that the login node can name it without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def run(run_dir: str) -> dict[str, Any]:
+    """This node's part of the run in `run_dir`; see `launcher.node.agent.run`."""
+    from launcher.node import agent
+
+    return agent.run(run_dir)

@@ -1,0 +1,76 @@
+"""What a forked rank does: find its place, make the process group, call the workload."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, get_type_hints
+
+from launcher import config as schema
+from launcher.node.rendezvous import Member
+from launcher.plan import JobPlan
+
+
+def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, Any]:
+    """Runs the workload in this process, whose RANK the agent has set.
+
+    Args:
+        plan: the run.
+        members: the agents that met.
+        index: which of them forked this rank.
+
+    Returns:
+        The workload's metrics.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_DFL)  # the agent's handlers are not this process's
+    os.environ.update(place_variables(members, index, int(os.environ["LOCAL_RANK"])))
+    for variable in ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE"):  # the agent's place, not the rank's
+        os.environ.pop(variable, None)
+
+    from launcher.node import process_group
+
+    module, _, function = plan.entry.partition(":")
+    workload = getattr(importlib.import_module(module), function)
+    env = process_group.init(
+        plan.backend, plan.device, rendezvous_timeout=plan.rendezvous_timeout, timeout=plan.timeout
+    )
+    metrics = workload(workload_config(plan), env) or {}
+    if env.rank == 0:
+        process_group.report(**metrics)
+    process_group.close()
+    return dict(metrics)
+
+
+def place_variables(members: Sequence[Member], index: int, local: int) -> dict[str, str]:
+    """torchrun's variables for one rank. Pure.
+
+    The elastic agent sets them for its own ranks only; with launch=tasks a node has several agents.
+    """
+    me = members[index]
+    nodes = list(dict.fromkeys(member.node_rank for member in members))
+    on_node = [member for member in members if member.node_rank == me.node_rank]
+    hosts = {member.node_rank: member.host for member in members}
+    node = str(nodes.index(me.node_rank))
+    return {
+        "LOCAL_RANK": str(sum(member.ranks for member in on_node if member.index < me.index) + local),
+        "LOCAL_WORLD_SIZE": str(sum(member.ranks for member in on_node)),
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "LAUNCHER_HOSTS": ",".join(hosts[number] for number in nodes),
+    }
+
+
+def workload_config(plan: JobPlan) -> schema.Workload:
+    """The workload's keys as the dataclass of its schema."""
+    kind = getattr(schema, plan.kind)
+    hints = get_type_hints(kind)
+    values = {
+        name: hints[name](value) if isinstance(hints[name], type) and issubclass(hints[name], Enum) else value
+        for name, value in plan.params.items()
+    }
+    return kind(**values)

@@ -1,0 +1,260 @@
+"""All members of an attempt find each other, verified, before any rank starts.
+
+A member is one agent (one per node), or with launch=tasks one per rank. Member 0 is the master: it binds the first free
+port of a list that every member derives from the job, so nothing has to travel over a file system that may lag behind.
+What listens there must know this attempt's key, so two jobs on one node never take each other for their own. Each
+member tells the master that it reached it, and how; the master then publishes who is in. Whoever is missing when time
+is up is named, on every member.
+
+Only next to torch: the store is torch's TCPStore, and the ranks go on using it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import random
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
+
+CANDIDATES = 16  # ports tried on the master's host
+_POLL = 0.05  # seconds between two looks at the store
+
+
+class RendezvousError(RuntimeError):
+    """Not all members met in time; the text names who, and why."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One arrival.
+
+    Attributes:
+        index: the member's number in the job as the scheduler started it.
+        node_rank: its node in that job.
+        host: its host's name.
+        ranks: ranks that it will start.
+        first_local_rank: local rank of the first of them.
+        local_address: its own address on the way to the master.
+        master_address: the master's address as it was reached.
+    """
+
+    index: int
+    node_rank: int
+    host: str
+    ranks: int
+    first_local_rank: int = 0
+    local_address: str = ""
+    master_address: str = ""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The result: who is in, in order, and the store they share."""
+
+    store: Store
+    host: str
+    port: int
+    members: tuple[Member, ...]
+    interface: str | None  # this member's network interface to the others, if it could be told
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host of each node that is in, by node rank."""
+        return tuple({member.node_rank: member.host for member in self.members}.values())
+
+
+def candidate_ports(key: str, port_range: tuple[int, int]) -> list[int]:
+    """The ports that this key's master may listen on, in the order of preference. Pure."""
+    low, high = port_range
+    seed = hashlib.sha256(key.encode()).digest()
+    return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
+
+
+def listen(ports: Sequence[int]) -> socket.socket:
+    """A listening socket on the first free port, IPv6 and IPv4 where the host has both.
+
+    Raises:
+        RendezvousError: none is free.
+    """
+    for port in ports:
+        try:
+            return socket.create_server(
+                ("", port),
+                family=socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET,
+                dualstack_ipv6=socket.has_dualstack_ipv6(),
+                backlog=4096,
+            )
+        except OSError:
+            continue
+    raise RendezvousError(
+        f"none of {len(ports)} ports is free on {socket.gethostname()} (tried {', '.join(map(str, ports))}): "
+        "set cluster.port_range to a range that is"
+    )
+
+
+def meet(
+    me: Member,
+    *,
+    size: int,
+    least: int,
+    expected: Sequence[str],
+    master: str,
+    key: str,
+    port_range: tuple[int, int],
+    timeout: float,
+) -> Meeting:
+    """Waits until the members have met.
+
+    Args:
+        me: this member.
+        size: members of the job.
+        least: members that will do when the others do not come in time.
+        expected: a name for each member, for the errors (`node3`).
+        master: host name of member 0, with the suffix of its fabric.
+        key: tells this attempt from every other.
+        port_range: ports that the master may use.
+        timeout: seconds until every member must have arrived.
+
+    Raises:
+        RendezvousError: the master was not reached, or too few members came.
+    """
+    deadline = time.monotonic() + timeout
+    ports = candidate_ports(key, port_range)
+    if me.index == 0:
+        return _receive(me, size, least, expected, key, ports, deadline)
+    return _reach(me, expected, master, key, ports, deadline, timeout)
+
+
+def _receive(
+    me: Member, size: int, least: int, expected: Sequence[str], key: str, ports: list[int], deadline: float
+) -> Meeting:
+    """The master's part."""
+    server = listen(ports)
+    port = server.getsockname()[1]
+    store = TCPStore(
+        "localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    store.set(_known(key), "1")
+    arrivals = {0: me}
+    while len(arrivals) < size and time.monotonic() < deadline:
+        if store.add("arrivals", 0) >= len(arrivals):
+            for index in range(1, size):
+                if index not in arrivals and store.check([f"member/{index}"]):
+                    arrivals[index] = Member(**json.loads(store.get(f"member/{index}")))
+        if len(arrivals) < size:
+            time.sleep(_POLL)
+    missing = [expected[index] for index in range(size) if index not in arrivals]
+    if len(arrivals) < least:
+        problem = f"{_names(missing)} did not reach {expected[0]} in time: {len(arrivals)} of {size} arrived"
+        store.set("meeting", json.dumps({"problem": problem}))
+        _wait_until_read(store, len(arrivals) - 1)
+        raise RendezvousError(problem)
+    members = tuple(arrivals[index] for index in sorted(arrivals))
+    store.set("meeting", json.dumps({"members": [asdict(member) for member in members]}))
+    reached = next((member.master_address for member in members if member.host != me.host), "127.0.0.1")
+    if len({member.host for member in members}) == 1:
+        reached = "127.0.0.1"
+    return Meeting(store, "localhost", port, members, interface_with(reached))
+
+
+def _reach(
+    me: Member, expected: Sequence[str], master: str, key: str, ports: list[int], deadline: float, timeout: float
+) -> Meeting:
+    """Every other member's part."""
+    pause = _POLL
+    while True:
+        found = _find_master(master, key, ports, deadline)
+        if not isinstance(found, str):
+            store, port, local, remote = found
+            break
+        if time.monotonic() > deadline:
+            raise RendezvousError(f"{me.host} could not reach {master} (rank 0) within {timeout:g} s: {found}")
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+    store.set_timeout(timedelta(seconds=max(deadline - time.monotonic(), 1) + 15))
+    mine = Member(**{**asdict(me), "local_address": local, "master_address": remote})
+    store.set(f"member/{me.index}", json.dumps(asdict(mine)))
+    store.add("arrivals", 1)
+    try:
+        outcome = json.loads(store.get("meeting"))
+    except (DistStoreError, DistNetworkError) as error:
+        raise RendezvousError(f"{me.host} lost {master} (rank 0) while it waited for the others: {error}") from None
+    if "problem" in outcome:
+        store.add("read", 1)
+        raise RendezvousError(outcome["problem"])
+    members = tuple(Member(**values) for values in outcome["members"])
+    address = "127.0.0.1" if len({member.host for member in members}) == 1 else local
+    return Meeting(store, master, port, members, interface_with(address))
+
+
+def _find_master(
+    master: str, key: str, ports: Sequence[int], deadline: float
+) -> tuple[TCPStore, int, str, str] | str:
+    """The store of this attempt's master, its port, and both ends' addresses; or why it was not found this time."""
+    problem = "no port was tried"
+    for port in ports:
+        try:
+            local, remote = _probe(master, port, deadline)
+            store = TCPStore(master, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+            if store.check([_known(key)]):
+                return store, port, local, remote
+            problem = f"port {port} belongs to another job"
+        except socket.gaierror as error:
+            return f"its name cannot be resolved ({error.strerror}); see cluster.host_suffix"
+        except ConnectionRefusedError:
+            problem = "nothing of this attempt listens there: its agent has not started, or has ended"
+        except (OSError, DistNetworkError, DistStoreError) as error:
+            problem = f"{type(error).__name__}: {error}; see cluster.interface and cluster.port_range"
+    return problem
+
+
+def _known(key: str) -> str:
+    return f"attempt/{key}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _probe(host: str, port: int, deadline: float) -> tuple[str, str]:
+    """Connects and hangs up; returns both ends' addresses. Cheaper and quicker to fail than a store's client."""
+    patience = min(max(deadline - time.monotonic(), 0.5), 5)
+    with socket.create_connection((host, port), timeout=patience) as connection:
+        return connection.getsockname()[0], connection.getpeername()[0]
+
+
+def _wait_until_read(store: Store, readers: int, patience: float = 5) -> None:
+    """The store lives in the master's process: it stays until the others know why it goes."""
+    give_up = time.monotonic() + patience
+    while store.add("read", 0) < readers and time.monotonic() < give_up:
+        time.sleep(_POLL)
+
+
+def interface_with(address: str) -> str | None:
+    """The network interface that has this address (man 7 netdevice, SIOCGIFADDR; /proc/net/if_inet6), or None."""
+    address = address.removeprefix("::ffff:").partition("%")[0]
+    if address.startswith("127.") or address == "::1":
+        return "lo"
+    if ":" in address:
+        wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+        with open("/proc/net/if_inet6") as table:
+            rows = [line.split() for line in table]
+        return next((row[5] for row in rows if row[0] == wanted), None)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

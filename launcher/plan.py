@@ -1,0 +1,277 @@
+"""From a config to a plan: one frozen object that a dry run shows and that submission uses. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from launcher.config import Config, GpuDirective, LaunchMode, Scheduler
+from launcher.errors import ConfigError
+from launcher.units import parse_size, parse_time
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
+LONGEST_NAME = 64
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the submitting machine adds to a config.
+
+    Attributes:
+        run_id: id of the run.
+        run_dir: its directory, absolute.
+        python: interpreter that the job uses.
+        code_root: folder to put on PYTHONPATH, or None when the launcher is installed.
+        workdir: folder that the job starts in.
+        umask: umask for what the user's own code writes.
+    """
+
+    run_id: str
+    run_dir: str
+    python: str
+    code_root: str | None
+    workdir: str
+    umask: int = 0o022
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Everything about one run that is decided before it starts. JSON-able; the run directory keeps it."""
+
+    run_id: str
+    name: str
+    run_dir: str
+    cluster: str  # the profile's name
+    scheduler: str  # local, slurm or allocation
+    launch: str  # agent or tasks
+    nodes: int
+    min_nodes: int
+    gpus_per_node: int
+    procs_per_node: int
+    cpus_per_proc: int
+    mem: int | None  # bytes per node
+    time: int  # seconds
+    workload: str
+    kind: str  # class of its schema in launcher.config
+    entry: str  # module:function
+    backend: str
+    device: str
+    params: Mapping[str, Any]  # the workload's keys, resolved
+    seed: int
+    python: str
+    code_root: str | None
+    workdir: str
+    umask: int
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None
+    gpu_directive: str = GpuDirective.none.value
+    gpu_type: str | None = None
+    directives: Mapping[str, Any] = field(default_factory=dict)
+    srun_args: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    interface: str | None = None
+    host_suffix: str = ""
+    port_range: tuple[int, int] = (20000, 32767)
+    submit_timeout: int = 60
+    rendezvous_timeout: int = 300
+    timeout: int = 1800
+    grace: int = 30
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole run, when it gets all its nodes."""
+        return self.nodes * self.procs_per_node
+
+    @property
+    def tasks_per_node(self) -> int:
+        """What the scheduler starts on a node: one agent, or every rank."""
+        return self.procs_per_node if self.launch == LaunchMode.tasks.value else 1
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.procs_per_node * self.cpus_per_proc
+
+
+def as_dict(plan: JobPlan) -> dict[str, Any]:
+    """The plan as plain JSON types."""
+    return dataclasses.asdict(plan)
+
+
+def from_dict(values: Mapping[str, Any]) -> JobPlan:
+    """The inverse of `as_dict`, after a round trip through JSON.
+
+    Raises:
+        TypeError: the values are not those of a plan (written by another version, say).
+    """
+    tuples = {
+        name: tuple(values[name]) for name in ("srun_args", "setup", "port_range") if isinstance(values.get(name), list)
+    }
+    return JobPlan(**{**values, **tuples})
+
+
+def make_plan(config: Config, site: Site) -> JobPlan:
+    """The plan of a config.
+
+    Raises:
+        ConfigError: a value cannot be used whatever the cluster; it names the key, the value and the fix.
+    """
+    cluster, launch, workload = config.cluster, config.launch, config.workload
+    nodes = _at_least("nodes", config.nodes, 1)
+    min_nodes = nodes if config.min_nodes is None else _at_least("min_nodes", config.min_nodes, 1)
+    if min_nodes > nodes:
+        raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
+    gpus = _at_least("gpus_per_node", config.gpus_per_node, 0)
+    procs = max(gpus, 1) if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
+    params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
+    plan = JobPlan(
+        run_id=site.run_id,
+        name=check_name("name", config.name),
+        run_dir=site.run_dir,
+        cluster=cluster.name,
+        scheduler=cluster.scheduler.value,
+        launch=launch.mode.value,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        gpus_per_node=gpus,
+        procs_per_node=procs,
+        cpus_per_proc=_at_least("cpus_per_proc", config.cpus_per_proc, 1),
+        mem=None if config.mem is None else _parsed("mem", config.mem, parse_size),
+        time=_parsed("time", config.time, parse_time),
+        workload=workload.name,
+        kind=type(workload).__name__,
+        entry=_entry(workload.entry),
+        backend=workload.backend.value,
+        device=workload.device.value,
+        params=params,
+        seed=_at_least("seed", config.seed, 0),
+        python=site.python,
+        code_root=site.code_root,
+        workdir=site.workdir,
+        umask=site.umask,
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        constraint=cluster.constraint,
+        reservation=cluster.reservation,
+        exclude=cluster.exclude,
+        gpu_directive=cluster.gpu_directive.value,
+        gpu_type=cluster.gpu_type,
+        directives=_directives(cluster.directives),
+        srun_args=tuple(cluster.srun_args),
+        setup=tuple(cluster.setup),
+        environment=_environment(cluster.environment),
+        interface=cluster.interface,
+        host_suffix=cluster.host_suffix,
+        port_range=_ports(cluster.port_range),
+        submit_timeout=_at_least("cluster.submit_timeout", cluster.submit_timeout, 1),
+        rendezvous_timeout=_at_least("launch.rendezvous_timeout", launch.rendezvous_timeout, 1),
+        timeout=_at_least("launch.timeout", launch.timeout, 1),
+        grace=_at_least("launch.grace", launch.grace, 1),
+    )
+    _refuse_control_characters("", as_dict(plan))
+    if plan.world_size < workload.min_ranks:
+        raise ConfigError(
+            f"workload={plan.workload} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
+            f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
+        )
+    return plan
+
+
+def _at_least(key: str, value: int, least: int) -> int:
+    if value < least:
+        raise ConfigError(f"{key}={value}: it must be {least} or more")
+    return value
+
+
+def _parsed(key: str, value: str, parser: Any) -> int:
+    try:
+        return int(parser(value))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def check_name(key: str, value: str) -> str:
+    """The value, if it can name a job, a directory and a file on every system.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
+        raise ConfigError(
+            f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "
+            "(it may not begin with - + .)"
+        )
+    return value
+
+
+def _entry(value: str) -> str:
+    module, colon, function = value.partition(":")
+    if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigError(f"workload.entry={value!r} is not module:function")
+    return value
+
+
+def _ports(value: str) -> tuple[int, int]:
+    low, _, high = value.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
+        raise ConfigError(f"cluster.port_range={value!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535")
+    return int(low), int(high)
+
+
+def _directives(values: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for option, value in values.items():
+        long_name = option.replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z-]+", long_name):
+            raise ConfigError(
+                f"cluster.directives: {option!r} is not the long name of an option "
+                "(write `partition`, not `-p` or `--partition`)"
+            )
+        if not (value is None or isinstance(value, (str, int, float, bool))):
+            raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")
+        result[long_name] = value
+    return result
+
+
+def _environment(values: Mapping[str, Any]) -> dict[str, str | None]:
+    for variable in values:
+        if not VARIABLE.fullmatch(variable):
+            raise ConfigError(f"cluster.environment: {variable!r} cannot be a variable's name")
+    return {variable: None if value is None else str(value) for variable, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _refuse_control_characters(path: str, value: Any) -> None:
+    """A line break in a value would end a directive or a command early. Set-up lines alone are shell text."""
+    if isinstance(value, str) and (match := CONTROL.search(value)):
+        raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if path or key != "setup":
+                _refuse_control_characters(f"{path}.{key}" if path else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_control_characters(path, item)
+
+
+def needs_scheduler(plan: JobPlan) -> bool:
+    """Whether the plan is handed to a scheduler, rather than run by us."""
+    return plan.scheduler == Scheduler.slurm.value

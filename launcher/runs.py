@@ -1,0 +1,260 @@
+"""The run directory: the one place that reads and writes its format.
+
+    RUN/                    0700, files 0600
+      record.json           plan, config, versions, commit; written once, by the submitter
+      script.sh             the script as it was handed over
+      journal.jsonl         what the submitter did: token, job ids, cancellations
+      submitit/             submitit's own files (payload and results)
+      output-JOB.log        what the scheduler caught of the job
+      attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
+      attempts/N/logs/      rank-R.out, rank-R.err
+      result.json           metrics of rank 0, once done
+
+`runs_dir/latest` is a link to the newest run. Works without torch, hydra and submitit: both sides use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError, RunError, near
+from launcher.plan import JobPlan, as_dict, from_dict
+
+
+def new_id(name: str, now: datetime | None = None) -> str:
+    """`ddp_mnist-20261121-074601-3f9c`: sorts by time, and two of one second differ."""
+    moment = now or datetime.now()
+    return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's directory."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def submitit_folder(self) -> Path:
+        return self.path / "submitit"
+
+    # -- what the submitter writes
+
+    @classmethod
+    def create(cls, path: Path) -> Run:
+        """Makes the directory.
+
+        Raises:
+            ConfigError: it cannot be made (`runs_dir` is not writable), or is there already.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.mkdir(mode=0o700)
+            for folder in ("submitit", "attempts"):
+                (path / folder).mkdir(mode=0o700)
+        except FileExistsError:
+            raise ConfigError(f"{path} is there already: choose another run_id") from None
+        except OSError as error:
+            raise ConfigError(
+                f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
+                "set runs_dir to a folder that you can write to and that all nodes share"
+            ) from None
+        return cls(path)
+
+    def write_record(self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """The record: the plan, the resolved config, and facts about the submitting machine."""
+        self._write("record.json", json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1))
+
+    def write_script(self, text: str) -> Path:
+        return self._write("script.sh", text)
+
+    def write_result(self, metrics: Mapping[str, Any]) -> None:
+        self._write("result.json", json.dumps(metrics, indent=1))
+
+    def journal(self, event: str, **values: Any) -> None:
+        """Appends to the submitter's journal and waits until it is on disk."""
+        append(self.path / "journal.jsonl", event, sync=True, **values)
+
+    def link_latest(self) -> None:
+        """Points `latest` at this run."""
+        link = self.path.parent / f".latest-{os.getpid()}"
+        link.symlink_to(self.id)
+        link.replace(self.path.parent / "latest")
+
+    def _write(self, name: str, text: str) -> Path:
+        """Whole or not at all: a reader never sees half a file."""
+        path, temporary = self.path / name, self.path / f".{name}.{os.getpid()}"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        return path
+
+    # -- what everybody reads
+
+    def record(self) -> dict[str, Any]:
+        """The record.
+
+        Raises:
+            RunError: there is none, or it cannot be read.
+        """
+        try:
+            record = json.loads((self.path / "record.json").read_text())
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run: it has no record.json") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path}/record.json cannot be read: {error}") from None
+        return dict(record)
+
+    def plan(self) -> JobPlan:
+        """The plan in the record.
+
+        Raises:
+            RunError: it cannot be read, or another version wrote it.
+        """
+        record = self.record()
+        try:
+            return from_dict(record["plan"])
+        except (KeyError, TypeError) as error:
+            version = record.get("launcher", "unknown")
+            raise RunError(f"{self.path}/record.json was written by another version ({version}): {error}") from None
+
+    def result(self) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads((self.path / "result.json").read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def journal_events(self) -> list[dict[str, Any]]:
+        return list(read_events(self.path / "journal.jsonl"))
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, in order."""
+        try:
+            numbers = sorted(int(entry.name) for entry in os.scandir(self.path / "attempts") if entry.name.isdecimal())
+        except FileNotFoundError:
+            return []
+        return [Attempt(self, number) for number in numbers]
+
+    def outputs(self) -> list[Path]:
+        """The scheduler's output files, oldest first."""
+        return sorted(self.path.glob("output-*.log"), key=lambda path: path.stat().st_mtime)
+
+    def require_private(self) -> None:
+        """Payloads are unpickled from here, so nobody else may be able to write here.
+
+        Raises:
+            RunError: the directory is somebody else's, or others can write to it.
+        """
+        for path in (self.path, self.submitit_folder):
+            status = path.stat()
+            if status.st_uid != os.getuid():
+                raise RunError(f"{path} belongs to user {status.st_uid}, not to you: it is not used")
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise RunError(f"others can write to {path}: it is not used; `chmod 700 {path}` after a look into it")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run."""
+
+    run: Run
+    number: int
+
+    @property
+    def path(self) -> Path:
+        return self.run.path / "attempts" / str(self.number)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def events_file(self, writer: str) -> Path:
+        """The file of one writer: `script`, `node-3`, `rank-0`."""
+        return self.path / "events" / f"{writer}.jsonl"
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of all writers by time, each with its `writer`."""
+        events = [
+            {**event, "writer": path.stem}
+            for path in sorted((self.path / "events").glob("*.jsonl"))
+            for event in read_events(path)
+        ]
+        return sorted(events, key=lambda event: event.get("time", 0.0))
+
+
+def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
+    """Adds one event, in a single write, so that a reader sees it whole or not yet."""
+    line = json.dumps({"time": round(time.time(), 3), "event": event, **values}) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line.encode())
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of one file; a last line that is still being written is left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def all_runs(runs_dir: Path) -> list[Run]:
+    """All runs, newest first."""
+    try:
+        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    paths = [Path(entry.path) for entry in entries if not entry.name.startswith(".")]
+    found = [(path.stat().st_ctime, path) for path in paths if (path / "record.json").exists()]
+    return [Run(path) for _, path in sorted(found, reverse=True)]
+
+
+def find(name: str, runs_dir: Path) -> Run:
+    """The run meant by an id, a unique beginning of one, `latest`, or the path of its directory.
+
+    Raises:
+        RunError: none fits, or several do.
+    """
+    if "/" in name:
+        path = Path(name).expanduser().resolve()
+        if (path / "record.json").exists():
+            return Run(path)
+        raise RunError(f"{path} is not a run: it has no record.json")
+    if name == "latest":
+        link = runs_dir / "latest"
+        if not (link / "record.json").exists():
+            raise RunError(f"there is no latest run in {runs_dir}")
+        return Run(link.resolve())
+    if (runs_dir / name / "record.json").exists():
+        return Run(runs_dir / name)
+    runs = all_runs(runs_dir)
+    matches = [run for run in runs if run.id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RunError(f"{name!r} fits {len(matches)} runs: {', '.join(run.id for run in matches[:5])}")
+    raise RunError(f"no run {name!r} in {runs_dir}.{near(name, (run.id for run in runs))}")

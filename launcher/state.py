@@ -1,0 +1,108 @@
+"""What a run is doing: its own record first, the scheduler as a witness. Pure.
+
+| the record says | the scheduler says | the run is |
+|---|---|---|
+| last attempt ended with 0 | (not asked) | done |
+| last attempt ended with another code | job alive again | queued or running, as the scheduler says |
+| last attempt ended with 75 | no job | stopped |
+| last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
+| an attempt has begun and not ended | job running | running |
+| | job pending | queued |
+| | job ended, or no such job | cancelled if asked for, else lost |
+| | no answer | unknown |
+| no attempt yet | job pending | queued |
+| | job ended badly or cancelled | cancelled if asked for or said, else failed |
+| | no such job | cancelled if asked for, else lost |
+| | no answer | unknown |
+| submitting, and no job id | (not asked) | unconfirmed |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from launcher import errors
+from launcher.backends.base import JobState
+
+
+class RunState(Enum):
+    """State of a run."""
+
+    UNCONFIRMED = "unconfirmed"  # it was being submitted, and nobody knows whether the scheduler took it
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"  # it ended early and can be resumed
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its job is gone without a word
+    UNKNOWN = "unknown"  # the scheduler does not answer
+
+    @property
+    def over(self) -> bool:
+        return self not in (RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
+
+    @property
+    def exit_code(self) -> int:
+        """What `wait` exits with."""
+        return {RunState.DONE: errors.DONE, RunState.STOPPED: errors.RESUME}.get(self, errors.FAILED)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the record tells of a run: the last job, whether it was to be cancelled, and the last attempt's events."""
+
+    job_id: str | None
+    cancelled: bool
+    attempt: int | None
+    events: tuple[Mapping[str, Any], ...]
+
+    def last(self, event: str) -> Mapping[str, Any] | None:
+        """The latest event of this name."""
+        return next((entry for entry in reversed(self.events) if entry["event"] == event), None)
+
+    @property
+    def ended(self) -> int | None:
+        """Exit code of the last attempt, if it has ended."""
+        event = self.last("ended")
+        return None if event is None else int(event["code"])
+
+    @property
+    def fault(self) -> Mapping[str, Any] | None:
+        """The first fault of the last attempt."""
+        return next((entry for entry in self.events if entry["event"] in ("fault", "setup_failed")), None)
+
+
+def tell(journal: Sequence[Mapping[str, Any]], attempt: int | None, events: Sequence[Mapping[str, Any]]) -> Story:
+    """The story in a journal and in the last attempt's events."""
+    job_id = next((entry.get("job") for entry in reversed(journal) if entry["event"] == "submitted"), None)
+    cancelled = any(entry["event"] == "cancelled" for entry in journal)
+    return Story(job_id, cancelled, attempt, tuple(events))
+
+
+def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> RunState:
+    """The state, by the table above.
+
+    Args:
+        story: what the record tells.
+        job: the scheduler's word on the last job; None: it knows no such job.
+        answered: whether the scheduler answered at all.
+    """
+    if story.ended == errors.DONE:
+        return RunState.DONE
+    if story.job_id is None and story.attempt is None:
+        return RunState.UNCONFIRMED
+    if answered and job is not None and job.live:
+        return RunState.RUNNING if job is JobState.RUNNING else RunState.QUEUED
+    if story.ended is not None:
+        if story.cancelled:
+            return RunState.CANCELLED
+        return RunState.STOPPED if story.ended == errors.RESUME else RunState.FAILED
+    if not answered or job is JobState.UNKNOWN:
+        return RunState.UNKNOWN
+    if story.cancelled or job is JobState.CANCELLED:
+        return RunState.CANCELLED
+    return RunState.FAILED if job is JobState.FAILED else RunState.LOST

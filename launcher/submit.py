@@ -1,0 +1,216 @@
+"""From a plan to a job, once: the run directory first, then the scheduler, with a journal in between.
+
+A run id is submitted at most once. Whoever submits it again gets the job that is there, or finishes a submission that
+was cut short, provided that the config is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import __version__, check
+from launcher.backends.base import QueryError
+from launcher.backends.scrub import job_environment
+from launcher.config import Config, Scheduler
+from launcher.errors import ConfigError, SubmissionError
+from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
+from launcher.runs import Run, new_id
+from launcher.state import tell
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that has passed every check, and what the user should know before it is used."""
+
+    plan: JobPlan
+    token: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The run and its job; `again` when the job was there already."""
+
+    run: Run
+    job_id: str
+    again: bool = False
+
+
+def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared:
+    """Plans and checks; nothing is written and nothing submitted.
+
+    Raises:
+        ConfigError: the config cannot be run; the text names the fix.
+    """
+    check_name("name", config.name)
+    run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
+    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    umask = os.umask(0o077)
+    os.umask(umask)
+    site = Site(run_id, str(runs_dir / run_id), sys.executable, _code_root(), os.getcwd(), umask)
+    config, notes = _with_data(config)
+    plan = make_plan(config, site)
+    check.check_names(plan)
+    check.check_limits(plan, config.cluster.limits)
+    if plan.scheduler == Scheduler.slurm.value:
+        notes += _check_live(plan, config)
+        if dropped := job_environment(environ, plan).dropped:
+            notes += (f"not handed on to the job: {', '.join(dropped)}",)
+    elif plan.scheduler == Scheduler.allocation.value:
+        _check_allocation(plan, environ)
+    # The token is made of the id, so that a second submission of it looks for the same job.
+    token = "launcher-" + hashlib.sha256(f"{plan.run_dir}@{platform.node()}".encode()).hexdigest()[:20]
+    return Prepared(plan, token, notes)
+
+
+def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
+    """Makes the run directory and hands the job over.
+
+    Args:
+        prepared: what `prepare` returned.
+        config: the resolved config, for the record.
+
+    Raises:
+        ConfigError: no run directory can be made, or the run id belongs to another config.
+        SubmissionError: the scheduler refused (nothing is left behind) or did not answer (repeat it with the run id).
+    """
+    plan = prepared.plan
+    run = Run(Path(plan.run_dir))
+    resumed = run.path.exists()
+    if resumed:
+        run.require_private()
+        _require_same(run, plan)
+        if job_id := tell(run.journal_events(), None, ()).job_id:
+            return Submitted(run, job_id, again=True)
+    else:
+        if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
+            raise SubmissionError(
+                "sbatch is not on this machine's PATH, so nothing was submitted: "
+                "submit from a login node of the cluster, or use cluster=local"
+            )
+        Run.create(run.path)
+        run.require_private()
+        facts = {
+            "launcher": __version__, "python": platform.python_version(), "host": platform.node(),
+            "commit": _commit(plan.workdir), "token": prepared.token,
+        }  # fmt: skip
+        run.write_record(plan, config, facts)
+    try:
+        job = _start(run, plan, prepared.token, resumed)
+    except SubmissionError as error:
+        from launcher.backends.once import Refused
+
+        if isinstance(error, Refused):
+            shutil.rmtree(run.path)
+            raise
+        raise SubmissionError(
+            f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits it "
+            "if there is none"
+        ) from None
+    run.journal("submitted", job=job.job_id)
+    run.link_latest()
+    return Submitted(run, job.job_id)
+
+
+def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
+    from launcher.node import payload
+
+    if plan.scheduler == Scheduler.slurm.value:
+        from launcher.backends.slurm import SlurmExecutor
+
+        return SlurmExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
+    from launcher.backends.local import LocalExecutor
+
+    return LocalExecutor(run, plan, token).submit(payload.run, str(run.path))
+
+
+def _require_same(run: Run, plan: JobPlan) -> None:
+    mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.plan()))
+    # Where and with which interpreter the command was typed does not make another run of it.
+    different = [key for key in mine if mine[key] != theirs.get(key) and key not in ("workdir", "umask", "python")]
+    if different:
+        raise ConfigError(
+            f"run_id={plan.run_id} is there already with other values of {', '.join(different)}: choose another run_id"
+        )
+
+
+def _code_root() -> str | None:
+    from launcher.paths import code_root
+
+    root = code_root()
+    return None if root is None else str(root)
+
+
+def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
+    """Finds the data set here, where there may be an internet, and writes what was found into the config."""
+    import dataclasses
+
+    from launcher.config import DDPMnist
+
+    if not isinstance(config.workload, DDPMnist):
+        return config, ()
+    from launcher import datasets
+
+    folder = config.workload.data_dir
+    try:
+        found = datasets.find(config.workload.dataset, None if folder is None else Path(folder))
+    except datasets.DatasetError as error:
+        raise ConfigError(f"workload.dataset={config.workload.dataset}: {error}") from None
+    workload = dataclasses.replace(config.workload, dataset=found.name, data_dir=str(found.dir))
+    note = f"data set: {found.name}, {found.how}"
+    return dataclasses.replace(config, workload=workload), (note,)
+
+
+def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
+    from launcher.backends.slurm_query import Slurm
+
+    if not config.cluster.check:
+        return ()
+    try:
+        partitions = Slurm(plan.submit_timeout).partitions()
+    except QueryError as error:
+        return (f"not compared with the live partitions: {error}",)
+    if partitions:
+        check.check_partition(plan, partitions)
+    return ()
+
+
+def _check_allocation(plan: JobPlan, environ: Mapping[str, str]) -> None:
+    if "SLURM_JOB_ID" not in environ:
+        raise ConfigError(
+            "cluster=allocation: this shell is in no allocation (SLURM_JOB_ID is not set): "
+            "get one with salloc first, or use cluster=slurm"
+        )
+    held = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
+    if plan.nodes > held:
+        raise ConfigError(f"nodes={plan.nodes}: the allocation that this shell is in holds {held}: use nodes={held}")
+
+
+def _commit(folder: str) -> str | None:
+    """The git commit of the folder the user works in, with `+` when files differ from it."""
+    head = Path(folder)
+    while not (head / ".git").exists():
+        if head == head.parent:
+            return None
+        head = head.parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"], cwd=folder, capture_output=True,
+            text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,82 @@
+"""Parsers for what users write: wall times and sizes. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
+_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
+
+
+def parse_time(text: str) -> int:
+    """Wall time in seconds.
+
+    The clock forms are Slurm's (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes, days-hours:minutes:seconds; and besides `2d`, `1h30m`, `90m`, `45s`.
+
+    Raises:
+        ValueError: the text is no wall time, or one of zero length.
+    """
+    text = text.strip()
+    if match := _CLOCK.fullmatch(text):
+        seconds = _clock(match["days"], [int(part) for part in match["fields"].split(":")], text)
+    elif (match := _UNITS.fullmatch(text.lower())) and text:
+        days, hours, minutes, secs = (int(group or 0) for group in match.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + secs
+    else:
+        raise ValueError(f"{text!r} is not a time: write it as {TIME_FORMS}")
+    if seconds == 0:
+        raise ValueError(f"{text!r} is no time at all: give at least a minute")
+    return seconds
+
+
+def _clock(days: str | None, fields: list[int], text: str) -> int:
+    if days is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*fields, 0, 0)[:3]
+        limits = (("hours", hours, 24), ("minutes", minutes, 60), ("seconds", seconds, 60))
+    elif len(fields) == 3:
+        hours, minutes, seconds = fields
+        limits = (("minutes", minutes, 60), ("seconds", seconds, 60))
+    else:
+        hours, minutes, seconds = 0, fields[0], (fields[1] if len(fields) == 2 else 0)
+        limits = (("seconds", seconds, 60),)
+    for unit, value, limit in limits:
+        if value >= limit:
+            raise ValueError(f"{text!r} has {value} {unit}, and {limit} is too many: write it as {TIME_FORMS}")
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def format_time(seconds: int) -> str:
+    """`[days-]hours:minutes:seconds`, which Slurm and PBS both read (PBS without days)."""
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{seconds:02}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `512`, `64K`, `1.5M`, `16G`, `16GB` or `16GiB`; units are powers of 1024.
+
+    Raises:
+        ValueError: the text is no size, or one of zero bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a size: write it as 512K, 64M or 16G")
+    size = int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+    if size == 0:
+        raise ValueError(f"{text!r} is no size at all")
+    return size
+
+
+def format_size(size: int) -> str:
+    """The shortest exact form: 17179869184 -> `16G`."""
+    for unit in "PTGMK":
+        power = 1024 ** _POWERS[unit]
+        if size % power == 0 and size:
+            return f"{size // power}{unit}"
+    return str(size)

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""A real four-node Slurm on this host, in a folder of its own, for tests.
+
+    python tests/cluster/slurm_cluster.py up --dir /tmp/try [--accounting]
+    eval "$(python tests/cluster/slurm_cluster.py env --dir /tmp/try)"
+    sinfo; srun -N2 hostname
+    python tests/cluster/slurm_cluster.py down --dir /tmp/try
+
+Debian's slurmd can run several times on one host (`slurmd -N NAME`). Nothing outside the folder is used or changed, but
+for /etc/hosts, where node1..node4 must resolve: see host.py. What each daemon is told is in slurm_config.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import host
+import slurm_config
+from daemons import DaemonSet, Proc, descendants, end, running, wait_until
+from slurm_config import NODES
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
+NEEDED_FOR_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
+INSTALL = "run tests/setup_debian.sh as root"
+# Daemons live in /usr/sbin, which is not on every user's PATH.
+SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+# What another Slurm, or the job that we run in, may have left in our environment.
+FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
+# Our mark in a folder: only such a folder is ever removed.
+MARK = ".slurm-test-cluster"
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not do what was asked. When a daemon may be why, the text ends with the daemons' last words."""
+
+
+class SlurmCluster:
+    """Four pretend nodes with 4 CPUs and 2 GPUs each; partitions gpu (default), debug, and urgent, which preempts them.
+
+    Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
+    that die without stopping it, the next start on this host clears it away. With detached=True it stays up until told.
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, accounting: bool = False, detached: bool = False) -> None:
+        self.folder = Path(folder or Path(tempfile.gettempdir(), f"slurm-{secrets.token_hex(4)}")).absolute()
+        self.accounting = accounting
+        self.detached = detached
+        self.conf = self.folder / "slurm.conf"
+        self.daemons = DaemonSet(self.folder)
+
+    @classmethod
+    def missing(cls, *, accounting: bool = False) -> str | None:
+        """Why it cannot run here, with the words to fix it; None when it can."""
+        if sys.platform != "linux":
+            return "a real Slurm needs Linux: run the tests in a container"
+        if absent := [name for name in NEEDED + NEEDED_FOR_ACCOUNTING * accounting if not _which(name)]:
+            return f"{', '.join(absent)} not installed: {INSTALL}"
+        if os.geteuid() != 0:
+            return "not root, which Slurm's daemons need: run the tests as root, for instance in a container"
+        if not os.access(host.HOSTS, os.W_OK):
+            return f"{host.HOSTS} cannot be written, and node1..node4 must resolve: make it writable"
+        return None
+
+    # -- up and down
+
+    def start(self, *, timeout_s: float = 30.0) -> SlurmCluster:
+        """Start everything; returns when all four nodes are idle."""
+        if reason := self.missing(accounting=self.accounting):
+            raise ClusterError(reason)
+        if not re.fullmatch(r"[\w./-]{1,70}", str(self.folder), re.ASCII):
+            # Slurm's files know no quoting, and a step's Unix socket has a path of at most 107 characters.
+            raise ClusterError(f"{self.folder}: choose a path of at most 70 characters, none special or a space")
+        _clear_orphans()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.iterdir()):
+            raise ClusterError(f"{self.folder} is not empty: stop the cluster that it holds, or choose another folder")
+        (self.folder / MARK).touch()
+        deadline = time.monotonic() + timeout_s
+        try:
+            ports = host.join(self.folder, 2 + len(NODES), NODES, owner=None if self.detached else Proc.of(os.getpid()))
+            slurm_config.write(self.folder, ports, accounting=self.accounting)
+            self._launch("munged", *slurm_config.munged_options(self.folder))
+            self._wait((self.folder / "munge.socket").exists, deadline, "munged made no socket")
+            if self.accounting:
+                self._start_accounting(deadline)
+            self._launch("slurmctld", "-D", "-i")
+            self._wait(lambda: self._ask("scontrol", "ping").returncode == 0, deadline, "slurmctld does not answer")
+            for name in NODES:
+                self._start_node(name)
+            self.wait_idle(timeout_s=deadline - time.monotonic())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Cancel all jobs, end every daemon and every process of a job, remove the folder. Safe to call twice."""
+        if not (self.folder / MARK).exists():
+            return
+        if self.daemons.get("slurmctld"):
+            self.cancel_all(timeout_s=2.0)
+        self.daemons.stop(*NODES)
+        self._kill_nodes(*NODES)
+        for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
+            self.daemons.stop(name)
+        with contextlib.suppress(FileNotFoundError):  # somebody else clears away the same orphan
+            shutil.rmtree(self.folder)
+        host.leave(self.folder)
+
+    def __enter__(self) -> SlurmCluster:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # -- what tests use
+
+    def env(self) -> dict[str, str]:
+        """The environment for a user's command on this cluster: ours, less every trace of another Slurm."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        return clean | {"SLURM_CONF": str(self.conf)}
+
+    @staticmethod
+    def version() -> str:
+        """Slurm's version, for instance 22.05.8."""
+        return subprocess.run([_path("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout.split()[-1]
+
+    def run(self, *argv: str, timeout_s: float = 60.0) -> str:
+        """Run a command on the cluster and return what it printed; a failure shows its stderr."""
+        done = self._ask(*argv, timeout_s=timeout_s)
+        if done.returncode:
+            raise ClusterError(f"{shlex.join(argv)} exited {done.returncode}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """Each node's state as sinfo shows it, for instance {"node1": "idle", "node2": "down*"}."""
+        listing = self._ask("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N %T").stdout
+        return dict(line.split() for line in listing.splitlines())
+
+    def wait_idle(self, *, timeout_s: float = 60.0) -> None:
+        """Wait until all four nodes are idle. Nodes that answer but were set down or drained are resumed."""
+
+        def idle() -> bool:
+            if dead := self.daemons.dead():
+                raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.daemons.tails()}")
+            states = self.states()
+            for name, state in states.items():
+                if state in ("down", "drained"):
+                    self._ask("scontrol", "update", f"nodename={name}", "state=resume")
+            return list(states.values()) == ["idle"] * len(NODES)
+
+        if not wait_until(idle, timeout_s=timeout_s):
+            queue = self._ask("squeue").stdout
+            raise ClusterError(f"not all nodes are idle: {self.states()}\n{queue}{self.daemons.tails()}")
+
+    def cancel_all(self, *, timeout_s: float = 15.0) -> bool:
+        """Cancel every job; whether all were gone from their nodes in time."""
+        if jobs := set(self._ask("squeue", "--noheader", "--format=%A").stdout.split()):
+            self._ask("scancel", *jobs)
+        return wait_until(lambda: not self._ask("squeue", "--noheader").stdout.strip(), timeout_s=timeout_s)
+
+    def reset(self) -> None:
+        """Back to the start for the next test: no job, all nodes there and idle."""
+        self.cancel_all()
+        for name in NODES:
+            self.restore_node(name)
+        self.wait_idle()
+
+    def fail_node(self, name: str, *, told: bool = False) -> None:
+        """Lose a node: SIGKILL its slurmd and all that jobs run there.
+
+        Slurm finds out by itself after about 25 to 45 s. With told=True the node is set down at once, as a site's
+        health check would do it, and Slurm acts within a second.
+        """
+        self._kill_nodes(name)
+        if told:
+            self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
+
+    def restore_node(self, name: str) -> None:
+        """Start a lost node's slurmd again; wait_idle() tells when it is back."""
+        if self.daemons.get(name) is None:
+            self._start_node(name)
+
+    # -- how
+
+    def _launch(self, daemon: str, *options: str, name: str | None = None, **settings: str) -> None:
+        env = {"PATH": SEARCH, "SLURM_CONF": str(self.conf), **settings}
+        self.daemons.start(name or daemon, [_path(daemon), *options], env)
+
+    def _start_accounting(self, deadline: float) -> None:
+        socket = self.folder / "mariadb.socket"
+        made = self._ask(_path("mariadb-install-db"), *slurm_config.mariadb_options(self.folder, install=True))
+        if made.returncode:
+            raise ClusterError(f"mariadb-install-db exited {made.returncode}: {made.stderr or made.stdout}")
+        self._launch("mariadbd", *slurm_config.mariadb_options(self.folder))
+        self._wait(socket.exists, deadline, "mariadbd made no socket")
+        # slurmdbd has no option for the database's socket; the client library it uses takes it from here.
+        self._launch("slurmdbd", "-D", MYSQL_UNIX_PORT=str(socket))
+        add = ("sacctmgr", "--immediate", "add", "cluster", "test")
+        self._wait(lambda: self._ask(*add).returncode == 0, deadline, "slurmdbd does not answer")
+
+    def _start_node(self, name: str) -> None:
+        self._launch("slurmd", "-D", "-N", name, name=name, SLURMD_NODENAME=name)
+
+    def _kill_nodes(self, *names: str) -> None:
+        """SIGKILL these nodes' slurmd, step daemons and tasks, until none is found any more."""
+        while family := descendants(self._on_nodes(names)):
+            end(family, patience_s=0)
+        self.daemons.stop(*names)
+
+    def _on_nodes(self, names: Iterable[str]) -> Iterable[Proc]:
+        """These nodes' processes: tasks have the name in their environment; daemons lost theirs, but hold the log."""
+        conf = f"SLURM_CONF={self.conf}"
+        marks = {f"SLURMD_NODENAME={name}" for name in names}
+        logs = {str(slurm_config.node_log(self.folder, name)) for name in names}
+        for proc in running():
+            settings = proc.environment()
+            if (conf in settings and marks & settings) or logs & proc.open_files():
+                yield proc
+
+    def _ask(self, *argv: str, timeout_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """Run a command on the cluster; one that hangs is as good as one that fails."""
+        try:
+            return subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 124, "", f"no answer after {timeout_s:.0f} s")
+
+    def _wait(self, ready: Callable[[], bool], deadline: float, complaint: str) -> None:
+        """Wait for a daemon to be ready; give up at the deadline, or as soon as any daemon died."""
+        done = wait_until(lambda: bool(self.daemons.dead()) or ready(), timeout_s=deadline - time.monotonic())
+        if dead := self.daemons.dead():
+            complaint += f" ({', '.join(dead)} ended by itself)"
+        if dead or not done:
+            raise ClusterError(f"{complaint}\n{self.daemons.tails()}")
+
+
+def _clear_orphans() -> None:
+    """Stop the clusters whose owner died without stopping them, for instance a test run that was killed."""
+    for folder, owner in host.owners().items():
+        if owner and not owner.alive():
+            SlurmCluster(folder).stop()
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=SEARCH)
+
+
+def _path(name: str) -> str:
+    path = _which(name)
+    if path is None:
+        raise ClusterError(f"{name} not installed: {INSTALL}")
+    return path
+
+
+def main() -> int:
+    """The command line; see the module's own text."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("action", choices=("up", "down", "env"))
+    parser.add_argument("--dir", required=True, type=Path, help="the cluster's folder; down removes it")
+    parser.add_argument("--accounting", action="store_true", help="with slurmdbd and a database, so that sacct works")
+    options = parser.parse_args()
+    cluster = SlurmCluster(options.dir, accounting=options.accounting, detached=True)
+    try:
+        if options.action == "up":
+            cluster.start()
+        if options.action == "down":
+            cluster.stop()
+        else:
+            print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

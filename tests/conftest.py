@@ -1,0 +1,147 @@
+"""A real Slurm for every test that asks for one, and the closing table: which backend ran against what.
+
+For test authors:
+
+- Ask for the fixture `slurm` (no accounting: sacct fails, as at many sites) or `slurm_with_accounting`. Each is a
+  `SlurmCluster` of four nodes, started at first use, once per session; leave it idle, with `slurm.reset()` if need be.
+- The table then counts the test by itself. A test of another backend, or one that runs inside an allocation, says so:
+  `@pytest.mark.backend("local", "this machine")`, `@pytest.mark.backend("local", "allocation inside {slurm}")`;
+  one that only knows while it runs calls the fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
+- Where no Slurm can run, such tests skip and the table says why. With CI=true they fail: a green CI means that the
+  real thing ran.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+from slurm_cluster import SlurmCluster
+
+RECORD = "ran against"
+WIDTH = 80
+
+
+# -- the clusters
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A real four-node Slurm without accounting."""
+    yield from _cluster(accounting=False)
+
+
+@pytest.fixture(scope="session")
+def slurm_with_accounting() -> Iterator[SlurmCluster]:
+    """A real four-node Slurm with slurmdbd, so that sacct works."""
+    yield from _cluster(accounting=True)
+
+
+def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
+    if reason := SlurmCluster.missing(accounting=accounting):
+        if os.environ.get("CI", "").lower() in ("true", "1"):
+            pytest.fail(f"CI must run against a real Slurm, but: {reason}", pytrace=False)
+        pytest.skip(reason)
+    with SlurmCluster(accounting=accounting) as cluster:
+        yield cluster
+
+
+# -- what ran against what
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, so that --strict-markers knows them."""
+    for marker in (
+        "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
+        "slow: waits for what cannot be hurried, such as a node timeout",
+    ):
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note on each item what it will run against: its marker's words, or else the cluster fixture it asks for."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if marker := item.get_closest_marker("backend"):
+            name, against = marker.args
+            _record(item, name, against.replace("{slurm}", _slurm()))
+        elif "slurm_with_accounting" in fixtures:
+            _record(item, "slurm", f"{_slurm()}, 4 real nodes, accounting")
+        elif "slurm" in fixtures:
+            _record(item, "slurm", f"{_slurm()}, 4 real nodes, no accounting")
+
+
+@pytest.fixture
+def ran_against(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Say while the test runs which backend it runs against what; takes the place of a marker."""
+    return lambda name, against: _record(request.node, name, against)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table, if any test ran against anything."""
+    outcomes: dict[str, tuple[tuple[str, str], str, str]] = {}
+    # Later words outweigh earlier ones: a test that passed and then failed in teardown has failed.
+    for category, outcome in (
+        ("passed", "passed"),
+        ("skipped", "skipped"),
+        ("xfailed", "skipped"),
+        ("xpassed", "failed"),
+        ("failed", "failed"),
+        ("error", "failed"),
+    ):
+        for report in terminalreporter.stats.get(category, []):
+            for key, value in getattr(report, "user_properties", ()):
+                if key == RECORD:
+                    outcomes[report.nodeid] = ((value[0], value[1]), outcome, _reason(report))
+    if outcomes:
+        terminalreporter.section("which backend ran against what")
+        for line in table(list(outcomes.values())):
+            terminalreporter.write_line(line)
+
+
+def table(outcomes: list[tuple[tuple[str, str], str, str]]) -> list[str]:
+    """Lines for ((backend, against), outcome, reason) of each test; every reason for skipping is told once per row."""
+    rows: dict[tuple[str, str], dict[str, int]] = {}
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for row, outcome, reason in sorted(outcomes):
+        counts = rows.setdefault(row, {"passed": 0, "failed": 0, "skipped": 0})
+        counts[outcome] += 1
+        if outcome == "skipped":
+            reasons.setdefault(row, {})[reason] = None
+    first = max(len("backend"), *(len(name) for name, _ in rows))
+    second = WIDTH - first - 2 - 3 * 9
+    lines = [f"{'backend':{first}}  {'ran against':{second}}{'passed':>9}{'failed':>9}{'skipped':>9}"]
+    for (name, against), counts in rows.items():
+        start, *more = textwrap.wrap(against, second) or [""]
+        lines.append(f"{name:{first}}  {start:{second}}" + "".join(f"{count or '-':>9}" for count in counts.values()))
+        lines += [f"{'':{first}}  {line}" for line in more]
+        for reason in reasons.get((name, against), {}):
+            lines += textwrap.wrap(
+                f"skipped: {reason}", WIDTH, initial_indent=" " * (first + 2), subsequent_indent=" " * (first + 4)
+            )
+    return lines
+
+
+def _record(item: pytest.Item, name: str, against: str) -> None:
+    item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != RECORD]
+    item.user_properties.append((RECORD, [name, against]))
+
+
+def _reason(report: object) -> str:
+    """Why a test was skipped, in the words of whoever skipped it."""
+    if xfail := getattr(report, "wasxfail", ""):
+        return f"expected to fail: {xfail}"
+    words = getattr(report, "longrepr", None)
+    return str(words[2]).removeprefix("Skipped: ") if isinstance(words, tuple) else ""
+
+
+@cache
+def _slurm() -> str:
+    return "Slurm" if SlurmCluster.missing() else f"Slurm {SlurmCluster.version()}"

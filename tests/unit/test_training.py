@@ -1,0 +1,249 @@
+"""The parts of the training loop, alone on one rank, and what the communication benchmarks compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from launcher.node import Env
+from launcher.units import parse_size
+from workloads import bench, names, training
+from workloads.buckets import GradientBuckets, _groups
+from workloads.collective import members_of
+from workloads.ranks import WorkloadError, name_ranks
+
+
+def env_of(world_size: int = 1, node_ranks: tuple[int, ...] = (0,), local_world_size: int = 1) -> Env:
+    return Env(
+        rank=0,
+        local_rank=0,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=0,
+        nnodes=max(node_ranks) + 1,
+        hosts=(),
+        host="here",
+        backend="gloo",
+        device=torch.device("cpu"),
+        source="test",
+        node_ranks=node_ranks,
+    )
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Env]:
+    """A process group of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield env_of()
+    dist.destroy_process_group()
+
+
+@settings(deadline=None)
+@given(total=st.integers(1, 5000), peak=st.floats(1e-4, 10))
+def test_the_learning_rate_rises_to_its_peak_and_falls(total: int, peak: float) -> None:
+    rates = [training.learning_rate(step, total, peak) for step in range(total)]
+    assert all(0 < rate <= peak for rate in rates)
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    if total >= 20:
+        assert max(rates) > 0.8 * peak
+        assert rates[0] < 0.4 * peak and rates[-1] < 0.1 * peak
+        assert top < total / 2
+
+
+def test_the_learning_rate_is_what_the_docs_say() -> None:
+    rates = [round(training.learning_rate(step, 10, 1.0), 4) for step in range(10)]
+    assert rates == [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+
+
+def test_threads_are_the_ranks_share_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    for threads, local_world_size, expected in ((None, 1, 8), (None, 3, 2), (None, 20, 1), (5, 1, 5)):
+        assert training.set_threads(threads, env_of(local_world_size=local_world_size)) == expected
+        assert set_to[-1] == expected
+    with pytest.raises(WorkloadError, match="threads=0"):
+        training.set_threads(0, env_of())
+
+
+def test_bfloat16_needs_a_device_that_has_it() -> None:
+    cpu = torch.device("cpu")
+    assert training.autocast_dtype("auto", cpu) is None
+    assert training.autocast_dtype("float32", cpu) is None
+    with pytest.raises(WorkloadError, match=r"precision=bfloat16 needs a GPU .* computes on the CPU: use"):
+        training.autocast_dtype("bfloat16", cpu)
+
+
+def test_one_changed_bit_changes_the_hash_of_the_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    before = training.weights_sha256(model)
+    assert before == training.weights_sha256(model)
+    with torch.no_grad():
+        model.bias[1] = torch.nextafter(model.bias[1], torch.tensor(9.0))
+    assert training.weights_sha256(model) != before
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    hashes = []
+    for seed in (3, 3, 4):
+        training.seed_everything(seed)
+        hashes.append(training.weights_sha256(nn.Linear(3, 2)))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_not_finite_is_told_with_its_step(group: Env, bad: float) -> None:
+    losses = training.LossLog(batch_size=2)
+    for step, loss in enumerate((4.0, 2.0)):
+        losses.add(step, torch.tensor(loss))
+    mean, speed = losses.look()
+    assert mean == 1.5 and speed > 0
+    for step, loss in enumerate((1.0, bad, 1.0), start=2):
+        losses.add(step, torch.tensor(loss))
+    with pytest.raises(WorkloadError, match=r"the loss of step 4 is -?(nan|inf)"):  # the fourth, counted from 1
+        losses.look()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(1, 4000))
+def test_buckets_hold_neighbours_up_to_their_size(counts: list[int], limit: int) -> None:
+    parameters = [nn.Parameter(torch.empty(count)) for count in counts]
+    groups = _groups(parameters, limit)
+    assert [parameter for group in groups for parameter in group] == parameters
+    for one in groups:
+        assert len(one) == 1 or sum(parameter.numel() * 4 for parameter in one) <= limit
+    for one, following in pairwise(groups):
+        assert sum(parameter.numel() * 4 for parameter in (*one, following[0])) > limit
+
+
+def test_buckets_keep_types_apart_and_fill_in_for_unused_parameters(group: Env) -> None:
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+    buckets = GradientBuckets([first, second, fixed], 1)
+    assert [bucket.parameters for bucket in buckets.buckets] == [[second], [first]]
+    first.grad = torch.tensor([1.0, 2.0, 3.0])
+    buckets.average()
+    assert first.grad.tolist() == [1, 2, 3]
+    assert second.grad is not None and second.grad.tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(ValueError, match="bucket_mb=0"):
+        GradientBuckets([first], 0)
+
+
+@settings(deadline=None)
+@given(
+    dtype=st.sampled_from(names.DTYPES),
+    summands=st.one_of(st.integers(1, 6), st.sampled_from([127, 128, 300, 1000])),
+    count=st.integers(1, 40),
+    seed=st.integers(0, 5),
+)
+def test_sums_of_test_values_are_exact(dtype: str, summands: int, count: int, seed: int) -> None:
+    values = bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed)
+    parts = [values.make(count, "key", rank, summands=summands, summand=rank) for rank in range(summands)]
+    total = torch.zeros(count, dtype=values.dtype)
+    for part in parts:
+        total += part
+    exact = torch.stack(parts).to(torch.int64).sum(0)
+    assert torch.equal(total.to(torch.int64), exact)
+    assert not (values.poison(count) == parts[0]).any()
+
+
+@pytest.mark.parametrize("dtype", names.DTYPES)
+def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
+    made = [
+        bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed).make(256, source, destination, iteration)
+        for seed, source, destination, iteration in (
+            (0, 1, 2, 3),
+            (1, 1, 2, 3),
+            (0, 2, 2, 3),
+            (0, 1, 1, 3),
+            (0, 1, 2, 4),
+        )
+    ]
+    for index, one in enumerate(made):
+        assert one.dtype == bench.torch_dtype(dtype)
+        assert one.unique().numel() > 50
+        for other in made[:index]:
+            assert bench.count_wrong(one, other) > 200
+
+
+def test_not_a_number_is_always_wrong() -> None:
+    nan = torch.tensor([float("nan"), 1.0])
+    assert bench.count_wrong(nan, nan) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "512", "64K", "1M", "1.5M", "2GiB", "3kb", "1T", "0", "0.1", "", "M", "-1", "1 X"]
+)
+def test_ranks_read_sizes_as_the_login_node_does(text: str) -> None:
+    def read(parse: Callable[[str], int]) -> int | str:
+        try:
+            return parse(text)
+        except ValueError:
+            return "refused"
+
+    assert read(bench.parse_bytes) == read(parse_size)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("all", names.OPERATIONS),
+        ("barrier", ("barrier",)),
+        ("reduce, all_reduce,reduce", ("reduce", "all_reduce")),
+        (["gather", "scatter,barrier"], ("gather", "scatter", "barrier")),
+        (["gather", "all"], names.OPERATIONS),
+    ],
+)
+def test_names_are_chosen(chosen: str | list[str], expected: tuple[str, ...]) -> None:
+    assert names.choose("operation", chosen, names.OPERATIONS) == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        ("allreduce", r"'allreduce' is no operation; known are all, .*Did you mean all_reduce or"),
+        ("reduce,qqq", r"'qqq' is no operation; known are [a-z_, ]*\.$"),
+        ("", "no operation is chosen"),
+        ([], "no operation is chosen"),
+    ],
+)
+def test_unknown_names_are_refused(chosen: str | list[str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        names.choose("operation", chosen, names.OPERATIONS)
+
+
+def test_unknown_types_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'float23' is no dtype.*Did you mean float32"):
+        bench.torch_dtype("float23")
+
+
+@pytest.mark.parametrize(
+    ("node_ranks", "node", "stride"),
+    [
+        ((0,), ((0,),), ((0,),)),
+        ((0, 0), ((0, 1),), ((0,), (1,))),
+        ((0, 0, 1, 1), ((0, 1), (2, 3)), ((0, 2), (1, 3))),
+        ((0, 0, 0, 1), ((0, 1, 2), (3,)), ((0, 3), (1,), (2,))),
+    ],
+)
+def test_groups(node_ranks: tuple[int, ...], node: object, stride: object) -> None:
+    env = env_of(len(node_ranks), node_ranks)
+    assert members_of("world", env) == (tuple(range(len(node_ranks))),)
+    assert members_of("node", env) == node
+    assert members_of("stride", env) == stride
+
+
+def test_ranks_are_named_with_their_hosts() -> None:
+    assert name_ranks([3], ["a", "a", "b", "b"]) == "rank 3 on b"
+    assert name_ranks([0, 1, 2], ["a", "a", "b", "b"]) == "ranks 0, 1, 2 on a, b"

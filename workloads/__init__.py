@@ -1,0 +1,1 @@
+"""What ranks run: point-to-point transfers, collectives and training, each a `main(config, env)`."""

@@ -1,0 +1,81 @@
+"""What every workload does as one of many ranks: say who it is, agree on values, fail together.
+
+An error that only one rank raises leaves the others waiting in their next collective. So what may fail on one rank
+alone (reading a file, checking a result) is gathered first, and then every rank raises the same error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Hashable)
+
+
+class WorkloadError(RuntimeError):
+    """A workload cannot go on or found something wrong; the text names rank and host where that matters."""
+
+
+def say(text: str) -> None:
+    """Print a line in one write, so that lines of several ranks do not run into each other."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def introduce(env: Env) -> None:
+    """Print this rank's line: who it is, where it runs, and what it communicates and computes with."""
+    say(f"rank {env.rank}/{env.world_size} local {env.local_rank} on {env.host}: {env.backend}, {env.device}")
+
+
+def gather(value: T, env: Env) -> list[T]:
+    """Every rank's `value`, in the order of ranks, on every rank. Values are pickled: keep them small."""
+    values: list[T] = [value] * env.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def raise_together(error: str | None, env: Env) -> None:
+    """Raise on every rank if any rank has an error.
+
+    Raises:
+        WorkloadError: the errors, each with its ranks and hosts; equal ones are told once.
+    """
+    told = _by_value(error, env)
+    told.pop(None, None)
+    if told:
+        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in told.items()))
+
+
+def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
+    """Check that every rank has an equal `value`.
+
+    Raises:
+        WorkloadError: they differ; the text says who has which.
+    """
+    told = _by_value(value, env)
+    if len(told) > 1:
+        holders = "; ".join(f"{who}: {theirs}" for theirs, who in told.items())
+        raise WorkloadError(f"{what} should be the same on all ranks, and is not: {holders}")
+
+
+def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """`rank 3 on node2`, or `ranks 0, 1 on node1, node2`; `hosts` are those of all ranks, in their order."""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
+
+
+def _by_value(value: V, env: Env) -> dict[V, str]:
+    """Who has which value, in words."""
+    everyone = gather((value, env.host), env)
+    hosts = [host for _, host in everyone]
+    ranks_of: dict[V, list[int]] = {}
+    for rank, (theirs, _) in enumerate(everyone):
+        ranks_of.setdefault(theirs, []).append(rank)
+    return {theirs: name_ranks(ranks, hosts) for theirs, ranks in ranks_of.items()}
