@@ -8,7 +8,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from launcher.paths import user_config_dir
 
 
-class LauncherUserConfig(SearchPathPlugin):  # type: ignore[misc]
+class LauncherUserConfig(SearchPathPlugin):
     """Prepends the folder, so that a profile or user.yaml in it takes the place of one of ours with the same name."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

@@ -15,7 +15,6 @@ from launcher.plan import JobPlan
 from launcher.units import format_size, format_time, parse_size, parse_time
 from workloads import names
 
-
 # Keys of workloads whose values are names, and the names there are.
 NAMED = {
     "op": ("operation", names.OPERATIONS),
@@ -114,7 +113,7 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
                 f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
             )
     else:
-        names = [name.strip() for name in plan.partition.split(",")]
+        names = plan.partition.split(",")  # as sbatch does: a blank would belong to a name
         for name in names:
             if name not in known:
                 raise ConfigError(
@@ -134,6 +133,8 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     where = f"partition {partition.name}"
     total = sum(group.nodes for group in partition.groups)
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)
+    if most == 0:
+        return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
     if plan.min_nodes > most:
         return f"nodes={plan.nodes}: {where} gives a job at most {most} nodes: use nodes={most} or less"
     if partition.time is not None and plan.time > partition.time:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Optional
+from typing import Any
 
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
@@ -73,11 +73,11 @@ class Precision(Enum):
 class Limits:
     """What the site allows one job to ask for. Empty means: not checked from the profile."""
 
-    nodes: Optional[int] = None  # most nodes
-    gpus_per_node: Optional[int] = None  # most GPUs on one node
-    cpus_per_node: Optional[int] = None  # most CPUs on one node
-    mem_per_node: Optional[str] = None  # most memory on one node, with a unit (`250G`)
-    time: Optional[str] = None  # longest wall time, in any form that `time` takes
+    nodes: int | None = None  # most nodes
+    gpus_per_node: int | None = None  # most GPUs on one node
+    cpus_per_node: int | None = None  # most CPUs on one node
+    mem_per_node: str | None = None  # most memory on one node, with a unit (`250G`)
+    time: str | None = None  # longest wall time, in any form that `time` takes
 
 
 @dataclass
@@ -86,21 +86,21 @@ class Cluster:
 
     name: str = MISSING  # the profile's name, shown in tables
     scheduler: Scheduler = MISSING  # local, slurm or allocation
-    partition: Optional[str] = None  # Slurm partition(s), comma-separated
-    account: Optional[str] = None  # account that is charged
-    qos: Optional[str] = None  # quality of service
-    constraint: Optional[str] = None  # node features, as Slurm's --constraint
-    reservation: Optional[str] = None  # reservation to run in
-    exclude: Optional[str] = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
+    partition: str | None = None  # Slurm partition(s), comma-separated
+    account: str | None = None  # account that is charged
+    qos: str | None = None  # quality of service
+    constraint: str | None = None  # node features, as Slurm's --constraint
+    reservation: str | None = None  # reservation to run in
+    exclude: str | None = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
     gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node or none
-    gpu_type: Optional[str] = None  # GPU model in the site's words, e.g. a100
+    gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
     directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH options; they replace ours, null drops one
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
     check: bool = True  # compare a plan with the live partition (sinfo) before it is submitted
-    interface: Optional[str] = None  # network interface of the ranks; empty: the one that reaches the master
+    interface: str | None = None  # network interface of the ranks; empty: the one that reaches the master
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: str = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
     submit_timeout: int = 60  # seconds that one sbatch, squeue or sinfo may take
@@ -155,8 +155,8 @@ class DDPMnist(Workload):
     """A small CNN trained on handwritten digits (or clothes) with DistributedDataParallel."""
 
     dataset: str = "auto"  # auto, mnist, fashion-mnist or digits
-    data_dir: Optional[str] = None  # where the IDX files are; empty: the per-user data folder
-    epochs: Optional[int] = None  # passes over the training set; empty: what the data set needs (digits 30, others 5)
+    data_dir: str | None = None  # where the IDX files are; empty: the per-user data folder
+    epochs: int | None = None  # passes over the training set; empty: what the data set needs (digits 30, others 5)
     batch_size: int = 128  # samples per step over all ranks together
     lr: float = 0.1  # peak learning rate
     momentum: float = 0.9  # of SGD
@@ -165,7 +165,7 @@ class DDPMnist(Workload):
     sync: Sync = Sync.ddp  # ddp or manual
     bucket_mb: float = 1.0  # MiB per gradient bucket
     log_every: int = 50  # steps between two log lines
-    threads: Optional[int] = None  # CPU threads per rank; empty: the rank's share of the node's CPUs
+    threads: int | None = None  # CPU threads per rank; empty: the rank's share of the node's CPUs
 
 
 @dataclass
@@ -176,15 +176,15 @@ class Config:
     cluster: Cluster = MISSING  # group; where: local (default), slurm, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
-    run_id: Optional[str] = None  # id of the run; empty: made from name and time. The same id never submits twice
+    run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
     nodes: int = 1  # number of nodes
-    min_nodes: Optional[int] = None  # fewest nodes the run may go on with; empty: as many as `nodes`
+    min_nodes: int | None = None  # fewest nodes the run may go on with; empty: as many as `nodes`
     gpus_per_node: int = 0  # GPUs on each node
-    procs_per_node: Optional[int] = None  # ranks on each node; empty: one per GPU, else 1
+    procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else 1
     cpus_per_proc: int = 1  # CPUs for each rank
-    mem: Optional[str] = None  # memory per node, with a unit (`16G`); empty: the site's default
+    mem: str | None = None  # memory per node, with a unit (`16G`); empty: the site's default
     time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
     seed: int = 0  # seed of everything random
     runs_dir: str = MISSING  # where run directories are kept; must be seen by all nodes
     dry_run: bool = False  # show the plan and the script, do nothing
-    wait: Optional[bool] = None  # stay until the run ends; empty: yes for local and allocation, no for slurm
+    wait: bool | None = None  # stay until the run ends; empty: yes for local and allocation, no for slurm

@@ -11,15 +11,11 @@ import hashlib
 import os
 import secrets
 import shlex
-import ssl
 import struct
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
@@ -339,6 +335,10 @@ class _UselessError(Exception):
 
 
 def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
+    import ssl  # what only a download needs; every submission imports this module
+    from http.client import HTTPException
+    from urllib.error import URLError
+
     failures: dict[str, str] = {}
     candidates = list(dict.fromkeys(mirror.rstrip("/") for mirror in mirrors))
     for attempt in range(ROUNDS):
@@ -350,18 +350,21 @@ def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Pro
             except _UselessError as error:
                 candidates.remove(mirror)
                 failures[mirror] = str(error)
-            except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
+            except (URLError, HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
                 failures[mirror] = str(getattr(error, "reason", error)) or type(error).__name__
     tried = "; ".join(f"{mirror}: {reason}" for mirror, reason in failures.items()) or "there are no mirrors"
     raise DatasetError(f"{target.name} could not be fetched ({tried}). Copy it to {target} yourself, or name a mirror")
 
 
 def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | None) -> None:
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
     digest = hashlib.sha256()
     done = 0
     try:
-        response = urllib.request.urlopen(url, timeout=TIMEOUT)  # noqa: S310 - a file: mirror is meant to work
-    except urllib.error.HTTPError as error:
+        response = urlopen(url, timeout=TIMEOUT)  # noqa: S310 - a file: mirror is meant to work
+    except HTTPError as error:
         if error.code in (408, 429) or error.code >= 500:
             raise
         raise _UselessError(f"HTTP {error.code} {error.reason}") from error

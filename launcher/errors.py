@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 DONE = 0
 FAILED = 1
@@ -45,5 +44,7 @@ class RunError(LauncherError):
 
 def near(word: str, known: Iterable[str]) -> str:
     """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
+    from difflib import get_close_matches  # for an error only
+
     matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

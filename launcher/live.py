@@ -11,7 +11,6 @@ from typing import Any
 from launcher.backends.base import JobState, QueryError
 from launcher.backends.processes import Process
 from launcher.backends.slurm_query import Slurm
-from launcher.config import Scheduler
 from launcher.errors import RunError
 from launcher.plan import JobPlan
 from launcher.runs import Run
@@ -47,8 +46,8 @@ class Live:
 
     def job(self, run: Run, plan: JobPlan, story: Story) -> tuple[JobState | None, str, bool]:
         """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""
-        if plan.scheduler != Scheduler.slurm.value:
-            process = Process.load(run.path)
+        if not plan.queued:
+            process = Process.started(run.journal_events())
             if process is None:
                 return None, "", True
             if not process.here():
@@ -82,8 +81,8 @@ class Live:
         """
         plan, story = run.plan(), read(run)
         run.journal("cancelled")
-        if plan.scheduler != Scheduler.slurm.value:
-            process = Process.load(run.path)
+        if not plan.queued:
+            process = Process.started(run.journal_events())
             if process is not None and not process.here():
                 raise RunError(f"{run.id} runs on {process.host}: cancel it there")
             if process is not None:

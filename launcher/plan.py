@@ -102,6 +102,11 @@ class JobPlan:
     def cpus_per_node(self) -> int:
         return self.procs_per_node * self.cpus_per_proc
 
+    @property
+    def queued(self) -> bool:
+        """Whether the run is handed to a scheduler, rather than started here and now."""
+        return self.scheduler not in (Scheduler.local.value, Scheduler.allocation.value)
+
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
     """The plan as plain JSON types."""
@@ -207,6 +212,8 @@ def check_name(key: str, value: str) -> str:
     Raises:
         ConfigError: it cannot.
     """
+    if key == "run_id" and value == "latest":
+        raise ConfigError("run_id=latest is the launcher's name for the newest run: choose another")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         raise ConfigError(
             f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "
@@ -260,18 +267,14 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_control_characters(path: str, value: Any) -> None:
-    """A line break in a value would end a directive or a command early. Set-up lines alone are shell text."""
-    if isinstance(value, str) and (match := CONTROL.search(value)):
-        raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
-    if isinstance(value, Mapping):
+    """A line break in a value would end a directive or a command early. Set-up lines alone may have several lines."""
+    if isinstance(value, str):
+        text = value.replace("\n", "") if path == "setup" else value
+        if match := CONTROL.search(text):
+            raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
+    elif isinstance(value, Mapping):
         for key, item in value.items():
-            if path or key != "setup":
-                _refuse_control_characters(f"{path}.{key}" if path else str(key), item)
+            _refuse_control_characters(f"{path}.{key}" if path else str(key), item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             _refuse_control_characters(path, item)
-
-
-def needs_scheduler(plan: JobPlan) -> bool:
-    """Whether the plan is handed to a scheduler, rather than run by us."""
-    return plan.scheduler == Scheduler.slurm.value

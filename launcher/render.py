@@ -49,6 +49,11 @@ def quote(value: Any) -> str:
     return shlex.quote(text)
 
 
+def quote_directive(value: Any) -> str:
+    """The value as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
+    return quote(value).replace("\\", "\\\\")
+
+
 def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
     """The whole script of one run, or of an array of runs whose directories are numbered folders of the plan's.
 
@@ -62,14 +67,14 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         plan=plan,
         version=__version__,
         directives=[
-            Raw(option if value is True else f"{option}={quote(value)}")
+            Raw(option if value is True else f"{option}={quote_directive(value)}")
             for option, value in sbatch.directives(plan, token, array).items()
         ],
         array=array,
         setup=[Raw(line) for line in plan.setup],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
         srun=_command(["srun", *sbatch.srun_arguments(plan)]),
-        spawn=_command([plan.python, "-m", "launcher.node.spawn", plan.nodes, plan.tasks_per_node]),
+        spawn=_command([plan.python, "-m", "launcher.node.spawn", plan.nodes, plan.tasks_per_node, plan.grace + 5]),
         node=_command([plan.python, "-u", "-m", "launcher.node"]),
         umask=Raw(f"{plan.umask:03o}"),
     )

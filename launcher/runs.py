@@ -23,10 +23,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, RunError, near
-from launcher.plan import JobPlan, as_dict, from_dict
+
+if TYPE_CHECKING:
+    from launcher.plan import JobPlan
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
@@ -63,9 +65,9 @@ class Run:
             path.mkdir(mode=0o700)
             for folder in ("submitit", "attempts"):
                 (path / folder).mkdir(mode=0o700)
-        except FileExistsError:
-            raise ConfigError(f"{path} is there already: choose another run_id") from None
         except OSError as error:
+            if isinstance(error, FileExistsError) and os.path.lexists(path):
+                raise ConfigError(f"{path} is there already: choose another run_id") from None
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
                 "set runs_dir to a folder that you can write to and that all nodes share"
@@ -74,6 +76,8 @@ class Run:
 
     def write_record(self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """The record: the plan, the resolved config, and facts about the submitting machine."""
+        from launcher.plan import as_dict
+
         self._write("record.json", json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1))
 
     def write_script(self, text: str) -> Path:
@@ -124,6 +128,8 @@ class Run:
         Raises:
             RunError: it cannot be read, or another version wrote it.
         """
+        from launcher.plan import from_dict
+
         record = self.record()
         try:
             return from_dict(record["plan"])
@@ -156,10 +162,13 @@ class Run:
         """Payloads are unpickled from here, so nobody else may be able to write here.
 
         Raises:
-            RunError: the directory is somebody else's, or others can write to it.
+            RunError: the directory is incomplete or somebody else's, or others can write to it.
         """
         for path in (self.path, self.submitit_folder):
-            status = path.stat()
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}") from None
             if status.st_uid != os.getuid():
                 raise RunError(f"{path} belongs to user {status.st_uid}, not to you: it is not used")
             if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

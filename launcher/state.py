@@ -4,11 +4,12 @@
 |---|---|---|
 | last attempt ended with 0 | (not asked) | done |
 | last attempt ended with another code | job alive again | queued or running, as the scheduler says |
-| last attempt ended with 75 | no job | stopped |
+| last attempt ended with 75 | no job | stopped (cancelled, if that was asked for) |
 | last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
 | an attempt has begun and not ended | job running | running |
 | | job pending | queued |
-| | job ended, or no such job | cancelled if asked for, else lost |
+| | job ended badly or cancelled | cancelled if asked for or said, else failed |
+| | job done, or no such job | cancelled if asked for, else lost |
 | | no answer | unknown |
 | no attempt yet | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |

@@ -7,6 +7,7 @@ was cut short, provided that the config is the same.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,8 +181,11 @@ def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
 
     if not config.cluster.check:
         return ()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Slurm(plan.submit_timeout).partitions)
+        importlib.import_module("launcher.backends.slurm")  # 30 ms that the submission needs next, while Slurm answers
     try:
-        partitions = Slurm(plan.submit_timeout).partitions()
+        partitions = answer.result()
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
     if partitions:

@@ -35,6 +35,7 @@ def parse_time(text: str) -> int:
 
 
 def _clock(days: str | None, fields: list[int], text: str) -> int:
+    limits: tuple[tuple[str, int, int], ...]
     if days is not None:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = (*fields, 0, 0)[:3]
         limits = (("hours", hours, 24), ("minutes", minutes, 60), ("seconds", seconds, 60))
@@ -67,7 +68,9 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size: write it as 512K, 64M or 16G")
-    size = int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+    whole, _, fraction = match[1].partition(".")
+    power = 1024 ** _POWERS[match[2].upper()]
+    size = int(whole) * power + int(fraction or 0) * power // 10 ** len(fraction)  # exact, which a float is not
     if size == 0:
         raise ValueError(f"{text!r} is no size at all")
     return size

@@ -14,16 +14,13 @@ For test authors:
 from __future__ import annotations
 
 import os
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "cluster"))
-from slurm_cluster import SlurmCluster
+from tests.cluster.slurm_cluster import SlurmCluster
 
 RECORD = "ran against"
 WIDTH = 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from submitit.core import core
 from launcher.backends.executor import RunExecutor
 from launcher.backends.processes import Process
 from launcher.backends.scrub import job_environment
+from launcher.runs import Run
 
 
 class _NoWatcher(core.InfoWatcher):
@@ -29,7 +31,7 @@ class LocalJob(core.Job[Any]):
 
     @property
     def _process(self) -> Process | None:
-        return Process.load(Path(self.paths.folder).parent)
+        return Process.started(Run(Path(self.paths.folder).parent).journal_events())
 
     @property
     def state(self) -> str:
@@ -60,5 +62,5 @@ class LocalExecutor(RunExecutor):
                 ["bash", script], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
             )  # fmt: skip
-        Process.of(process.pid).save(self.run.path)
+        self.run.journal("process", **asdict(Process.of(process.pid)))
         return job_id

@@ -74,4 +74,6 @@ def submit_once(
     try:
         return retrying(once)
     except (NoAnswer, QueryError) as error:
-        raise SubmissionError(f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({error})") from None
+        raise SubmissionError(
+            f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({error})"
+        ) from None

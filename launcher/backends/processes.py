@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-_FILE = "process.json"
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,11 @@ class Process:
         state = _state(pid)
         return cls(pid, state[1] if state else 0, socket.gethostname())
 
-    def save(self, folder: Path) -> None:
-        """Keeps it in a run's directory."""
-        (folder / _FILE).write_text(json.dumps(asdict(self)))
-
     @classmethod
-    def load(cls, folder: Path) -> Process | None:
-        """The one kept there."""
-        try:
-            return cls(**json.loads((folder / _FILE).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
+    def started(cls, journal: Sequence[Mapping[str, Any]]) -> Process | None:
+        """The one that a run's journal tells of last."""
+        entry = next((entry for entry in reversed(journal) if entry["event"] == "process"), None)
+        return None if entry is None else cls(entry["pid"], entry["start"], entry["host"])
 
     def here(self) -> bool:
         """Whether it belongs to this machine: of another one nothing can be told."""

@@ -40,6 +40,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
     Raises:
         ConfigError: an extra option of the profile collides with a key of the launcher.
     """
+    run_dir = plan.run_dir.replace("%", "%%")  # man sbatch, filename pattern
     nodes = str(plan.nodes) if plan.min_nodes == plan.nodes else f"{plan.min_nodes}-{plan.nodes}"
     ours: dict[str, Any] = {
         "job-name": plan.name,
@@ -57,7 +58,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
         "time": format_time(plan.time),
         "array": array,
-        "output": f"{plan.run_dir}/%a/output-%A_%a.log" if array else f"{plan.run_dir}/output-%j.log",
+        "output": f"{run_dir}/%a/output-%A_%a.log" if array else f"{run_dir}/output-%j.log",
         "open-mode": "append",
         # A lost node ends the job unless fewer nodes will do.
         "no-kill": True if plan.min_nodes < plan.nodes else None,

@@ -185,5 +185,3 @@ def _job(job_id: str, state: str, reason: str, comment: str) -> SchedulerJob:
 
 def _nothing(text: str) -> str:
     return "" if text in ("(null)", "N/A") else text
-
-

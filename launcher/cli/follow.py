@@ -6,14 +6,14 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher import runs
 from launcher.cli.text import outcome
 from launcher.errors import INTERRUPTED
-from launcher.live import Live, look
+from launcher.live import Live, Seen, look
 from launcher.state import RunState
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
@@ -52,7 +52,7 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
     return INTERRUPTED if interrupts else seen.state.exit_code
 
 
-def _follow(run: runs.Run, output: bool, foreground: bool) -> Any:
+def _follow(run: runs.Run, output: bool, foreground: bool) -> Seen:
     live, tails = Live(), Tails(run)
     pause = POLL if foreground else 1.0
     with progress_line() as show:
@@ -101,7 +101,7 @@ class PlainLine:
     def print(self, text: str) -> None:
         print(text, flush=True)
 
-    def update(self, progress: dict[str, Any] | None) -> None:
+    def update(self, progress: Mapping[str, Any] | None) -> None:
         pass
 
 
@@ -124,7 +124,7 @@ class RichLine:
 
         self.bar.console.print(Text.from_ansi(text))
 
-    def update(self, progress: dict[str, Any] | None) -> None:
+    def update(self, progress: Mapping[str, Any] | None) -> None:
         if progress is None:
             return
         known = ("time", "event", "step", "total", "writer")

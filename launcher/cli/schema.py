@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from launcher import config
 from launcher.paths import default_runs_dir
 
+OPEN_KEYS = ("cluster.directives", "cluster.environment")  # their keys are the user's own
 WORKLOADS = {"p2p": config.P2P, "collective": config.Collective, "ddp_mnist": config.DDPMnist}
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
@@ -50,7 +51,8 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """The keys of one dataclass of the schema, its bases' first."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
-        docs |= dict(match.groups() for line in inspect.getsource(base).splitlines() if (match := _FIELD.match(line)))
+        matches = map(_FIELD.match, inspect.getsource(base).splitlines())
+        docs |= {match[1]: match[2] for match in matches if match}
     for field in dataclasses.fields(kind):
         yield Key(prefix + field.name, docs.get(field.name, ""))
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher import runs
 from launcher.cli.options import find, runs_dir_option
-from launcher.cli.text import cause
-from launcher.live import Seen, look_at_all
 from launcher.paths import default_runs_dir
-from launcher.units import format_time
+
+if TYPE_CHECKING:
+    from launcher.live import Seen
+    from launcher.runs import Run
 
 RECENT = 20  # runs shown without --all
 
@@ -26,11 +25,15 @@ RECENT = 20  # runs shown without --all
 @runs_dir_option
 def status(names: tuple[str, ...], everything: bool, as_json: bool, runs_dir: Path | None) -> int:
     """State of the newest runs, or of the RUNs named (an id, a unique beginning of one, or `latest`)."""
+    from launcher.runs import all_runs
+
     folder = runs_dir or default_runs_dir()
-    found = [find(name, runs_dir) for name in names] or runs.all_runs(folder)
+    found = [find(name, runs_dir) for name in names] or all_runs(folder)
     shown = found if everything or names else found[:RECENT]
-    seen = look_at_all(shown)
+    seen = _look_at(shown)
     if as_json:
+        import json
+
         click.echo(json.dumps([_row(each) for each in seen], indent=1))
         return 0
     if not seen:
@@ -38,11 +41,25 @@ def status(names: tuple[str, ...], everything: bool, as_json: bool, runs_dir: Pa
         return 0
     _print_table([_row(each) for each in seen])
     for each in seen if names else []:
-        if why := cause(each):
+        if why := _cause(each):
             click.echo(f"\n{each.run.id}: {why}")
     if len(shown) < len(found):
         click.echo(f"... and {len(found) - len(shown)} older ones; --all shows them")
     return 0
+
+
+def _look_at(shown: list[Run]) -> list[Seen]:
+    if not shown:
+        return []
+    from launcher.live import look_at_all  # what can ask schedulers takes as long to load as all the rest
+
+    return look_at_all(shown)
+
+
+def _cause(seen: Seen) -> str | None:
+    from launcher.cli.text import cause
+
+    return cause(seen)
 
 
 def _row(seen: Seen) -> dict[str, Any]:
@@ -62,13 +79,15 @@ def _row(seen: Seen) -> dict[str, Any]:
         "steps": seen.progress and seen.progress["total"],
         "elapsed": elapsed,
         "reason": seen.word or None,
-        "cause": None if seen.state.value in ("done", "queued", "running") else cause(seen),
+        "cause": None if seen.state.value in ("done", "queued", "running") else _cause(seen),
         "directory": str(seen.run.path),
     }
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     """Plain columns; the run's id is never cut, for it is what one copies."""
+    from launcher.units import format_time
+
     heads = ("RUN", "STATE", "JOB", "NODES", "STEP", "ELAPSED")
     lines = [
         (

@@ -17,17 +17,54 @@ if TYPE_CHECKING:
     from launcher.submit import Prepared, Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
+FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # flags and Hydra's own settings among the arguments
+DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the arguments through Hydra's own command line, so that all its flags keep working."""
-    import hydra
+    """Submits what the arguments describe; flags and settings of Hydra's own go through its command line."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.cli import schema, text
+    from launcher.cli import schema
 
     schema.register()
+    try:
+        if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := _compose(arguments)) is None:
+            return _hydra_main(arguments)
+        return _run(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
+        print(f"launcher: {explain(error, arguments)}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _compose(arguments: list[str]) -> DictConfig | None:
+    """The config of one run, or None when the user's own files have set something that only hydra.main does.
+
+    hydra.main composes every config twice, the first time only to see whether it is a sweep.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict
+
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        config = compose("config", arguments, return_hydra_config=True)
+    if any(OmegaConf.select(config.hydra, key) for key in DONE_BY_HYDRA):
+        return None
+    HydraConfig.instance().set_config(config)  # what ${hydra:...} refers to
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def _hydra_main(arguments: list[str]) -> int:
+    """The same through Hydra's own command line, so that all its flags work."""
+    import hydra
+
+    from launcher.cli.text import program
+
     codes = [0]
     problems: list[LauncherError] = []
 
@@ -38,16 +75,13 @@ def main(arguments: list[str]) -> int:
         except LauncherError as error:  # past Hydra, which would add a line of its own
             problems.append(error)
 
+    # Our help takes 40 ms to compose, so the config does not name it.
+    help_wanted = not {"-h", "--help"}.isdisjoint(arguments)
+    sys.argv = [program(), *arguments, *(["hydra/help=launcher"] if help_wanted else [])]
     wanted = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise, so that the words are ours
-    sys.argv = [text.program(), *arguments]
     try:
         run()
-    except (HydraException, OmegaConfBaseException) as error:
-        if wanted == "1":
-            raise
-        print(f"launcher: {explain(error, arguments)}", file=sys.stderr)
-        return BAD_INPUT
     finally:
         os.environ.pop(FULL_ERROR) if wanted is None else os.environ.update({FULL_ERROR: wanted})
     if problems:
@@ -68,6 +102,8 @@ def explain(error: Exception, arguments: list[str]) -> str:
         return f"there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
+        if key.rpartition(".")[0] in schema.OPEN_KEYS:
+            return f"{key} is a new key: put a + in front of it (+{key}=...)"
         return f"there is no key {key!r}.{near(key, schema.all_keys())} `python -m launcher --help` lists all"
     if match := re.search(r"missing EQUAL at '<EOF>'", text):
         word = next((word for word in arguments if "=" not in word and not word.startswith("-")), "")
@@ -99,13 +135,13 @@ def _run(config: DictConfig) -> int:
 
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     submitted = submit(prepared, resolved)
-    wait = typed.wait if typed.wait is not None else prepared.plan.scheduler != "slurm"
+    wait = typed.wait if typed.wait is not None else not prepared.plan.queued
     if not wait:
         _tell(prepared, submitted)
         return 0
     from launcher.cli import follow
 
-    return follow.to_the_end(submitted.run, foreground=prepared.plan.scheduler != "slurm")
+    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued)
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
@@ -143,7 +179,10 @@ def _tell(prepared: Prepared, submitted: Submitted) -> None:
 
     run = submitted.run
     print(f"run        {run.id}")
-    print(f"job        {submitted.job_id} on {prepared.plan.cluster}" + (" (it was there already)" if submitted.again else ""))
+    print(
+        f"job        {submitted.job_id} on {prepared.plan.cluster}"
+        + (" (it was there already)" if submitted.again else "")
+    )
     print(f"directory  {run.path}")
     for number, command in enumerate((f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):
         print(f"{'' if number else 'next':<11}{program()} {command}")

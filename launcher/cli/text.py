@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from launcher.live import Seen
-from launcher.plan import JobPlan
 from launcher.state import RunState
 from launcher.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from launcher.live import Seen
+    from launcher.plan import JobPlan
 
 
 def program() -> str:
@@ -44,7 +47,8 @@ def cause(seen: Seen) -> str | None:
     if fault is None:
         if seen.state is RunState.FAILED:
             code = f" (exit code {seen.story.ended})" if seen.story.ended is not None else ""
-            return f"no rank said why{code}; see `{program()} logs {seen.run.id}`" + (f"; {seen.word}" if seen.word else "")
+            word = f"; {seen.word}" if seen.word else ""
+            return f"no rank said why{code}; see `{program()} logs {seen.run.id}`{word}"
         return seen.word or None
     if fault["event"] == "setup_failed":
         line = seen.plan.setup[fault["line"] - 1]
@@ -58,7 +62,9 @@ def outcome(seen: Seen) -> str:
     if seen.state is RunState.DONE:
         metrics = seen.run.result() or {}
         lines.append(f"{seen.run.id} is done")
-        lines += [f"  {key:<20} {value:.6g}" if isinstance(value, float) else f"  {key:<20} {value}" for key, value in metrics.items()]
+        width = max(map(len, metrics), default=0)
+        for key, value in metrics.items():
+            lines.append(f"  {key:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
     else:
         fault = seen.story.fault or {}
         if trace := fault.get("traceback"):

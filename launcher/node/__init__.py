@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.node.topology import Topology, TopologyError
-
 if TYPE_CHECKING:
     from launcher.node.process_group import Env, init, progress, rank_zero, report
+    from launcher.node.topology import Topology, TopologyError
 
 __all__ = ["Env", "Topology", "TopologyError", "init", "progress", "rank_zero", "report"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Topology", "TopologyError"):
+        from launcher.node import topology
+
+        return getattr(topology, name)
     if name in __all__:
         from launcher.node import process_group
 

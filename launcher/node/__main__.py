@@ -32,13 +32,14 @@ def main(run_dir: str) -> int:
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
-    from launcher.node.agent import AttemptFailed
+    from launcher.node.elastic import AttemptFailed
 
     get_logger().setLevel("CRITICAL")
     try:
         process_job(run.submitit_folder)
     except AttemptFailed as failure:
-        print(f"launcher: {socket.gethostname()}: {failure}", file=sys.stderr)
+        if failure.ours:
+            print(f"launcher: {failure}", file=sys.stderr)
         return failure.exit_code
     return errors.DONE
 

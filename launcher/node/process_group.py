@@ -73,9 +73,7 @@ def rank_zero() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def init(
-    backend: str = "auto", device: str = "auto", *, rendezvous_timeout: float = 300, timeout: float = 1800
-) -> Env:
+def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: float = 300, timeout: float = 1800) -> Env:
     """Makes the default process group for whatever started this process.
 
     Under our agent and under torchrun the ranks use the store that is there. Elsewhere (srun, mpiexec, pbsdsh, or a
@@ -219,4 +217,3 @@ def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
 def _node_ranks(place: topology.Topology) -> tuple[int, ...]:
     """Ranks fill nodes in order: true of our agent and of every launcher's default."""
     return tuple(min(rank // place.local_world_size, place.nnodes - 1) for rank in range(place.world_size))
-

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
+import sys
+import time
+import traceback
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, get_type_hints
@@ -12,6 +16,14 @@ from typing import Any, get_type_hints
 from launcher import config as schema
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
+
+# What survivors say when a rank is gone (gloo's and NCCL's words). It is the others' death that the user wants to hear
+# of, so a survivor holds its own back until the agent of the dead rank has spoken.
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
+    r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
+)
+SYMPTOM_DELAY = 2.0  # seconds
 
 
 def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, Any]:
@@ -31,6 +43,25 @@ def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, 
     for variable in ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE"):  # the agent's place, not the rank's
         os.environ.pop(variable, None)
 
+    try:
+        return _run_workload(plan)
+    except SystemExit as leave:
+        if isinstance(leave.code, str):
+            raise RuntimeError(f"sys.exit({leave.code!r})") from None
+        if leave.code:
+            raise
+        return {}
+    except Exception as error:
+        if LOST_PEER.search(str(error)):
+            print(f"lost another rank: {error}", file=sys.stderr)
+            time.sleep(SYMPTOM_DELAY)
+        else:
+            frames = error.__traceback__ and error.__traceback__.tb_next
+            traceback.print_exception(type(error), error, frames and frames.tb_next)
+        raise
+
+
+def _run_workload(plan: JobPlan) -> dict[str, Any]:
     from launcher.node import process_group
 
     module, _, function = plan.entry.partition(":")

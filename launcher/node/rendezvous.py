@@ -196,9 +196,7 @@ def _reach(
     return Meeting(store, master, port, members, interface_with(address))
 
 
-def _find_master(
-    master: str, key: str, ports: Sequence[int], deadline: float
-) -> tuple[TCPStore, int, str, str] | str:
+def _find_master(master: str, key: str, ports: Sequence[int], deadline: float) -> tuple[TCPStore, int, str, str] | str:
     """The store of this attempt's master, its port, and both ends' addresses; or why it was not found this time."""
     problem = "no port was tried"
     for port in ports:

@@ -1,9 +1,9 @@
 """Starts the tasks of the simulated nodes of a local run: what srun is to Slurm.
 
-    python -m launcher.node.spawn NODES TASKS_PER_NODE COMMAND...
+    python -m launcher.node.spawn NODES TASKS_PER_NODE GRACE COMMAND...
 
 Every task finds its place in LAUNCHER_* variables. SIGTERM and SIGINT are handed on to the tasks. When a task fails,
-the others get SIGTERM and, after a while, SIGKILL. The exit status is that of the task that failed first.
+the others get SIGTERM and, GRACE seconds later, SIGKILL. The exit status is that of the task that failed first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-
-GRACE = 35.0  # seconds that tasks have after a SIGTERM; a little more than an agent gives its ranks
 
 
 def environments(nodes: int, tasks_per_node: int, host: str) -> list[dict[str, str]]:
@@ -28,7 +26,7 @@ def environments(nodes: int, tasks_per_node: int, host: str) -> list[dict[str, s
 
 
 def main(arguments: list[str]) -> int:
-    nodes, tasks_per_node, *command = arguments
+    nodes, tasks_per_node, grace, *command = arguments
     job = {"LAUNCHER_JOB": os.environ.get("LAUNCHER_JOB_ID", "")}
     tasks = [
         subprocess.Popen(command, env={**os.environ, **job, **place})
@@ -39,7 +37,7 @@ def main(arguments: list[str]) -> int:
     def stop(*_: object) -> None:
         nonlocal kill_at
         if kill_at is None:
-            kill_at = time.monotonic() + GRACE
+            kill_at = time.monotonic() + float(grace)
             for task in tasks:
                 if task.poll() is None:
                     task.terminate()

@@ -52,7 +52,9 @@ class Topology:
             (self.node_rank, self.nnodes, "node rank"),
         ):
             if not 0 <= value < bound:
-                raise TopologyError(f"{self.source} gives {what} {value} of {bound}: its variables contradict each other")
+                raise TopologyError(
+                    f"{self.source} gives {what} {value} of {bound}: its variables contradict each other"
+                )
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,12 @@ def derive(environ: Environ, hostname: str, read_lines: Callable[[str], list[str
     Raises:
         TopologyError: a source is there, and its values contradict each other or leave the master unknown.
     """
-    place = _Place(environ, hostname, _allocation(environ, read_lines))
-    for source in SOURCES.values():
-        if topology := source(place):
-            break
-    else:
+    try:
+        place = _Place(environ, hostname, _allocation(environ, read_lines))
+        topology = next(filter(None, (source(place) for source in SOURCES.values())), None)
+    except (ValueError, ZeroDivisionError) as error:  # a list of nodes or counts that is none, no ranks on a node
+        raise TopologyError(f"the variables of this job contradict each other: {error}") from None
+    if topology is None:
         topology = _uniform("plain", place, 0, 1, 0, 1, job="plain")
     if master := environ.get("MASTER_ADDR"):  # the user's word on it counts, whatever the source
         port = place.first("MASTER_PORT")
@@ -117,7 +120,14 @@ def _allocation(environ: Environ, read_lines: Callable[[str], list[str]]) -> tup
 
 
 def _uniform(
-    source: str, place: _Place, rank: int, world: int, local_rank: int, local_world: int, job: str, node: int | None = None
+    source: str,
+    place: _Place,
+    rank: int,
+    world: int,
+    local_rank: int,
+    local_world: int,
+    job: str,
+    node: int | None = None,
 ) -> Topology:
     """For sources that know their own numbers only: every node has as many ranks, and ranks fill nodes in order."""
     nnodes = -(-world // local_world)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from daemons import Proc
+from tests.cluster.daemons import Proc
 
 REGISTER = Path("/run/lock/slurm-test-clusters.json")
 HOSTS = Path("/etc/hosts")

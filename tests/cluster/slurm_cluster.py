@@ -26,10 +26,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import host
-import slurm_config
-from daemons import DaemonSet, Proc, descendants, end, running, wait_until
-from slurm_config import NODES
+if __name__ == "__main__":  # as a command, not as a part of the test package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.cluster import host, slurm_config
+from tests.cluster.daemons import DaemonSet, Proc, descendants, end, running, wait_until
+from tests.cluster.slurm_config import NODES
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 NEEDED_FOR_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
@@ -150,14 +152,14 @@ class SlurmCluster:
         return dict(line.split() for line in listing.splitlines())
 
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:
-        """Wait until all four nodes are idle. Nodes that answer but were set down or drained are resumed."""
+        """Wait until all four nodes are idle. Nodes that are there, but were set down or drained, are resumed."""
 
         def idle() -> bool:
             if dead := self.daemons.dead():
                 raise ClusterError(f"{', '.join(dead)} ended by itself\n{self.daemons.tails()}")
             states = self.states()
             for name, state in states.items():
-                if state in ("down", "drained"):
+                if state in ("down", "drained") and self.daemons.get(name):
                     self._ask("scontrol", "update", f"nodename={name}", "state=resume")
             return list(states.values()) == ["idle"] * len(NODES)
 
@@ -181,17 +183,23 @@ class SlurmCluster:
     def fail_node(self, name: str, *, told: bool = False) -> None:
         """Lose a node: SIGKILL its slurmd and all that jobs run there.
 
-        Slurm finds out by itself after about 25 to 45 s. With told=True the node is set down at once, as a site's
-        health check would do it, and Slurm acts within a second.
+        Slurm finds out by itself after about 25 to 45 s. With told=True the node is drained and set down
+        at once, as a site's health check would do it, and Slurm acts within a second.
         """
         self._kill_nodes(name)
         if told:
-            self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
+            # Drain it as well: a late answer from the dead slurmd may put a node that is only down back to service.
+            for state in ("drain", "down"):
+                self.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=lost")
 
     def restore_node(self, name: str) -> None:
         """Start a lost node's slurmd again; wait_idle() tells when it is back."""
         if self.daemons.get(name) is None:
+            pid_file = self.folder / "run" / f"{name}.pid"
+            pid_file.unlink(missing_ok=True)
             self._start_node(name)
+            # Written once it listens; until then Slurm may believe that the node is there, and lose a job to it.
+            self._wait(pid_file.exists, time.monotonic() + 10, f"{name}'s slurmd does not start")
 
     # -- how
 

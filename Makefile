@@ -1,0 +1,49 @@
+# Each target sets up what it needs in .venv; nothing is installed outside of it, except for the Debian packages of
+# Slurm that `make test` runs against, where it may install them (as root).
+
+PYTHON ?= python3
+# What pip installs as torch; for a build without CUDA give a wheel or use --index-url in PIP_ARGS.
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+VENV := .venv
+READY := $(VENV)/ready
+RUN := $(VENV)/bin/python
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo   set up, train on this machine, print the accuracy and where everything is"
+	@echo "make test   set up (Slurm too, as root on Debian), run all tests, print what ran against what"
+	@echo "make lint   ruff and mypy"
+	@echo "make bench  every speed claim as a measured ratio"
+	@echo "make clean  remove what the other targets made"
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, and {sys.executable} is {v.major}.{v.minor}: use make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	@touch $@
+
+demo: $(READY)
+	$(RUN) -m launcher workload=ddp_mnist procs_per_node=2
+	@echo
+	@echo "Next, with $(RUN) in place of python:"
+	@echo "  python -m launcher status                                    this run and later ones"
+	@echo "  python -m launcher workload=ddp_mnist nodes=2 dry_run=true   what would run, and how"
+	@echo "  python -m launcher workload=ddp_mnist cluster=slurm nodes=2  the same on a Slurm cluster"
+
+test: lint
+	@bash tests/setup_debian.sh
+	$(RUN) -m pytest
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(READY)
+	$(RUN) -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,94 @@
+"""Workloads that go wrong, each in its own way. FAULT_RANK says which rank does (default: the last)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+
+def _mine(env: Any) -> bool:
+    return env.rank == int(os.environ.get("FAULT_RANK", env.world_size - 1))
+
+
+def _work(env: Any) -> dict[str, Any]:
+    """What the other ranks do meanwhile: wait for everybody."""
+    dist.barrier()
+    return {}
+
+
+def raises(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        raise ValueError("the loss is a banana")
+    return _work(env)
+
+
+def exits(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        os._exit(7)
+    return _work(env)
+
+
+def leaves(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        os._exit(0)
+    return _work(env)
+
+
+def calls_sys_exit(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        sys.exit("no such file: weights.pt")
+    return _work(env)
+
+
+def is_killed(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _work(env)
+
+
+def segfaults(config: Any, env: Any) -> dict[str, Any]:
+    if _mine(env):
+        ctypes.string_at(0)
+    return _work(env)
+
+
+def stops_for_resume(config: Any, env: Any) -> dict[str, Any]:
+    dist.barrier()
+    sys.exit(75)
+
+
+def sleeps(config: Any, env: Any) -> dict[str, Any]:
+    print("asleep", flush=True)
+    time.sleep(600)
+    return {}
+
+
+def ignores_sigterm(config: Any, env: Any) -> dict[str, Any]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return sleeps(config, env)
+
+
+def fine(config: Any, env: Any) -> dict[str, Any]:
+    dist.barrier()
+    umask = os.umask(0)
+    os.umask(umask)
+    return {"rank": env.rank, "world_size": env.world_size, "source": env.source, "umask": f"{umask:03o}"}
+
+
+def tells_places(config: Any, env: Any) -> dict[str, Any]:
+    names = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes")
+    places: list[Any] = [None] * env.world_size
+    dist.all_gather_object(places, {name: getattr(env, name) for name in names})
+    return {"places": places}
+
+
+def tells_environment(config: Any, env: Any) -> dict[str, Any]:
+    environments: list[Any] = [None] * env.world_size
+    dist.all_gather_object(environments, [os.environ.get(f"FROM_{place}") for place in ("SETUP", "PROFILE", "SHELL")])
+    return {"environments": environments}

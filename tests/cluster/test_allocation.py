@@ -1,0 +1,68 @@
+"""Runs inside an allocation that is already held."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import PYTHON, ROOT, Launcher
+
+pytestmark = pytest.mark.backend("allocation", "srun --pty and salloc of {slurm}, real nodes")
+FINE = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "cluster=allocation"]
+
+
+@pytest.fixture
+def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
+    yield Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=allocation"])
+    slurm.reset()
+
+
+def inside(launcher: Launcher, command: list[str], *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, PYTHON, "-m", "launcher", *FINE, *overrides], env=launcher.environ, cwd=ROOT,
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["salloc", "--quiet", "--nodes=3"], ["srun", "--nodes=3", "--pty"]])
+def test_all_nodes_of_the_allocation_are_used_by_default(launcher: Launcher, command: list[str]) -> None:
+    done = inside(launcher, command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (launcher.last().result() or {})["world_size"] == 3
+
+
+def test_fewer_nodes_are_used_when_fewer_are_asked_for(launcher: Launcher) -> None:
+    done = inside(launcher, ["salloc", "--quiet", "--nodes=3"], "nodes=2", "procs_per_node=2", "launch=tasks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (launcher.last().result() or {})["world_size"] == 4
+
+
+def test_more_nodes_than_it_holds_are_refused(launcher: Launcher) -> None:
+    done = inside(launcher, ["salloc", "--quiet", "--nodes=2"], "nodes=3")
+    assert done.returncode == 2
+    assert "nodes=3: the allocation that this shell is in holds 2: use nodes=2" in done.stderr
+    assert not launcher.runs_dir.exists()
+
+
+def test_outside_of_an_allocation_it_is_refused(launcher: Launcher) -> None:
+    done = inside(launcher, [])
+    assert done.returncode == 2
+    assert "get one with salloc first" in done.stderr
+
+
+def test_ctrl_c_ends_the_run_and_leaves_nothing(launcher: Launcher) -> None:
+    process = subprocess.Popen(
+        ["salloc", "--quiet", "--nodes=2", PYTHON, "-m", "launcher", "workload=collective",
+         "workload.entry=tests.chaos.faults:sleeps", "cluster=allocation"],
+        env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=60)
+    assert launcher.status()["state"] == "cancelled"

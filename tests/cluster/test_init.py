@@ -1,0 +1,74 @@
+"""`from launcher.node import init` in a script of the user's own, started in every way there is here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import PYTHON, ROOT, Launcher
+
+SCRIPT = """
+from launcher.node import init, rank_zero
+env = init()
+import torch, torch.distributed as dist
+total = torch.tensor([float(env.rank)])
+dist.all_reduce(total)
+print("told", env.source, env.rank, env.world_size, env.node_rank, int(total), rank_zero(), flush=True)
+"""
+
+
+def told(command: list[str], environ: dict[str, str], tmp_path: Path) -> list[list[str]]:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [*command, str(script)], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (line.split("told ")[1].split() for line in done.stdout.splitlines() if "told " in line)
+    return sorted(lines, key=lambda words: int(words[1]))
+
+
+@pytest.mark.backend("init()", "python, torchrun")
+@pytest.mark.parametrize(
+    ("command", "source", "ranks"),
+    [
+        ([PYTHON], "plain", 1),
+        ([PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "torchrun", 2),
+    ],
+)
+def test_without_a_scheduler(command: list[str], source: str, ranks: int, tmp_path: Path) -> None:
+    assert told(command, Launcher(tmp_path, {}).environ, tmp_path) == expected(source, ranks, nodes=1)
+
+
+@pytest.mark.backend("init()", "srun of {slurm}")
+def test_under_srun(slurm: Any, tmp_path: Path) -> None:
+    environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", PYTHON]
+    assert told(command, environ, tmp_path) == expected("srun", 4, nodes=2)
+    slurm.reset()
+
+
+@pytest.mark.backend("init()", "batch script of {slurm}")
+def test_in_a_batch_script_without_srun(slurm: Any, tmp_path: Path) -> None:
+    """The script is on the first node alone, whatever the job's size: a world of one."""
+    environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{sys.executable} {tmp_path}/train.py\n")
+    output = tmp_path / "out"
+    subprocess.run(
+        ["sbatch", "--wait", "--nodes=2", f"--output={output}", str(tmp_path / "job.sh")], env=environ, cwd=ROOT,
+        check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    assert "told plain 0 1 0 0 True" in output.read_text()
+    slurm.reset()
+
+
+def expected(source: str, ranks: int, nodes: int) -> list[list[str]]:
+    total = sum(range(ranks))
+    return [
+        [source, str(rank), str(ranks), str(rank * nodes // ranks), str(total), str(rank == 0)] for rank in range(ranks)
+    ]

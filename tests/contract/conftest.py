@@ -1,0 +1,33 @@
+"""One launcher for each backend; the suite beside this file holds all of them to the same behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher
+
+BACKENDS = ("local", "slurm", "allocation")
+
+
+@pytest.fixture(params=BACKENDS)
+def launcher(
+    request: pytest.FixtureRequest, tmp_path: Path, ran_against: Callable[[str, str], None]
+) -> Iterator[Launcher]:
+    """A launcher whose submissions go to one backend."""
+    if request.param == "local":
+        ran_against("local", "this machine")
+        yield Launcher(tmp_path / "runs", {}, ["cluster=local"])
+        return
+    slurm = request.getfixturevalue("slurm")
+    environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}
+    if request.param == "slurm":
+        ran_against("slurm", f"Slurm {slurm.version()}, 4 real nodes")
+        yield Launcher(tmp_path / "runs", environment, ["cluster=slurm"])
+    else:
+        ran_against("allocation", f"salloc of Slurm {slurm.version()}, 2 real nodes")
+        salloc = ["salloc", "--quiet", "--nodes=2", "--cpus-per-task=2"]
+        yield Launcher(tmp_path / "runs", environment, ["cluster=allocation"], salloc)
+    slurm.reset()

@@ -1,0 +1,188 @@
+"""What every backend must do with a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from tests.launch import Launcher
+
+PLACES = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes")
+
+
+@pytest.mark.parametrize("mode", ["agent", "tasks"])
+def test_ranks_fill_the_nodes_in_order_however_they_are_started(launcher: Launcher, mode: str) -> None:
+    result = launcher.fault("tells_places", f"launch={mode}")
+    assert result.code == 0, result.output
+    places = result.metrics["places"]
+    assert places == [dict(zip(PLACES, values, strict=True)) for values in (
+        (0, 0, 4, 2, 0, 2), (1, 1, 4, 2, 0, 2), (2, 0, 4, 2, 1, 2), (3, 1, 4, 2, 1, 2),
+    )]  # fmt: skip
+
+
+def test_a_run_that_is_done_says_so_everywhere(launcher: Launcher) -> None:
+    result = launcher.fault("fine")
+    assert result.code == 0, result.output
+    assert launcher.status()["state"] == "done"
+    assert launcher("wait", "latest", "-q").returncode == 0
+    assert result.metrics["world_size"] == 4
+    assert f"{result.run.id} is done" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("raises", "ValueError: the loss is a banana"),
+        ("exits", "exited with code 7"),
+        ("leaves", "exited with code 0 before its work was done"),
+        ("calls_sys_exit", "no such file: weights.pt"),
+        ("is_killed", "killed by SIGKILL"),
+        ("segfaults", "killed by SIGSEGV"),
+    ],
+)
+def test_a_failing_rank_ends_the_run_and_is_blamed(launcher: Launcher, kind: str, cause: str) -> None:
+    result = launcher.fault(kind)
+    assert result.code == 1, result.output
+    assert f"rank 3 on {result.fault['host']}" in str(result.fault["cause"])
+    assert cause in str(result.fault["cause"])
+    assert cause in result.output
+    assert launcher.status()["state"] == "failed"
+    assert launcher("wait", "latest", "-q").returncode == 1
+
+
+def test_the_users_own_frames_are_the_traceback_that_is_shown(launcher: Launcher) -> None:
+    result = launcher.fault("raises", FAULT_RANK="0")
+    shown = result.output[result.output.index("Traceback of rank 0:") :]
+    assert "tests/chaos/faults.py" in shown
+    assert "torch/distributed/elastic" not in shown
+    assert "launcher/node" not in shown
+
+
+def test_a_rank_that_never_joins_is_named(launcher: Launcher) -> None:
+    result = launcher.run(
+        "workload=collective", "workload.entry=tests.chaos.hangs:main", "nodes=2", "procs_per_node=2",
+        "launch.rendezvous_timeout=5",
+    )  # fmt: skip
+    assert result.code == 1, result.output
+    assert "rank 1 " in str(result.fault["cause"])
+    assert "did not join" in str(result.fault["cause"])
+
+
+def test_exit_code_75_means_stopped_and_not_failed(launcher: Launcher) -> None:
+    result = launcher.fault("stops_for_resume")
+    assert result.code == 75, result.output
+    assert launcher.status()["state"] == "stopped"
+
+
+def test_a_cancelled_run_leaves_no_process(launcher: Launcher) -> None:
+    if launcher.before:  # inside an allocation the run lives in the foreground of its shell
+        pytest.skip("a run in a held allocation is ended by Ctrl-C, which test_allocation.py tests")
+    launcher.submit("workload=collective", "workload.entry=tests.chaos.faults:sleeps", "procs_per_node=2", "wait=false")
+    launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
+    assert launcher("cancel", "latest").returncode == 0
+    assert launcher("wait", "latest", "-q").returncode == 1
+    assert launcher.status()["state"] == "cancelled"
+    launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
+
+
+def test_files_of_a_run_are_private(launcher: Launcher) -> None:
+    run = launcher.fault("fine").run
+    for path in [run.path, *run.path.rglob("*")]:
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_the_users_umask_reaches_the_ranks(launcher: Launcher) -> None:
+    previous = os.umask(0o027)
+    try:
+        assert launcher.fault("fine").metrics["umask"] == "027"
+    finally:
+        os.umask(previous)
+
+
+def test_a_failing_set_up_line_ends_the_run_before_any_rank(launcher: Launcher) -> None:
+    result = launcher.fault("fine", "cluster.setup=['cd /','ls /no/such/folder']")
+    assert result.code == 1
+    assert "set-up line 2" in result.output
+    assert "ls /no/such/folder" in result.output
+    assert launcher.status()["state"] == "failed"
+    assert not list((result.run.attempts()[-1].path).glob("logs"))
+
+
+def test_set_up_lines_and_the_environment_reach_every_rank(launcher: Launcher) -> None:
+    value = """a "b" 'c' $(id) `id` \\ ; | & é"""
+    result = launcher.fault(
+        "tells_environment", "cluster.setup=['export FROM_SETUP=yes']",
+        "+cluster.environment.FROM_PROFILE=" + json.dumps(value).replace("$", "\\$"),
+        FROM_SHELL="inherited",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.metrics["environments"] == [["yes", value, "inherited"]] * 4
+
+
+def test_a_script_shown_by_dry_run_is_the_one_that_runs(launcher: Launcher) -> None:
+    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=same-1", *launcher.always]
+    shown = launcher(*words, "dry_run=true")
+    assert shown.returncode == 0, shown.stderr
+    assert not launcher.runs_dir.exists()
+    assert launcher(*words, "wait=true").returncode == 0
+    assert (launcher.runs_dir / "same-1/script.sh").read_text() == shown.stdout[shown.stdout.index("#!/bin/bash") :]
+
+
+def test_a_run_id_is_submitted_once(launcher: Launcher) -> None:
+    words = ["workload=collective", "workload.entry=tests.chaos.faults:fine", "run_id=once-1", *launcher.always]
+    assert launcher(*words, "wait=true").returncode == 0
+    again = launcher(*words, "wait=true")
+    assert again.returncode == 0, again.stderr
+    assert len(list((launcher.runs_dir / "once-1/attempts").iterdir())) == 1
+    other = launcher(*words, "seed=3", "wait=true")
+    assert other.returncode == 2
+    assert "seed" in other.stderr
+    assert "choose another run_id" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["nodes=0"], ["nodes=0", "1 or more"]),
+        (["nodes=two"], ["nodes=two", "Integer"]),
+        (["time=25:99"], ["25:99", "01:30:00"]),
+        (["min_nodes=3"], ["min_nodes=3 is more than nodes="]),
+        (["name='a b'"], ["name='a b'", "letters, digits"]),
+        (["name='$(touch oops)'"], ["letters, digits"]),
+        (["nod=2"], ["'nod'", "Did you mean nodes"]),
+        (["+nod=2"], ["'nod'", "Did you mean nodes"]),
+        (["workload=colective"], ["Did you mean collective"]),
+        (["workload.op=all_reduc"], ["Did you mean all_reduce"]),
+        (["cluster.port_range=5"], ["cluster.port_range", "LOW-HIGH"]),
+        (["cluster.environment.FOO=1"], ["+cluster.environment.FOO=1"]),
+        (["cluster.setup=['a\x07b']"], ["control character"]),
+    ],
+)
+def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
+    start = time.monotonic()
+    done = launcher.submit("workload=collective", *overrides)
+    assert done.returncode == 2, done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not launcher.runs_dir.exists()
+    assert time.monotonic() - start < 60
+
+
+def processes_of(launcher: Launcher) -> list[str]:
+    """Command lines of live processes that name this launcher's runs."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                with open(f"/proc/{entry.name}/cmdline", "rb") as file:
+                    line = file.read().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(launcher.runs_dir) in line:
+                found.append(line)
+    return found

@@ -1,0 +1,110 @@
+"""Runs the launcher's command line as a user does, for the layers above the unit tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runs import Run, all_runs
+
+ROOT = Path(__file__).parent.parent
+PYTHON = sys.executable
+# What a test session inherits must not reach the runs: it may itself be inside of a job.
+_INHERITED = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "LAUNCHER_", "PBS_"))}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The command line with a runs_dir of its own.
+
+    Attributes:
+        runs_dir: where its runs are.
+        environment: variables on top of the inherited ones.
+        always: overrides that every submission gets (`cluster=slurm`).
+        before: words in front of the command (`salloc ...`).
+    """
+
+    runs_dir: Path
+    environment: Mapping[str, str]
+    always: Sequence[str] = ()
+    before: Sequence[str] = ()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            **_INHERITED, "PYTHONPATH": str(ROOT), "LAUNCHER_RUNS_DIR": str(self.runs_dir),
+            "LAUNCHER_CONFIG_DIR": str(self.runs_dir / "no-config"), **self.environment,
+        }  # fmt: skip
+
+    def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs `python -m launcher ARGUMENTS`."""
+        return subprocess.run(
+            [*self.before, PYTHON, "-m", "launcher", *arguments], cwd=ROOT, env={**self.environ, **environment},
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def submit(self, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Submits a run."""
+        return self(*overrides, *self.always, **environment)
+
+    def run(self, *overrides: str, **environment: str) -> Result:
+        """Submits a run and waits until it is over."""
+        done = self.submit(*overrides, "wait=true", **environment)
+        assert all_runs(self.runs_dir), f"nothing was submitted: {done.stdout}{done.stderr}"
+        return Result(self.last(), done.returncode, done.stdout + done.stderr)
+
+    def fault(self, kind: str, *overrides: str, **environment: str) -> Result:
+        """Runs one of the workloads of tests/chaos/faults.py on two simulated or real nodes of two ranks."""
+        return self.run(
+            "workload=collective", f"workload.entry=tests.chaos.faults:{kind}", "nodes=2", "procs_per_node=2",
+            *overrides, **environment,
+        )  # fmt: skip
+
+    def last(self) -> Run:
+        """The newest run."""
+        return all_runs(self.runs_dir)[0]
+
+    def status(self) -> dict[str, Any]:
+        """The newest run as `status` sees it."""
+        done = self("status", "latest", "--json")
+        assert done.returncode == 0, done.stderr
+        row: dict[str, Any] = json.loads(done.stdout)[0]
+        return row
+
+    def until(self, condition: Callable[[], object], what: str, patience: float = 60) -> None:
+        """Waits for something that the run is to do."""
+        deadline = time.monotonic() + patience
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} within {patience:g} s; {self.printed()}"
+            time.sleep(0.1)
+
+    def printed(self) -> str:
+        """What the newest run has printed so far."""
+        runs = all_runs(self.runs_dir)
+        return "\n".join(path.read_text() for run in runs[:1] for path in run.outputs())
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that is over: its directory, the command's exit code, and all that the command printed."""
+
+    run: Run
+    code: int
+    output: str
+
+    @property
+    def metrics(self) -> dict[str, object]:
+        return self.run.result() or {}
+
+    @property
+    def fault(self) -> dict[str, object]:
+        """The first fault in the record."""
+        events = self.run.attempts()[-1].events()
+        return next(event for event in events if event["event"] == "fault")

@@ -1,0 +1,37 @@
+"""Configs and plans for the tests of whatever is made of them: valid as they are, and changed key by key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from launcher.config import Cluster, Config, Launch, Scheduler, Workload
+from launcher.plan import JobPlan, Site, make_plan
+
+SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
+
+
+def make_config(
+    *, cluster: dict[str, Any] | None = None, launch: dict[str, Any] | None = None, workload: Any = None, **keys: Any
+) -> Config:
+    """A config for Slurm; `cluster={"partition": "gpu"}` changes keys of a group."""
+    return Config(
+        **{
+            "workload": Workload("work", "my.module:main", seed=0) if workload is None else workload,
+            "cluster": Cluster(**{"name": "here", "scheduler": Scheduler.slurm, **(cluster or {})}),
+            "launch": Launch(**(launch or {})),
+            "name": "job",
+            "runs_dir": "/runs",
+            **keys,
+        }
+    )
+
+
+def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
+    """The plan of `make_config(**keys)`."""
+    return make_plan(make_config(**keys), site)
+
+
+def bare_plan(**fields: Any) -> JobPlan:
+    """A plan whose fields have passed no check."""
+    return replace(plan_of(), **fields)

@@ -1,0 +1,104 @@
+"""Runs a rendered script in bash, with a stand-in for what starts the ranks that keeps what it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from plans import bare_plan
+
+from launcher import render
+from launcher.plan import JobPlan
+from launcher.runs import Attempt, Run
+
+STAND_IN = """#!/bin/bash
+printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
+env -0 >"$SANDBOX/environment"
+pwd >"$SANDBOX/cwd"
+umask >"$SANDBOX/umask"
+exit "${STAND_IN_EXIT:-0}"
+"""
+
+
+@dataclass
+class Sandbox:
+    """A folder with a run's directory, a working directory, and a PATH on which srun is our stand-in."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        for name in ("bin", "work", "runs/run-1/attempts", "runs/run-1/submitit"):
+            (self.folder / name).mkdir(parents=True)
+        self.run_dir, self.work = self.folder / "runs/run-1", self.folder / "work"
+        self.python = self.folder / "bin/py thon"
+        for stand_in in (self.folder / "bin/srun", self.python):
+            stand_in.write_text(STAND_IN)
+            stand_in.chmod(0o700)
+
+    def plan(self, **fields: Any) -> JobPlan:
+        return bare_plan(**{"run_dir": str(self.run_dir), "workdir": str(self.work), "python": str(self.python), **fields})
+
+    def execute(
+        self, plan: JobPlan, *, code: int = 0, array: str | None = None, job: str = "7", **environ: str
+    ) -> Outcome:
+        """Renders the plan's script and runs it; the stand-in exits with `code`."""
+        script = self.folder / "script.sh"
+        script.write_text(render.script(plan, token="token", array=array))
+        return self.start(script, {"STAND_IN_EXIT": str(code), "SLURM_JOB_ID": job, **environ})
+
+    def start(self, script: Path, environ: Mapping[str, str]) -> Outcome:
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", str(script)],
+            env={"PATH": path, "SANDBOX": str(self.folder), "HOME": str(self.folder), "LC_ALL": "C.UTF-8", **environ},
+            cwd=self.folder, capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+        return Outcome(self, done.returncode, done.stderr)
+
+
+@dataclass
+class Outcome:
+    """How a script ended, and what its stand-in was given."""
+
+    sandbox: Sandbox
+    code: int
+    stderr: str
+
+    def _kept(self, name: str) -> str:
+        return (self.sandbox.folder / name).read_bytes().decode()
+
+    @property
+    def started(self) -> bool:
+        """Whether it came as far as starting the ranks."""
+        return (self.sandbox.folder / "arguments").exists()
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """The name and the arguments of what starts the ranks."""
+        program, *rest = self._kept("arguments").split("\0")[:-1]
+        return [program.removeprefix(f"{self.sandbox.folder}/bin/"), *rest]
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, _, value in (pair.partition("=") for pair in self._kept("environment").split("\0"))}
+
+    @property
+    def cwd(self) -> str:
+        return self._kept("cwd").removesuffix("\n")
+
+    @property
+    def umask(self) -> str:
+        return self._kept("umask").strip()
+
+    def events(self, attempt: int = 0, run_dir: Path | None = None) -> list[dict[str, Any]]:
+        """The script's own events, without their time."""
+        path = Attempt(Run(run_dir or self.sandbox.run_dir), attempt).events_file("script")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(isinstance(line.pop("time"), float) for line in lines)
+        return lines

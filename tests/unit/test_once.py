@@ -1,0 +1,163 @@
+"""A job is handed over exactly once, whatever gets lost on the way: a scheduler that follows a script of answers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.backends.base import QueryError
+from launcher.backends.once import NoAnswer, Refused, submit_once
+from launcher.errors import SubmissionError
+
+SURE = Refused("fatal: no configuration", surely=True)
+REFUSED = Refused("invalid account")
+SILENT = NoAnswer("timed out")
+DOWN = QueryError("squeue failed")
+
+
+@dataclass
+class Clock:
+    """Time that passes only in pauses."""
+
+    now: float = 1000.0
+    pauses: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+class Scheduler:
+    """Answers `send` and `find` from a script such as "send: silent, find: none, send: 7"; the last answer repeats."""
+
+    def __init__(self, sends: list[Any], finds: list[Any]) -> None:
+        self.answers = {"send": list(sends), "find": list(finds)}
+        self.asked: list[str] = []
+
+    def _answer(self, question: str) -> Any:
+        self.asked.append(question)
+        answers = self.answers[question]
+        assert answers, f"{question} was not to be asked: {self.asked}"
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def submit(self, **options: Any) -> str:
+        return submit_once(lambda: self._answer("send"), lambda: self._answer("find"), **options)
+
+
+@pytest.mark.parametrize(
+    ("before", "sends", "finds", "result", "asked"),
+    [
+        (False, ["7"], [], "7", "send"),
+        (True, [], ["7"], "7", "find"),  # an earlier process had submitted it
+        (True, ["7"], [None], "7", "find send"),
+        (False, [REFUSED], [None], REFUSED, "send find"),
+        (False, [REFUSED], ["7"], "7", "send find"),  # a wrapper of the site failed after the job was taken
+        (False, [SURE], [], SURE, "send"),
+        (True, [SURE], [None], SURE, "find send"),
+        (False, [SILENT], ["7"], "7", "send find"),
+        (False, [SILENT, "7"], [None], "7", "send find send"),
+        (False, [SILENT, "7"], [DOWN, DOWN, None], "7", "send find find find send"),
+        (False, [SILENT], [DOWN, "7"], "7", "send find find"),
+        (False, [SILENT, SILENT, "7"], [None], "7", "send find send find send"),
+        (False, [SILENT, REFUSED], [None], REFUSED, "send find send find"),
+        (False, [SILENT, SURE], [None], SURE, "send find send"),
+        (False, [REFUSED], [DOWN, "7"], "7", "send find find"),
+        (False, [REFUSED, REFUSED], [DOWN, None], REFUSED, "send find find send find"),
+        (True, ["7"], [DOWN, None], "7", "find find send"),
+        (True, [], [DOWN, "7"], "7", "find find"),
+    ],
+)
+def test_the_table(
+    clock: Clock, before: bool, sends: list[Any], finds: list[Any], result: str | Refused, asked: str
+) -> None:
+    scheduler = Scheduler(sends, finds)
+    if isinstance(result, Refused):
+        with pytest.raises(Refused) as refusal:
+            scheduler.submit(before=before)
+        assert refusal.value is result
+    else:
+        assert scheduler.submit(before=before) == result
+    assert scheduler.asked == asked.split()
+
+
+@pytest.mark.parametrize(("sends", "finds", "before"), [([SILENT], [DOWN], False), ([], [DOWN], True), ([SILENT], [None], False)])
+def test_patience_has_an_end_and_then_nobody_claims_to_know(
+    clock: Clock, sends: list[Any], finds: list[Any], before: bool
+) -> None:
+    with pytest.raises(SubmissionError, match="did not answer for 100 s, so nobody knows whether it took the job") as error:
+        Scheduler(sends, finds).submit(before=before, patience=100.0)
+    assert not isinstance(error.value, Refused)
+    assert 100 <= sum(clock.pauses) <= 120
+    assert clock.pauses == sorted(clock.pauses)
+    assert max(clock.pauses) <= 20
+
+
+def test_waiting_is_announced(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    Scheduler([SILENT], ["7"]).submit()
+    assert "launcher: no answer (timed out); trying again for up to 120 s" in capsys.readouterr().err
+    Scheduler(["7"], []).submit()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_are_not_hidden(clock: Clock) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Scheduler([ZeroDivisionError()], []).submit()
+    assert clock.pauses == []
+
+
+def test_nothing_waits_when_all_goes_well(clock: Clock) -> None:
+    assert Scheduler(["7"], []).submit() == "7"
+    assert clock.pauses == []
+
+
+@dataclass
+class Lossy:
+    """A scheduler that takes every job it hears of, and whose answers may get lost both ways."""
+
+    fates: list[str]
+    jobs: list[str] = field(default_factory=list)
+
+    def _fate(self) -> str:
+        return self.fates.pop(0) if self.fates else "fine"
+
+    def send(self) -> str:
+        fate = self._fate()
+        if fate == "request lost":
+            raise SILENT
+        self.jobs.append(str(len(self.jobs) + 1))
+        if fate == "answer lost":
+            raise SILENT
+        if fate == "wrapper failed":
+            raise REFUSED
+        return self.jobs[-1]
+
+    def find(self) -> str | None:
+        if self._fate() != "fine":
+            raise DOWN
+        return self.jobs[0] if self.jobs else None
+
+
+@given(st.lists(st.sampled_from(["fine", "request lost", "answer lost", "wrapper failed"]), max_size=8), st.booleans())
+def test_there_is_one_job_whatever_gets_lost(fates: list[str], before: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "sleep", clock.sleep)
+        scheduler = Lossy(fates)
+        assert submit_once(scheduler.send, scheduler.find, before=before) == "1"
+        assert scheduler.jobs == ["1"]

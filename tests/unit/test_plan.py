@@ -1,0 +1,203 @@
+"""From a config to a plan: every good value has its field, every bad one an error that names the key and the fix."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import SITE, make_config, plan_of
+
+from launcher.config import P2P, Cluster, Collective, DDPMnist, GpuDirective, LaunchMode, Precision, Scheduler, Workload
+from launcher.errors import BAD_INPUT, ConfigError
+from launcher.plan import CONTROL, JobPlan, as_dict, check_name, from_dict, make_plan
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {"nodes": 1, "min_nodes": 1, "procs_per_node": 1, "time": 3600, "mem": None, "scheduler": "slurm"}),
+        ({"nodes": 3}, {"nodes": 3, "min_nodes": 3, "world_size": 3}),
+        ({"nodes": 3, "min_nodes": 2}, {"min_nodes": 2, "world_size": 3}),
+        ({"nodes": 2, "gpus_per_node": 4}, {"procs_per_node": 4, "world_size": 8, "tasks_per_node": 1}),
+        ({"gpus_per_node": 4, "procs_per_node": 2}, {"procs_per_node": 2, "gpus_per_node": 4}),
+        ({"procs_per_node": 2, "cpus_per_proc": 3}, {"cpus_per_node": 6}),
+        ({"procs_per_node": 2, "launch": {"mode": LaunchMode.tasks}}, {"launch": "tasks", "tasks_per_node": 2}),
+        ({"mem": "16G", "time": "1:30:00"}, {"mem": 16 * GIB, "time": 5400}),
+        ({"cluster": {"scheduler": Scheduler.local}}, {"scheduler": "local"}),
+        ({"cluster": {"partition": "a,b", "account": "x", "qos": "q"}}, {"partition": "a,b", "account": "x", "qos": "q"}),
+        ({"cluster": {"gpu_directive": GpuDirective.none, "gpu_type": "a"}}, {"gpu_directive": "none", "gpu_type": "a"}),
+        ({"cluster": {"directives": {"mem_per_cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}},
+         {"directives": {"mem-per-cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}),
+        ({"cluster": {"environment": {"A": 1, "_B2": "x y", "C": None}}},
+         {"environment": {"A": "1", "_B2": "x y", "C": None}}),
+        ({"cluster": {"port_range": "1024-65535"}}, {"port_range": (1024, 65535)}),
+        ({"cluster": {"setup": ["a\nb", "c\td"]}}, {"setup": ("a\nb", "c\td")}),
+        ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"srun_args": ("--mpi=none", "a b")}),
+        ({"workload": DDPMnist("n", "m:f", seed=1, precision=Precision.bfloat16)}, {"kind": "DDPMnist", "backend": "auto"}),
+        ({"name": "a" * 64}, {"name": "a" * 64}),
+        ({"name": "_a.b+c-d"}, {"name": "_a.b+c-d"}),
+    ],
+)  # fmt: skip
+def test_good_values_become_fields(keys: dict[str, Any], expected: dict[str, Any]) -> None:
+    plan = plan_of(**keys)
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+def test_the_workloads_keys_travel_as_plain_values() -> None:
+    plan = plan_of(workload=DDPMnist("ddp", "m:f", seed=7, precision=Precision.bfloat16, lr=0.5))
+    assert {key: plan.params[key] for key in ("name", "seed", "precision", "lr", "sync")} == {
+        "name": "ddp", "seed": 7, "precision": "bfloat16", "lr": 0.5, "sync": "ddp",
+    }  # fmt: skip
+
+
+def test_the_site_becomes_fields() -> None:
+    plan = plan_of()
+    assert {f.name: getattr(plan, f.name) for f in fields(SITE)} == {f.name: getattr(SITE, f.name) for f in fields(SITE)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"nodes": 0}, "nodes=0: it must be 1 or more"),
+        ({"nodes": -1}, "nodes=-1: it must be 1 or more"),
+        ({"min_nodes": 0}, "min_nodes=0: it must be 1 or more"),
+        ({"nodes": 2, "min_nodes": 3}, "min_nodes=3 is more than nodes=2: lower min_nodes or raise nodes"),
+        ({"gpus_per_node": -1}, "gpus_per_node=-1: it must be 0 or more"),
+        ({"procs_per_node": 0}, "procs_per_node=0: it must be 1 or more"),
+        ({"cpus_per_proc": 0}, "cpus_per_proc=0: it must be 1 or more"),
+        ({"seed": -1}, "seed=-1: it must be 0 or more"),
+        ({"time": "25:99"}, "time: '25:99' has 99 seconds"),
+        ({"time": "soon"}, "time: 'soon' is not a time: write it as"),
+        ({"time": "0"}, "time: '0' is no time at all: give at least a minute"),
+        ({"mem": "lots"}, "mem: 'lots' is not a size: write it as"),
+        ({"launch": {"timeout": 0}}, "launch.timeout=0: it must be 1 or more"),
+        ({"launch": {"grace": 0}}, "launch.grace=0: it must be 1 or more"),
+        ({"launch": {"rendezvous_timeout": -3}}, "launch.rendezvous_timeout=-3: it must be 1 or more"),
+        ({"cluster": {"submit_timeout": 0}}, "cluster.submit_timeout=0: it must be 1 or more"),
+        ({"cluster": {"port_range": "5"}}, "cluster.port_range='5' is not LOW-HIGH"),
+        ({"cluster": {"port_range": "3000-2000"}}, "cluster.port_range='3000-2000' is not LOW-HIGH"),
+        ({"cluster": {"port_range": "80-2000"}}, "with 1024 <= LOW < HIGH <= 65535"),
+        ({"cluster": {"port_range": "2000-65536"}}, "with 1024 <= LOW < HIGH <= 65535"),
+        ({"cluster": {"port_range": "a-b"}}, "cluster.port_range='a-b'"),
+        ({"cluster": {"environment": {"A B": "1"}}}, "cluster.environment: 'A B' cannot be a variable's name"),
+        ({"cluster": {"environment": {"1A": "1"}}}, "cluster.environment: '1A'"),
+        ({"cluster": {"environment": {"A=$(x)": "1"}}}, "cluster.environment: 'A=$(x)'"),
+        ({"cluster": {"environment": {"A\n": "1"}}}, "cluster.environment: 'A\\n'"),
+        ({"cluster": {"environment": {"": "1"}}}, "cluster.environment: ''"),
+        ({"cluster": {"directives": {"-p": "x"}}}, "write `partition`, not `-p` or `--partition`"),
+        ({"cluster": {"directives": {"p": "x"}}}, "cluster.directives: 'p'"),
+        ({"cluster": {"directives": {"mem 1": "x"}}}, "cluster.directives: 'mem 1'"),
+        ({"cluster": {"directives": {"mem\n": "x"}}}, "cluster.directives: 'mem\\n'"),
+        ({"cluster": {"directives": {"gres": ["a"]}}}, "cluster.directives.gres: ['a'] is neither text nor a number"),
+        ({"workload": P2P("p2p", "m:f", seed=0, min_ranks=2)},
+         "workload=p2p needs 2 ranks and would get 1: add procs_per_node=2 or nodes=2"),
+        ({"workload": Workload("w", "m", seed=0)}, "workload.entry='m' is not module:function"),
+        ({"workload": Workload("w", "m:f(); x", seed=0)}, "workload.entry='m:f(); x'"),
+        ({"workload": Workload("w", "/m.py:f", seed=0)}, "workload.entry='/m.py:f'"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused_with_the_key_and_the_fix(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan_of(**keys)
+    assert words in str(refusal.value)
+    assert refusal.value.exit_code == BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "a b", "a\nb", "a\n", "it's", '"a"', "$(id)", "`id`", "a;b", "a/b", "..", ".a", "-a", "+a", "größe", "名", "a" * 65,
+     "a\x00", "a\x85"],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["name", "run_id"])
+def test_names_that_are_no_names_everywhere_are_refused(key: str, name: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_name(key, name)
+    assert f"{key}={name!r}" in str(refusal.value)
+    assert "up to 64 letters, digits and _ - + ." in str(refusal.value)
+
+
+def test_a_run_cannot_take_the_name_of_the_link_to_the_newest() -> None:
+    with pytest.raises(ConfigError, match="run_id=latest .* choose another"):
+        check_name("run_id", "latest")
+    assert check_name("name", "latest") == "latest"
+
+
+CONTROLS = [chr(code) for code in range(32) if chr(code) != "\t"] + ["\x7f", "\x85", "\u2028", "\u2029"]
+TEXT_KEYS = [f.name for f in fields(Cluster) if f.type in ("str", "Optional[str]") and f.name != "port_range"]
+
+
+@pytest.mark.parametrize("key", TEXT_KEYS)
+def test_control_characters_are_refused_in_every_text_of_a_profile(key: str) -> None:
+    for char in CONTROLS:
+        with pytest.raises(ConfigError) as refusal:
+            plan_of(cluster={key: f"a{char}b"})
+        assert f"contains the control character {char!r}: remove it" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"cluster": {"directives": {"comment-x": "a\nb"}}}, "directives.comment-x="),
+        ({"cluster": {"environment": {"A": "a\nb"}}}, "environment.A="),
+        ({"cluster": {"srun_args": ["ok", "a\nb"]}}, "srun_args="),
+        ({"workload": Workload("a\nb", "m:f", seed=0)}, "workload="),
+        ({"workload": DDPMnist("w", "m:f", seed=0, data_dir="a\nb")}, "params.data_dir="),
+        ({"workload": P2P("w", "m:f", seed=0, patterns=["a\nb"])}, "params.patterns="),
+        ({"workload": Collective("w", "m:f", seed=0, op={"x": ["a\nb"]})}, "params.op.x="),
+    ],
+)
+def test_control_characters_are_refused_wherever_they_hide(keys: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError, match="control character") as refusal:
+        plan_of(**keys)
+    assert str(refusal.value).startswith(path)
+
+
+@pytest.mark.parametrize("field", ["run_dir", "python", "code_root", "workdir"])
+def test_control_characters_are_refused_in_what_the_machine_adds(field: str) -> None:
+    site = type(SITE)(**{**vars(SITE), field: "/a\nb"})
+    with pytest.raises(ConfigError, match=rf"{field}=.*control character"):
+        make_plan(make_config(), site)
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=10).filter(lambda text: not CONTROL.search(text))
+plain = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
+clusters = st.fixed_dictionaries(
+    {},
+    optional={
+        "partition": words,
+        "gpu_directive": st.sampled_from(GpuDirective),
+        "scheduler": st.sampled_from(Scheduler),
+        "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
+        "srun_args": st.lists(words, max_size=3),
+        "setup": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=3),
+        "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
+    },
+)
+workloads = st.one_of(
+    st.builds(P2P, st.just("p2p"), st.just("m:f"), seed=st.integers(0, 9), patterns=st.lists(words, max_size=3)),
+    st.builds(Collective, st.just("c"), st.just("m.n:f"), seed=st.just(0), op=words | st.lists(words, max_size=3)),
+    st.builds(DDPMnist, st.just("ddp"), st.just("m:f"), seed=st.just(0), lr=st.floats(0, 10), data_dir=st.none() | words),
+)
+
+
+@given(clusters, workloads, st.integers(1, 9), st.integers(0, 8), st.sampled_from(LaunchMode))
+def test_a_plan_survives_its_record(
+    cluster: dict[str, Any], workload: Workload, nodes: int, gpus: int, mode: LaunchMode
+) -> None:
+    plan = plan_of(cluster=cluster, workload=workload, nodes=nodes, gpus_per_node=gpus, launch={"mode": mode})
+    again = from_dict(json.loads(json.dumps(as_dict(plan))))
+    assert again == plan
+    assert isinstance(again, JobPlan)
+
+
+@pytest.mark.parametrize("damage", [{"colour": "red"}, {"nodes": ...}])
+def test_a_plan_of_another_version_is_told_apart(damage: dict[str, Any]) -> None:
+    values = {key: value for key, value in {**as_dict(plan_of()), **damage}.items() if value is not ...}
+    with pytest.raises(TypeError):
+        from_dict(values)

@@ -1,0 +1,199 @@
+"""Whatever a value holds, it reaches its place byte by byte and is never run: the rendered scripts are run to see."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import bare_plan
+from sandbox import Outcome, Sandbox
+
+from launcher import render
+from launcher.plan import CONTROL, JobPlan
+
+EVIL = [
+    "two words", " blanks around ", "\ttab\t", "it's", '"quoted"', "'''", "$(touch {0})", "`touch {0}`", "; touch {0}",
+    "& touch {0} &", "| touch {0}", "> {0}", "$HOME", "${{HOME}}", "~", "*", "?", "!!", "#", "\\", "a\\", "\\$(touch {0})",
+    "'; touch {0}; '", '"; touch {0}; "', "'$(touch {0})'", "\"$(touch {0})\"", "a\\'; touch {0} #", "{{{{ 7 * 7 }}}}",
+    "{{% raw %}}", "größe", "名前", "--flag", "-n", "", "a=b", "%j", "(touch {0})", "{{a,b}}", "<({0})",
+]  # fmt: skip
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    return Sandbox(tmp_path)
+
+
+def evil(sandbox: Sandbox) -> list[str]:
+    return [text.format(sandbox.folder / "pwned") for text in EVIL]
+
+
+def safe(outcome: Outcome) -> bool:
+    return not list(outcome.sandbox.folder.rglob("pwned"))
+
+
+def test_values_of_the_environment_arrive_as_they_are(sandbox: Sandbox) -> None:
+    wanted = {f"V{number}": text for number, text in enumerate(evil(sandbox))}
+    outcome = sandbox.execute(sandbox.plan(environment=wanted))
+    assert outcome.code == 0
+    assert wanted.items() <= outcome.environment.items()
+    assert safe(outcome)
+
+
+def test_arguments_of_srun_arrive_as_they_are(sandbox: Sandbox) -> None:
+    wanted = evil(sandbox)
+    outcome = sandbox.execute(sandbox.plan(srun_args=tuple(wanted)))
+    assert [argument for argument in outcome.arguments if argument in wanted] == wanted
+    assert safe(outcome)
+
+
+def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render.shlex, "quote", str)
+    outcome = sandbox.execute(sandbox.plan(environment={"A": f"$(touch {sandbox.folder}/pwned)"}))
+    assert not safe(outcome)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "allocation", "local"])
+@pytest.mark.parametrize("name", [" a  b ", "it's \"so\"", "$(touch pwned)`touch pwned`; touch pwned", "\\$HOME*?", "größe #1"])
+def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler: str, name: str) -> None:
+    sandbox = Sandbox(tmp_path / name)
+    plan = sandbox.plan(scheduler=scheduler, code_root=f"{sandbox.folder}/code")
+    outcome = sandbox.execute(plan)
+    assert outcome.code == 0
+    assert outcome.cwd == str(sandbox.work)
+    assert outcome.environment["LAUNCHER_RUN_DIR"] == str(sandbox.run_dir)
+    assert outcome.environment["PYTHONPATH"] == f"{sandbox.folder}/code"
+    assert outcome.arguments[-5:] == [*outcome.arguments[-5:-4], "-u", "-m", "launcher.node", str(sandbox.run_dir)]
+    assert outcome.arguments[-5].endswith(str(sandbox.python))
+    assert not list(tmp_path.rglob("pwned"))
+
+
+TEXTS = ("name", "run_id", "cluster", "partition", "account", "constraint", "gpu_type", "exclude")
+
+
+def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
+    for text in evil(sandbox):
+        plan = sandbox.plan(**dict.fromkeys(TEXTS, text), gpus_per_node=1, gpu_directive="gres", setup=(":",))
+        (sandbox.folder / "script.sh").write_text(script := render.script(plan, token=text))
+        outcome = sandbox.start(sandbox.folder / "script.sh", {"SLURM_JOB_ID": "7"})
+        assert (outcome.code, safe(outcome)) == (0, True), script
+
+
+def options(script: str) -> dict[str, str]:
+    """The #SBATCH options as sbatch reads them (sbatch/opt.c, _get_argument; held against a real sbatch in tests/cluster)."""
+    found = {}
+    for line in script.splitlines():
+        if not line.startswith("#SBATCH"):
+            continue
+        words, word, quote, escaped = [], "", "", False
+        for char in line.removeprefix("#SBATCH") + " ":
+            if escaped:
+                word, escaped = word + char, False
+            elif char == "\\":
+                escaped = True
+            elif quote:
+                quote, word = ("", word) if char == quote else (quote, word + char)
+            elif char in "'\"":
+                quote = char
+            elif char == "#":
+                break
+            elif char.isspace():
+                words, word = [*words, word] if word else words, ""
+            else:
+                word += char
+        assert (len(words), quote, escaped) == (1, "", False), line  # one option in a line, and all of it
+        name, _, value = words[0].removeprefix("--").partition("=")
+        assert name not in found, f"{name} twice"
+        found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("field", ["partition", "account", "qos", "constraint", "reservation", "exclude"])
+def test_directives_arrive_as_they_are(sandbox: Sandbox, field: str) -> None:
+    for text in evil(sandbox):
+        plan = bare_plan(**{field: text, "directives": {"mcs-label": text}})
+        read = options(render.script(plan, token=text))
+        assert (read[field], read["comment"], read["mcs-label"]) == (text, text, text)
+
+
+def test_directives_come_before_the_first_command() -> None:
+    lines = render.script(bare_plan(partition="p"), token="token").splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert lines[0] == "#!/bin/bash"
+    assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
+
+
+CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize("char", CONTROLS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({field: "a{}b"} for field in ("run_dir", "workdir", "python", "code_root", "run_id", "partition", "name")),
+        {"environment": {"A": "a{}b"}},
+        {"directives": {"licenses": "a{}b"}},
+        {"srun_args": ("a{}b",)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: str) -> None:
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(item) for key, item in value.items()}
+        return tuple(map(filled, value)) if isinstance(value, tuple) else value.format(char)
+
+    plan = bare_plan(**{name: filled(value) for name, value in fields.items()})
+    with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
+        render.script(plan, token="token")
+    assert repr(char) in str(refusal.value)
+
+
+@pytest.mark.parametrize("char", CONTROLS)
+def test_a_token_with_a_control_character_is_refused(char: str) -> None:
+    with pytest.raises(ValueError, match="control character"):
+        render.script(bare_plan(), token=f"a{char}b")
+
+
+def test_a_variable_of_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    from jinja2 import UndefinedError
+
+    (tmp_path / "t.j2").write_text("{{ plan.no_such_thing }}")
+    with pytest.raises(UndefinedError):
+        render._environment(tmp_path).get_template("t.j2").render(plan=bare_plan())
+
+
+def test_templates_quote_by_default_and_no_filter_turns_it_off(tmp_path: Path) -> None:
+    (tmp_path / "t.j2").write_text("{{ a }}|{{ a | safe }}|{{ a | upper }}|{{ [a][0] }}|{{ a ~ '' }}")
+    text = render._environment(tmp_path).get_template("t.j2").render(a="$(x)")
+    assert text == "'$(x)'|'$(x)'|'$(X)'|'$(x)'|'$(x)'"
+
+
+def test_the_same_plan_gives_the_same_script() -> None:
+    assert render.script(bare_plan(), token="t") == render.script(bare_plan(), token="t")
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: not CONTROL.search(text))
+
+
+@given(st.lists(words, max_size=20), st.lists(words, max_size=10))
+@settings(max_examples=25, deadline=None)
+def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox = Sandbox(Path(folder))
+        environment = {f"V{number}": text for number, text in enumerate(values)}
+        outcome = sandbox.execute(sandbox.plan(environment=environment, srun_args=tuple(arguments)))
+        assert environment.items() <= outcome.environment.items()
+        assert outcome.arguments[7 : 7 + len(arguments)] == arguments
+
+
+@given(words, words)
+def test_any_text_is_one_word_of_the_shell_and_of_sbatch(first: str, second: str) -> None:
+    assert shlex.split(f"{render.quote(first)} {render.quote(second)}") == [first, second]
+    plan: JobPlan = bare_plan(partition=first, account=second)
+    assert {"partition": first, "account": second}.items() <= options(render.script(plan, token="token")).items()

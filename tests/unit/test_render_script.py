@@ -1,0 +1,187 @@
+"""What the generated shell does: exit codes, attempts, set-up lines, the environment of the ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from sandbox import Sandbox
+
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    return Sandbox(tmp_path)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "allocation", "local"])
+@pytest.mark.parametrize("code", [0, 1, 75, 93, 143])
+def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, scheduler: str, code: int) -> None:
+    outcome = sandbox.execute(sandbox.plan(scheduler=scheduler), code=code)
+    assert outcome.code == code
+    assert outcome.events() == [
+        {"event": "started", "job": "7", "host": HOST},
+        {"event": "ended", "code": code},
+    ]
+    assert outcome.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "started"),
+    [
+        ("slurm", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
+                   "--kill-on-bad-exit=1"]),
+        ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
+                        "--kill-on-bad-exit=1", "--overlap"]),
+        ("local", ["py thon", "-m", "launcher.node.spawn", "2", "1", "35"]),
+    ],
+)  # fmt: skip
+def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str, started: list[str]) -> None:
+    plan = sandbox.plan(scheduler=scheduler, nodes=2, min_nodes=2, cpus_per_proc=3, grace=30)
+    outcome = sandbox.execute(plan)
+    node = [str(sandbox.python), "-u", "-m", "launcher.node", str(sandbox.run_dir)]
+    assert outcome.arguments == [*started, *node]
+    assert outcome.cwd == str(sandbox.work)
+
+
+def test_each_start_is_the_next_attempt(sandbox: Sandbox) -> None:
+    for attempt, code in enumerate((75, 1, 0)):
+        outcome = sandbox.execute(sandbox.plan(), code=code, job=f"{attempt + 10}")
+        assert outcome.environment["LAUNCHER_ATTEMPT"] == str(attempt)
+        started, ended = outcome.events(attempt)
+        assert (started["job"], ended["code"]) == (f"{attempt + 10}", code)
+    assert sorted(path.name for path in (sandbox.run_dir / "attempts").iterdir()) == ["0", "1", "2"]
+
+
+def test_attempts_that_start_at_once_get_different_numbers(sandbox: Sandbox) -> None:
+    sandbox.execute(sandbox.plan())  # writes the script
+    starts = [
+        subprocess.Popen(
+            ["bash", sandbox.folder / "script.sh"],
+            env={"PATH": f"{sandbox.folder}/bin:{os.environ['PATH']}", "SANDBOX": str(sandbox.folder)},
+        )
+        for _ in range(6)
+    ]
+    assert [start.wait() for start in starts] == [0] * 6
+    assert len(list((sandbox.run_dir / "attempts").iterdir())) == 7
+    assert len(list((sandbox.run_dir / "attempts").glob("*/events/script.jsonl"))) == 7
+
+
+@pytest.mark.parametrize("missing", ["the run directory", "attempts", "a file in its place"])
+def test_a_run_directory_that_cannot_be_written_to_is_told_and_not_tried_again(sandbox: Sandbox, missing: str) -> None:
+    plan = sandbox.plan(run_dir=str(sandbox.folder / "elsewhere")) if missing == "the run directory" else sandbox.plan()
+    if missing != "the run directory":
+        (sandbox.run_dir / "attempts").rmdir()
+    if missing == "a file in its place":
+        (sandbox.run_dir / "attempts").touch()
+    outcome = sandbox.execute(plan)
+    assert outcome.code == 93
+    assert f"{HOST} cannot write to {plan.run_dir}/attempts: is it on a file system that all nodes share?" in outcome.stderr
+    assert not outcome.started
+
+
+def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(workdir=str(sandbox.folder / "gone")))
+    assert (outcome.code, outcome.started) == (93, False)
+    assert "gone" in outcome.stderr
+
+
+def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_choice(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(umask=0o027))
+    assert outcome.umask == "0027"
+    attempt = sandbox.run_dir / "attempts/0"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (attempt, *attempt.rglob("*"))}
+    assert modes == {"0": 0o700, "events": 0o700, "script.jsonl": 0o600}
+
+
+def test_set_up_lines_are_shell_and_run_before_the_ranks(sandbox: Sandbox) -> None:
+    setup = ("export A='one two'", "B=$A-more\nexport B", "f() { echo; }  # a comment", "cd ..", ": || false")
+    outcome = sandbox.execute(sandbox.plan(setup=setup, environment={"A": "the profile's"}))
+    assert outcome.code == 0
+    assert (outcome.environment["A"], outcome.environment["B"]) == ("the profile's", "one two-more")
+    assert outcome.cwd == str(sandbox.folder)
+
+
+@pytest.mark.parametrize(
+    ("setup", "line", "code"),
+    [
+        (("false",), 1, 1),
+        ((":", "(exit 7)", "touch reached"), 2, 7),
+        (("no-such-command-at-all",), 1, 127),
+        (("set -e", "false", "touch reached"), 2, 1),
+    ],
+)
+def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
+    sandbox: Sandbox, setup: tuple[str, ...], line: int, code: int
+) -> None:
+    outcome = sandbox.execute(sandbox.plan(setup=setup))
+    assert outcome.code == 93
+    assert outcome.events() == [
+        {"event": "started", "job": "7", "host": HOST},
+        {"event": "setup_failed", "line": line, "code": code, "host": HOST},
+        {"event": "ended", "code": 93},
+    ]
+    assert f"launcher: set-up line {line} of the cluster's profile failed on {HOST} (exit {code})" in outcome.stderr
+    assert not outcome.started
+    assert not (sandbox.work / "reached").exists()
+
+
+@pytest.mark.parametrize("strict", ["set -e", "set -u", "set -euo pipefail", "set -o errexit; shopt -s nullglob"])
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(sandbox: Sandbox, strict: str, code: int) -> None:
+    outcome = sandbox.execute(sandbox.plan(setup=(strict,), environment={"A": "1", "B": None}, code_root="/c"), code=code)
+    assert outcome.code == code
+    assert outcome.events()[-1] == {"event": "ended", "code": code}
+
+
+@pytest.mark.parametrize("kind", ["slurm", "local"])
+def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sandbox, kind: str) -> None:
+    for stand_in in (sandbox.folder / "bin/srun", sandbox.python):
+        stand_in.write_text("#!/bin/bash\nkill -TERM $PPID\nexit 143\n")
+    outcome = sandbox.execute(sandbox.plan(scheduler=kind))
+    assert outcome.code == 143
+    assert outcome.events()[-1] == {"event": "ended", "code": 143}
+
+
+def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(environment={"SET": "new", "EMPTY": "", "GONE": None}), SET="old", GONE="x", KEPT="k")
+    kept = {name: outcome.environment.get(name) for name in ("SET", "EMPTY", "GONE", "KEPT")}
+    assert kept == {"SET": "new", "EMPTY": "", "GONE": None, "KEPT": "k"}
+
+
+@pytest.mark.parametrize(
+    ("code_root", "before", "after"),
+    [(None, None, None), (None, "/mine", "/mine"), ("/code", None, "/code"), ("/code", "/mine", "/code:/mine")],
+)
+def test_the_checkout_comes_first_on_the_python_path(
+    sandbox: Sandbox, code_root: str | None, before: str | None, after: str | None
+) -> None:
+    environ = {} if before is None else {"PYTHONPATH": before}
+    outcome = sandbox.execute(sandbox.plan(code_root=code_root), **environ)
+    assert outcome.environment.get("PYTHONPATH") == after
+
+
+def test_an_element_of_an_array_has_a_directory_and_a_job_of_its_own(sandbox: Sandbox) -> None:
+    for folder in ("3/attempts", "3/submitit"):
+        (sandbox.run_dir / folder).mkdir(parents=True)
+    outcome = sandbox.execute(
+        sandbox.plan(), array="0-9", code=75, job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="3"
+    )
+    element = sandbox.run_dir / "3"
+    assert outcome.code == 75
+    assert outcome.environment["LAUNCHER_RUN_DIR"] == outcome.arguments[-1] == str(element)
+    assert outcome.environment["LAUNCHER_JOB_ID"] == "9_3"
+    assert outcome.events(run_dir=element)[0]["job"] == "9_3"
+    assert os.readlink(element / "submitit/9_3_submitted.pkl") == "payload.pkl"
+    assert not list((sandbox.run_dir / "attempts").iterdir())
+
+
+@pytest.mark.parametrize(("given", "job"), [({}, "7"), ({"LAUNCHER_JOB_ID": "local-1"}, "local-1")])
+def test_the_job_finds_its_payload_under_its_own_id(sandbox: Sandbox, given: dict[str, str], job: str) -> None:
+    outcome = sandbox.execute(sandbox.plan(), **given)
+    assert outcome.environment["LAUNCHER_JOB_ID"] == job
+    assert os.readlink(sandbox.run_dir / f"submitit/{job}_submitted.pkl") == "payload.pkl"

@@ -1,0 +1,243 @@
+"""The run directory: private, written whole or not at all, and found by whatever a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from plans import plan_of
+
+from launcher.errors import ConfigError, RunError
+from launcher.runs import Attempt, Run, all_runs, append, find, new_id, read_events
+
+
+def make(folder: Path, name: str) -> Run:
+    run = Run.create(folder / name)
+    run.write_record(plan_of(), {"nodes": 1}, {"launcher": "1", "token": "t"})
+    return run
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_can_read_a_run(tmp_path: Path, umask: int) -> None:
+    previous = os.umask(umask)
+    try:
+        run = make(tmp_path / "runs", "a")
+        run.write_script("#!/bin/bash\n")
+        run.write_result({"loss": 1})
+        run.journal("submitted", job="7")
+    finally:
+        os.umask(previous)
+    assert modes(tmp_path / "runs") == {
+        ".": 0o700, "a": 0o700, "a/submitit": 0o700, "a/attempts": 0o700, "a/record.json": 0o600, "a/script.sh": 0o600,
+        "a/result.json": 0o600, "a/journal.jsonl": 0o600,
+    }  # fmt: skip
+    run.require_private()
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    assert run.plan() == plan_of()
+    assert (run.record()["config"], run.record()["token"]) == ({"nodes": 1}, "t")
+    assert run.result() is None
+    run.write_result({"loss": 0.5, "名": "größe"})
+    assert run.result() == {"loss": 0.5, "名": "größe"}
+    run.journal("submitting", token="t")
+    run.journal("submitted", job="7")
+    assert [(event["event"], event.get("job")) for event in run.journal_events()] == [("submitting", None), ("submitted", "7")]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    run.write_result({"step": 0})
+    seen, stop = [], threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(run.result())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(1, 30):
+        run.write_result({"step": step, "padding": "x" * 100_000})
+    stop.set()
+    reader.join()
+    assert None not in seen
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path, "a")
+    run.write_result({"step": 0})
+
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        run.write_result({"step": 1})
+    assert run.result() == {"step": 0}
+
+
+def test_a_directory_that_is_there_already_is_not_taken(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    with pytest.raises(ConfigError, match="is there already: choose another run_id"):
+        Run.create(tmp_path / "a")
+
+
+def test_a_runs_dir_that_cannot_be_is_told_with_the_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"runs_dir=.*file: .* cannot be made .*set runs_dir to a folder"):
+        Run.create(tmp_path / "file" / "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "is not a run: it has no record.json"),
+        ("{", "record.json cannot be read"),
+        ('{"launcher": "0.9", "plan": {"nodes": 1}}', r"written by another version \(0\.9\)"),
+        ('{"launcher": "9", "plan": {"colour": 1}}', r"written by another version \(9\)"),
+        ("{}", "written by another version"),
+    ],
+)
+def test_a_damaged_record_is_told(tmp_path: Path, content: str | None, words: str) -> None:
+    run = Run.create(tmp_path / "a")
+    if content is not None:
+        (run.path / "record.json").write_text(content)
+    with pytest.raises(RunError, match=words):
+        run.plan()
+
+
+@pytest.mark.parametrize("folder", [".", "submitit"])
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o702, 0o720, 0o777])
+def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, folder: str, mode: int) -> None:
+    run = make(tmp_path, "a")
+    (run.path / folder).chmod(mode)
+    with pytest.raises(RunError, match=r"others can write to .*: it is not used; `chmod 700"):
+        run.require_private()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_a_directory_that_others_can_only_read_is_used(tmp_path: Path, mode: int) -> None:
+    run = make(tmp_path, "a")
+    run.path.chmod(mode)
+    run.require_private()
+
+
+@pytest.mark.parametrize("folder", ["a", "submitit"])
+def test_somebody_elses_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    run = make(tmp_path, "a")
+    before = Path.stat
+
+    def foreign(path: Path, **options: bool) -> os.stat_result:
+        status = list(before(path, **options))
+        if path.name == folder:
+            status[4] += 1
+        return os.stat_result(status)
+
+    monkeypatch.setattr(Path, "stat", foreign)
+    with pytest.raises(RunError, match=rf"{folder} belongs to user {os.getuid() + 1}, not to you: it is not used"):
+        run.require_private()
+
+
+def test_a_directory_that_was_never_finished_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    with pytest.raises(RunError, match="is not a whole run: it has no folder submitit"):
+        Run(tmp_path / "a").require_private()
+
+
+def test_a_line_that_is_half_written_or_no_event_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append(path, "first", value="a\nb")
+    with path.open("ab") as file:
+        file.write(b'\xff\xfe\n[1]\n"text"\n\n{"time": 2, "event": "second"}\n{"time": 3, "event": "thi')
+    assert [event["event"] for event in read_events(path)] == ["first", "second"]
+    assert list(read_events(tmp_path / "none")) == []
+
+
+def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writers = [
+        threading.Thread(target=lambda n=n: [append(path, "step", writer=n, text="x" * 500) for _ in range(50)]) for n in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(list(read_events(path))) == len(path.read_text().splitlines()) == 200
+
+
+def test_the_events_of_an_attempt_are_merged_by_time(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    attempt = Attempt(run, 3)
+    (attempt.path / "events").mkdir(parents=True)
+    for writer, moment in (("script", 3.0), ("node-0", 1.0), ("rank-0", 2.0)):
+        attempt.events_file(writer).write_text(json.dumps({"time": moment, "event": "e"}) + "\n")
+    assert [event["writer"] for event in attempt.events()] == ["node-0", "rank-0", "script"]
+
+
+def test_attempts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    run = make(tmp_path, "a")
+    for name in ("10", "9", "0", "notes"):
+        (run.path / "attempts" / name).mkdir()
+    assert [attempt.number for attempt in run.attempts()] == [0, 9, 10]
+    assert Run(tmp_path / "none").attempts() == []
+
+
+def test_the_latest_link_follows_the_newest_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make(tmp_path, name).link_latest()
+        assert os.readlink(tmp_path / "latest") == name
+        assert find("latest", tmp_path).id == name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]
+    assert sorted(run.id for run in all_runs(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("train-1", "train-1"), ("train-12", "train-12"), ("train-2", "train-20"), ("b", "bench"), ("latest", "bench")],
+)
+def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: str) -> None:
+    for each in ("train-1", "train-12", "train-20", "bench"):
+        make(tmp_path, each).link_latest()
+    assert find(name, tmp_path) == Run(tmp_path / found)
+    assert find(str(tmp_path / found), Path("/nowhere")) == Run(tmp_path / found)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train", r"'train' fits 2 runs: "),
+        ("tarin-1", r"no run 'tarin-1' in .* Did you mean train-1"),
+        ("zzz", r"no run 'zzz' in [^?]*$"),
+        ("./notes", "notes is not a run: it has no record.json"),
+        ("notes", "no run 'notes'"),
+        ("latest", "there is no latest run in"),
+    ],
+)
+def test_a_run_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str, words: str) -> None:
+    make(tmp_path, "train-1")
+    make(tmp_path, "train-2")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(RunError, match=words):
+        find(name, tmp_path)
+
+
+def test_no_runs_are_no_error(tmp_path: Path) -> None:
+    assert all_runs(tmp_path / "none") == []
+
+
+def test_ids_sort_by_time_and_differ_within_a_second() -> None:
+    ids = {new_id("a", datetime(2026, 11, 21, 7, 46, 1)) for _ in range(20)}
+    assert len(ids) > 15
+    assert all(text.startswith("a-20261121-074601-") for text in ids)
+    assert max(ids) < new_id("a", datetime(2026, 11, 21, 7, 46, 2))

@@ -1,0 +1,57 @@
+"""A job inherits the user's environment, and nothing that tells of a place in another job."""
+
+from __future__ import annotations
+
+import pytest
+from plans import plan_of
+
+from launcher.backends.scrub import job_environment
+from launcher.config import Scheduler
+
+USERS = {
+    "PATH": "/bin", "HOME": "/home/me", "CUDA_HOME": "/cuda", "PYTHONPATH": "/mine", "MY_RANK": "3", "RANKS": "3",
+    "HYDRA_FULL_ERROR": "1", "LAUNCHER_RUNS_DIR": "/runs", "LAUNCHER_CONFIG_DIR": "/conf", "SLURM_CONF": "/slurm.conf",
+    "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "WORLD_SIZES": "1", "MASTER_ADDRESS": "x",
+}  # fmt: skip
+SCHEDULERS = [
+    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SBATCH_TIMELIMIT", "SBATCH_EXPORT",
+    "PBS_NODEFILE", "PBS_JOBID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_NAMESPACE", "PALS_RANKID", "MPI_LOCALRANKID",
+    "HYDRA_PROXY_ID",
+]  # fmt: skip
+LAUNCHERS = [
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "LAUNCHER_JOB_ID",
+    "LAUNCHER_ATTEMPT", "LAUNCHER_RUN_DIR", "LAUNCHER_TASK", "SUBMITIT_LOCAL_JOB_ID",
+]  # fmt: skip
+DIRTY = {**USERS, **dict.fromkeys([*SCHEDULERS, *LAUNCHERS], "1")}
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.slurm, Scheduler.local])
+def test_only_the_users_own_variables_are_left(scheduler: Scheduler) -> None:
+    scrubbed = job_environment(DIRTY, plan_of(cluster={"scheduler": scheduler}))
+    assert scrubbed.environment == USERS
+    assert scrubbed.dropped == tuple(sorted([*SCHEDULERS, *LAUNCHERS]))
+
+
+def test_in_a_held_allocation_the_schedulers_variables_stay() -> None:
+    scrubbed = job_environment(DIRTY, plan_of(cluster={"scheduler": Scheduler.allocation}))
+    assert scrubbed.environment == {**USERS, **dict.fromkeys(SCHEDULERS, "1")}
+    assert scrubbed.dropped == tuple(sorted(LAUNCHERS))
+
+
+def test_a_clean_environment_is_handed_on_as_it_is() -> None:
+    scrubbed = job_environment(USERS, plan_of())
+    assert (scrubbed.environment, scrubbed.dropped) == (USERS, ())
+
+
+@pytest.mark.parametrize("key", ["account", "partition", "qos", "reservation", "constraint"])
+def test_a_sites_default_counts_where_the_plan_says_nothing(key: str) -> None:
+    variable = f"SBATCH_{key.upper()}"
+    assert job_environment({variable: "theirs"}, plan_of()).environment == {variable: "theirs"}
+    assert job_environment({variable: "theirs"}, plan_of(cluster={key: "mine"})).dropped == (variable,)
+
+
+def test_the_environment_that_was_given_is_left_alone() -> None:
+    before = dict(DIRTY)
+    job_environment(DIRTY, plan_of())
+    assert before == DIRTY

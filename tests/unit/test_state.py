@@ -1,0 +1,122 @@
+"""The truth table of a run's state: its own record first, the scheduler as a witness."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from launcher import errors
+from launcher.backends.base import JobState
+from launcher.state import RunState, Story, run_state, tell
+
+P, R, D, F, C, U = JobState.PENDING, JobState.RUNNING, JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.UNKNOWN
+NO_ANSWER = "no answer"
+EVERY = (None, P, R, D, F, C, U, NO_ANSWER)
+NOT_LIVE = (None, D, F, C)
+BOTH = (False, True)
+
+
+def story(*, attempt: int | None = None, code: int | None = None, cancelled: bool = False, job: str | None = "7") -> Story:
+    events = () if code is None else ({"event": "started"}, {"event": "ended", "code": code})
+    return Story(job, cancelled, attempt, events)
+
+
+def judged(told: Story, job: Any) -> RunState:
+    return run_state(told, None, answered=False) if job is NO_ANSWER else run_state(told, job)
+
+
+# what the record says, what the scheduler says, was it to be cancelled -> state; row by row as in the docstring
+TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
+    ({"attempt": 0, "code": 0}, EVERY, BOTH, RunState.DONE),
+    *(({"attempt": 0, "code": code}, (P,), BOTH, RunState.QUEUED) for code in (1, 75, 93, 143)),
+    *(({"attempt": 0, "code": code}, (R,), BOTH, RunState.RUNNING) for code in (1, 75, 93, 143)),
+    ({"attempt": 0, "code": 75}, NOT_LIVE, (False,), RunState.STOPPED),
+    ({"attempt": 0, "code": 75}, NOT_LIVE, (True,), RunState.CANCELLED),
+    *(({"attempt": 0, "code": code}, NOT_LIVE, (False,), RunState.FAILED) for code in (1, 93, 143)),
+    *(({"attempt": 0, "code": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 93, 143)),
+    ({"attempt": 2}, (R,), BOTH, RunState.RUNNING),
+    ({"attempt": 2}, (P,), BOTH, RunState.QUEUED),
+    ({"attempt": 2}, (None, D, F, C), (True,), RunState.CANCELLED),
+    ({"attempt": 2}, (C,), (False,), RunState.CANCELLED),
+    ({"attempt": 2}, (F,), (False,), RunState.FAILED),
+    ({"attempt": 2}, (None, D), (False,), RunState.LOST),
+    ({"attempt": 2}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
+    ({}, (P,), BOTH, RunState.QUEUED),
+    ({}, (R,), BOTH, RunState.RUNNING),
+    ({}, (None, D, F, C), (True,), RunState.CANCELLED),
+    ({}, (C,), (False,), RunState.CANCELLED),
+    ({}, (F,), (False,), RunState.FAILED),
+    ({}, (None, D), (False,), RunState.LOST),
+    ({}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
+    ({"job": None}, EVERY, BOTH, RunState.UNCONFIRMED),
+    ({"job": None, "attempt": 0}, (R,), BOTH, RunState.RUNNING),  # it started before its id was written down
+]
+CASES = [(row, job, cancelled, state) for row, jobs, asked, state in TABLE for job, cancelled in product(jobs, asked)]
+
+
+@pytest.mark.parametrize(("row", "job", "cancelled", "state"), CASES)
+def test_the_table(row: dict[str, Any], job: Any, cancelled: bool, state: RunState) -> None:
+    assert judged(story(**row, cancelled=cancelled), job) is state
+
+
+@pytest.mark.parametrize("job", EVERY)
+@pytest.mark.parametrize("row", [{}, {"attempt": 0}, {"job": None}, *({"attempt": 0, "code": code} for code in (1, 75, 93))])
+def test_nothing_but_the_records_own_word_is_success(row: dict[str, Any], job: Any) -> None:
+    state = judged(story(**row), job)
+    assert state is not RunState.DONE
+    assert state.exit_code != errors.DONE
+
+
+@pytest.mark.parametrize(
+    ("state", "over", "exit_code"),
+    [
+        (RunState.UNCONFIRMED, False, 1),
+        (RunState.QUEUED, False, 1),
+        (RunState.RUNNING, False, 1),
+        (RunState.UNKNOWN, False, 1),
+        (RunState.DONE, True, 0),
+        (RunState.STOPPED, True, 75),
+        (RunState.FAILED, True, 1),
+        (RunState.CANCELLED, True, 1),
+        (RunState.LOST, True, 1),
+    ],
+)
+def test_what_each_state_means_for_those_who_wait(state: RunState, over: bool, exit_code: int) -> None:
+    assert (state.over, state.exit_code) == (over, exit_code)
+
+
+def test_every_state_is_in_the_tables() -> None:
+    assert {state for *_, state in CASES} == set(RunState)
+
+
+@pytest.mark.parametrize(
+    ("journal", "job_id", "cancelled"),
+    [
+        ([], None, False),
+        ([{"event": "submitting", "token": "t"}], None, False),
+        ([{"event": "submitting"}, {"event": "submitted", "job": "7"}], "7", False),
+        ([{"event": "submitted", "job": "7"}, {"event": "submitted", "job": "8"}], "8", False),
+        ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}], "7", True),
+    ],
+)
+def test_the_story_is_told_by_the_journal(journal: list[dict[str, Any]], job_id: str | None, cancelled: bool) -> None:
+    told = tell(journal, None, ())
+    assert (told.job_id, told.cancelled, told.ended, told.fault) == (job_id, cancelled, None, None)
+
+
+def test_the_first_fault_and_the_last_progress_count() -> None:
+    events = [
+        {"event": "progress", "step": 1},
+        {"event": "fault", "cause": "first"},
+        {"event": "progress", "step": 2},
+        {"event": "fault", "cause": "second"},
+        {"event": "ended", "code": 1},
+    ]
+    told = tell([], 0, events)
+    assert told.fault == {"event": "fault", "cause": "first"}
+    assert told.last("progress") == {"event": "progress", "step": 2}
+    assert told.last("met") is None
+    assert told.ended == 1
+    assert tell([], 0, [{"event": "setup_failed", "line": 2}]).fault == {"event": "setup_failed", "line": 2}
