@@ -1,6 +1,6 @@
 """Images per second of ddp_mnist's training loop against the same model fed by a plain DataLoader, in one run.
 
-    python benchmarks/training_input.py
+    python -m benchmarks.training_input
 
 Both loops run in this one process with the same network, optimizer, batch size and threads, one after the other,
 again and again; the line for each set gives the median of each and of their ratio. The plain loop is a
@@ -12,23 +12,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks.measure import Result, interleaved, report
 from launcher import datasets
 from launcher.config import DDPMnist
 from launcher.node import Env, init
 from workloads.data import Data, Split, load
 from workloads.ddp import Net, Trainer
+
+TARGET = 3  # times the images per second
+LEAST = 10_000  # images in one timed stretch
 
 
 class SingleImages(Dataset[tuple[Tensor, int]]):
@@ -59,8 +62,8 @@ def memory_epoch(trainer: Trainer, epoch: int) -> None:
     trainer.losses.look()
 
 
-def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> float:
-    """Print the line for one data set and return the median ratio."""
+def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> Result:
+    """The median ratio for one data set."""
 
     class Prepared(Trainer):
         def load(self) -> tuple[datasets.Found, Data]:
@@ -72,24 +75,35 @@ def compare(data: Data, config: DDPMnist, env: Env, repeats: int) -> float:
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
     images = trainer.sampler.steps_per_epoch * config.batch_size
-    ours, theirs = [], []
-    for repeat in range(repeats + 1):
-        started = time.perf_counter()
-        memory_epoch(trainer, repeat)
-        between = time.perf_counter()
-        plain_epoch(data, config, model, optimizer)
-        ended = time.perf_counter()
-        if repeat:  # the first one warms up
-            ours.append(images / (between - started))
-            theirs.append(images / (ended - between))
-    ratios = sorted(mine / plain for mine, plain in zip(ours, theirs, strict=True))
-    ratio = statistics.median(ratios)
-    print(
-        f"{data.name} {data.side}x{data.side}: {statistics.median(ours):,.0f} images/s in memory, "
-        f"{statistics.median(theirs):,.0f} with a DataLoader: ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, "
-        f"{repeats} times, batch {config.batch_size}, {trainer.threads} thread(s))"
+    passes = -(-LEAST // images)  # a small set is over too soon to be timed
+    epochs = itertools.count()
+
+    def ours() -> None:
+        for _ in range(passes):
+            memory_epoch(trainer, next(epochs))
+
+    def plain() -> None:
+        for _ in range(passes):
+            plain_epoch(data, config, model, optimizer)
+
+    seconds = interleaved({"ours": lambda: timed(ours), "plain": lambda: timed(plain)}, repeats)
+    ratios = sorted(plain / mine for mine, plain in zip(seconds["ours"], seconds["plain"], strict=True))
+    rates = {name: passes * images / statistics.median(taken) for name, taken in seconds.items()}
+    return Result(
+        f"images/s on {data.name} {data.side}x{data.side} / DataLoader",
+        statistics.median(ratios),
+        TARGET,
+        f"{rates['ours']:,.0f} images/s in memory, {rates['plain']:,.0f} with a DataLoader "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {repeats} rounds, batch {config.batch_size}, "
+        f"{trainer.threads} thread(s))",
+        at_least=True,
     )
-    return ratio
+
+
+def timed(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
 
 
 def large_set(count: int) -> Data:
@@ -107,19 +121,22 @@ def large_set(count: int) -> Data:
     return dataclasses.replace(data, train=Split(data.train.images[:count].clone(), data.train.labels[:count].clone()))
 
 
+def results(
+    batch_size: int = DDPMnist.batch_size, threads: int = 1, repeats: int = 9, images: int = 12_800
+) -> list[Result]:
+    config = DDPMnist(name="ddp_mnist", entry="", seed=0, batch_size=batch_size, threads=threads)
+    env = init(backend="gloo", device="cpu")
+    return [compare(data, config, env, repeats) for data in (load(datasets.find("digits")), large_set(images))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=DDPMnist.batch_size, help="images per step")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of both loops")
     parser.add_argument("--repeats", type=int, default=9, help="epochs of each loop that are timed")
     parser.add_argument("--images", type=int, default=12_800, help="size of the 28x28 set that is used")
-    parser.add_argument("--at-least", type=float, default=0.0, help="exit 1 if a ratio is below this")
     options = parser.parse_args()
-    config = DDPMnist(name="ddp_mnist", entry="", seed=0, batch_size=options.batch_size, threads=options.threads)
-    env = init(backend="gloo", device="cpu")
-    sets = (load(datasets.find("digits")), large_set(options.images))
-    ratios = [compare(data, config, env, options.repeats) for data in sets]
-    return 0 if min(ratios) >= options.at_least else 1
+    return report(results(options.batch_size, options.threads, options.repeats, options.images))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import stat
@@ -89,6 +91,13 @@ class Run:
     def journal(self, event: str, **values: Any) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
         append(self.path / "journal.jsonl", event, sync=True, **values)
+
+    @contextlib.contextmanager
+    def only_submitter(self) -> Iterator[None]:
+        """Keeps other processes from submitting this run meanwhile (fcntl locks work on NFS as well)."""
+        with open(os.open(self.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
 
     def link_latest(self) -> None:
         """Points `latest` at this run."""

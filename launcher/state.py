@@ -13,7 +13,7 @@
 | | no answer | unknown |
 | no attempt yet | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | no such job | cancelled if asked for, else lost |
+| | job done, or no such job | cancelled if asked for, else lost |
 | | no answer | unknown |
 | submitting, and no job id | (not asked) | unconfirmed |
 """

@@ -95,36 +95,46 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
     if resumed:
         run.require_private()
         _require_same(run, plan)
+    else:
+        _make(run, prepared, config)
+    with run.only_submitter():
         if job_id := tell(run.journal_events(), None, ()).job_id:
             return Submitted(run, job_id, again=True)
-    else:
-        if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
-            raise SubmissionError(
-                "sbatch is not on this machine's PATH, so nothing was submitted: "
-                "submit from a login node of the cluster, or use cluster=local"
-            )
-        Run.create(run.path)
-        run.require_private()
-        facts = {
-            "launcher": __version__, "python": platform.python_version(), "host": platform.node(),
-            "commit": _commit(plan.workdir), "token": prepared.token,
-        }  # fmt: skip
-        run.write_record(plan, config, facts)
-    try:
-        job = _start(run, plan, prepared.token, resumed)
-    except SubmissionError as error:
-        from launcher.backends.once import Refused
+        try:
+            job = _start(run, plan, prepared.token, resumed)
+        except SubmissionError as error:
+            from launcher.backends.once import Refused
 
-        if isinstance(error, Refused):
-            shutil.rmtree(run.path)
-            raise
-        raise SubmissionError(
-            f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits it "
-            "if there is none"
-        ) from None
-    run.journal("submitted", job=job.job_id)
+            if isinstance(error, Refused):
+                shutil.rmtree(run.path)
+                raise
+            raise SubmissionError(
+                f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
+                "it if there is none"
+            ) from None
+        run.journal("submitted", job=job.job_id)
     run.link_latest()
     return Submitted(run, job.job_id)
+
+
+def _make(run: Run, prepared: Prepared, config: Mapping[str, Any]) -> None:
+    """The run directory with its record."""
+    plan = prepared.plan
+    if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
+        raise SubmissionError(
+            "sbatch is not on this machine's PATH, so nothing was submitted: "
+            "submit from a login node of the cluster, or use cluster=local"
+        )
+    Run.create(run.path)
+    import hydra
+    import submitit
+
+    versions = {
+        "launcher": __version__, "python": platform.python_version(), "hydra": hydra.__version__,
+        "submitit": submitit.__version__,
+    }  # fmt: skip
+    facts = {**versions, "host": platform.node(), "commit": _commit(plan.workdir), "token": prepared.token}
+    run.write_record(plan, config, facts)
 
 
 def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:

@@ -37,10 +37,15 @@ class Launcher:
     before: Sequence[str] = ()
 
     @property
+    def config_dir(self) -> Path:
+        """The user's own config folder; nobody has made it yet."""
+        return self.runs_dir.with_name("config")
+
+    @property
     def environ(self) -> dict[str, str]:
         return {
             **_INHERITED, "PYTHONPATH": str(ROOT), "LAUNCHER_RUNS_DIR": str(self.runs_dir),
-            "LAUNCHER_CONFIG_DIR": str(self.runs_dir / "no-config"), **self.environment,
+            "LAUNCHER_CONFIG_DIR": str(self.config_dir), **self.environment,
         }  # fmt: skip
 
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

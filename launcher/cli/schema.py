@@ -23,10 +23,11 @@ def register() -> None:
 
     store = ConfigStore.instance()
     store.store(name="schema", node=config.Config)
-    store.store(group="schema", name="cluster", node=config.Cluster)
-    store.store(group="schema", name="launch", node=config.Launch)
+    # Below hydra/, so that help and near matches do not offer them as choices.
+    store.store(group="hydra/schema", name="cluster", node=config.Cluster)
+    store.store(group="hydra/schema", name="launch", node=config.Launch)
     for name, kind in WORKLOADS.items():
-        store.store(group="schema/workload", name=name, node=kind)
+        store.store(group="hydra/schema/workload", name=name, node=kind)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.keys", keys_help, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
@@ -81,7 +82,7 @@ def keys_help(width: int = 79) -> str:
     def table(title: str, keys: Iterator[Key]) -> list[str]:
         lines = [f"== {title} =="]
         for key in keys:
-            if key.name in ("name", "entry", "min_ranks") and "workload" in title:
+            if key.name in ("name", "entry", "min_ranks", "seed") and "workload" in title:
                 continue
             doc = textwrap.wrap(key.doc, width - 24) or [""]
             name = key.name if len(key.name) < 23 else f"{key.name}\n{'':22}"
@@ -90,6 +91,7 @@ def keys_help(width: int = 79) -> str:
 
     lines = table("Keys of every run (KEY=VALUE)", keys_of(config.Config))
     lines += table("cluster.KEY: where", keys_of(config.Cluster))
+    lines += table("cluster.limits.KEY: what one job may ask for", keys_of(config.Limits))
     lines += table("launch.KEY: how ranks are started", keys_of(config.Launch))
     for name, kind in WORKLOADS.items():
         lines += table(f"workload.KEY with workload={name}", keys_of(kind))

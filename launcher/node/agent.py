@@ -15,6 +15,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from launcher import errors, runs
@@ -83,7 +84,10 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
         timeout=plan.rendezvous_timeout,
     )
     index = [member.index for member in meeting.members].index(me.index)
-    events("met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source)
+    events(
+        "met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source,
+        host=me.host, torch=torch.__version__,
+    )  # fmt: skip
     _set_network(plan, meeting)
     _preload(plan)
     agent = Agent(plan, attempt, meeting, index, events)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from plans import bare_plan
+from tests.unit.plans import bare_plan
 
 from launcher import render
 from launcher.plan import JobPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plans import plan_of
+from tests.unit.plans import plan_of
 
 from launcher.check import NodeGroup, Partition, check_limits, check_names, check_partition
 from launcher.config import P2P, Collective, DDPMnist, Limits, Workload

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import SITE, make_config, plan_of
+from tests.unit.plans import SITE, make_config, plan_of
 
 from launcher.config import P2P, Cluster, Collective, DDPMnist, GpuDirective, LaunchMode, Precision, Scheduler, Workload
 from launcher.errors import BAD_INPUT, ConfigError
@@ -40,6 +40,8 @@ GIB = 1024**3
         ({"cluster": {"setup": ["a\nb", "c\td"]}}, {"setup": ("a\nb", "c\td")}),
         ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"srun_args": ("--mpi=none", "a b")}),
         ({"workload": DDPMnist("n", "m:f", seed=1, precision=Precision.bfloat16)}, {"kind": "DDPMnist", "backend": "auto"}),
+        ({"cluster": {"scheduler": Scheduler.slurm}}, {"queued": True}),
+        ({"cluster": {"scheduler": Scheduler.allocation}}, {"queued": False}),
         ({"name": "a" * 64}, {"name": "a" * 64}),
         ({"name": "_a.b+c-d"}, {"name": "_a.b+c-d"}),
     ],
@@ -129,7 +131,11 @@ def test_a_run_cannot_take_the_name_of_the_link_to_the_newest() -> None:
 
 
 CONTROLS = [chr(code) for code in range(32) if chr(code) != "\t"] + ["\x7f", "\x85", "\u2028", "\u2029"]
-TEXT_KEYS = [f.name for f in fields(Cluster) if f.type in ("str", "Optional[str]") and f.name != "port_range"]
+TEXT_KEYS = [f.name for f in fields(Cluster) if f.type in ("str", "str | None") and f.name != "port_range"]
+
+
+def test_the_texts_of_a_profile_are_all_tested() -> None:
+    assert {"name", "partition", "account", "interface", "host_suffix", "gpu_type"} <= set(TEXT_KEYS)
 
 
 @pytest.mark.parametrize("key", TEXT_KEYS)
@@ -146,6 +152,7 @@ def test_control_characters_are_refused_in_every_text_of_a_profile(key: str) -> 
         ({"cluster": {"directives": {"comment-x": "a\nb"}}}, "directives.comment-x="),
         ({"cluster": {"environment": {"A": "a\nb"}}}, "environment.A="),
         ({"cluster": {"srun_args": ["ok", "a\nb"]}}, "srun_args="),
+        ({"cluster": {"setup": ["ok\nok", "a\rb"]}}, "setup="),
         ({"workload": Workload("a\nb", "m:f", seed=0)}, "workload="),
         ({"workload": DDPMnist("w", "m:f", seed=0, data_dir="a\nb")}, "params.data_dir="),
         ({"workload": P2P("w", "m:f", seed=0, patterns=["a\nb"])}, "params.patterns="),
@@ -175,7 +182,7 @@ clusters = st.fixed_dictionaries(
         "scheduler": st.sampled_from(Scheduler),
         "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
         "srun_args": st.lists(words, max_size=3),
-        "setup": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=3),
+        "setup": st.lists(st.lists(words, max_size=3).map("\n".join), max_size=3),
         "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
     },
 )

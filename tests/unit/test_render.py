@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import bare_plan
-from sandbox import Outcome, Sandbox
+from tests.unit.plans import bare_plan
+from tests.unit.sandbox import Outcome, Sandbox
 
 from launcher import render
 from launcher.plan import CONTROL, JobPlan

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sandbox import Sandbox
+from tests.unit.sandbox import Sandbox
 
 HOST = socket.gethostname()
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from plans import plan_of
+from tests.unit.plans import plan_of
 
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Attempt, Run, all_runs, append, find, new_id, read_events

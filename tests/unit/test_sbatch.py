@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import bare_plan, plan_of
+from tests.unit.plans import bare_plan, plan_of
 
 from launcher.backends.sbatch import FAMILIES, KEYS, directives, srun_arguments
 from launcher.config import GpuDirective, LaunchMode, Scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plans import plan_of
+from tests.unit.plans import plan_of
 
 from launcher.backends.scrub import job_environment
 from launcher.config import Scheduler

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.cluster.slurm_cluster import SlurmCluster
 
 from launcher.node.hostlist import expand
+from tests.cluster.slurm_cluster import SlurmCluster
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from launcher.node.hostlist import expand
         "n[08-11,3],n3",
         "n[098-101]",
         "n[08-9]",
+        "n[8-011]",
         "r[1-2]n[01-02]",
         "r[1-2]c[0,5]",
         "b2,a[3-4],b1",

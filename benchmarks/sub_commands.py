@@ -1,0 +1,32 @@
+"""Start of a sub-command that needs no Hydra, against an interpreter that does nothing.
+
+    python -m benchmarks.sub_commands
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+from benchmarks.measure import Result, environment, interleaved, median_ratio, medians, python, report
+
+
+def results(repeats: int = 25) -> list[Result]:
+    with tempfile.TemporaryDirectory() as empty:
+        env = environment(LAUNCHER_RUNS_DIR=empty)
+        seconds = interleaved(
+            {
+                "python -c pass": lambda: python("-c", "pass", env=env)[0],
+                "status --help": lambda: python("-m", "launcher", "status", "--help", env=env)[0],
+                "status": lambda: python("-m", "launcher", "status", env=env)[0],
+            },
+            repeats,
+        )
+    return [
+        Result(f"{name} / python -c pass", median_ratio(seconds, name, "python -c pass"), 4, medians(seconds))
+        for name in ("status --help", "status")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(report(results()))

@@ -1,0 +1,97 @@
+"""The schema as Hydra gets it: every key explained, what people write read as they mean it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from launcher import config
+from launcher.cli import schema
+from launcher.paths import resource
+
+KINDS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_key_says_what_it_means(kind: type) -> None:
+    keys = list(schema.keys_of(kind))
+    assert [key.name for key in keys] == [field.name for field in dataclasses.fields(kind)]
+    assert [key.name for key in keys if not key.doc.strip() or "type: ignore" in key.doc] == []
+
+
+def test_every_key_has_its_full_name_and_is_in_the_help() -> None:
+    names = schema.all_keys()
+    assert {"nodes", "time", "cluster.partition", "cluster.limits.time", "launch.grace", "workload.lr"} <= set(names)
+    text = schema.keys_help()
+    assert max(map(len, text.splitlines())) <= 80
+    for name in names:
+        if not name.startswith("cluster.limits.") and name not in ("workload.name", "workload.entry", "workload.min_ranks"):
+            assert name.rpartition(".")[2] in text
+
+
+@pytest.fixture
+def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DictConfig]]:
+    """Composes the real conf/ with the user's own files and overrides."""
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    schema.register()
+
+    def run(*overrides: str, **files: str) -> DictConfig:
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/')}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+            return compose("config", list(overrides))
+
+    yield run
+    GlobalHydra.instance().clear()
+    yaml.SafeLoader.yaml_implicit_resolvers = resolvers
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("1:30:00", "1:30:00"), ("01:30:00", "01:30:00"), ("90", "90"), ("90m", "90m"), ("1-12:00:00", "1-12:00:00"), ("10:30", "10:30")],
+)
+def test_a_wall_time_in_a_file_is_what_it_looks_like(
+    composed: Callable[..., DictConfig], written: str, meant: str
+) -> None:
+    assert composed("workload=ddp_mnist", user=f"# @package _global_\ntime: {written}\n").time == meant
+    assert composed("workload=ddp_mnist", f"time={written}").time == meant
+
+
+def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig]) -> None:
+    read = composed("workload=ddp_mnist", user="nodes: 3\nseed: 0x10\nworkload:\n  lr: 1e-3\ncluster:\n  environment: {A: -7}\n")
+    assert (read.nodes, read.seed, read.workload.lr, read.cluster.environment.A) == (3, 16, 1e-3, -7)
+
+
+@pytest.mark.parametrize("cluster", ["local", "slurm", "allocation"])
+@pytest.mark.parametrize("workload", list(schema.WORKLOADS))
+@pytest.mark.parametrize("launch", ["agent", "tasks"])
+def test_every_choice_composes_to_the_dataclasses(
+    composed: Callable[..., DictConfig], cluster: str, workload: str, launch: str
+) -> None:
+    typed: Any = OmegaConf.to_object(composed(f"workload={workload}", f"cluster={cluster}", f"launch={launch}"))
+    assert isinstance(typed, config.Config)
+    assert type(typed.workload) is schema.WORKLOADS[workload]
+    assert (typed.cluster.name, typed.launch.mode.value, typed.name) == (cluster, launch, workload)
+
+
+def test_a_profile_of_the_users_own_starts_from_ours(composed: Callable[..., DictConfig]) -> None:
+    profile = "defaults: [slurm, _self_]\nname: mine\npartition: gpu\nlimits: {time: 2:00:00}\n"
+    read = composed("workload=p2p", "cluster=mine", cluster__mine=profile)
+    assert (read.cluster.name, read.cluster.scheduler, read.cluster.partition) == ("mine", config.Scheduler.slurm, "gpu")
+    assert read.cluster.limits.time == "2:00:00"
+
+
+def test_the_runs_directory_comes_from_the_environment(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
+    assert composed("workload=p2p").runs_dir == str(tmp_path / "runs")

@@ -1,0 +1,210 @@
+"""What Slurm's commands print is read as it is meant; the texts below were printed by Slurm 22.05 unless said otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.slurm_query import (
+    STATES,
+    Slurm,
+    parse_accounting,
+    parse_jobs,
+    parse_partitions,
+    quiet_environment,
+)
+from launcher.check import NodeGroup, Partition
+
+MIB = 1024**2
+SINFO = """\
+gpu*|2:00:00|1-infinite|4|4|6000|gpu:2
+debug|10:00|1|2|4|6000|gpu:2
+tmpempty|infinite|1-infinite|0|0|0|(null)
+one|1-00:00:00|1-2|1|4|6000|gpu:2
+"""
+
+
+def test_partitions_are_read() -> None:
+    node = (4, 6000 * MIB, 2)
+    assert parse_partitions(SINFO) == [
+        Partition("gpu", True, 7200, None, (NodeGroup(4, *node),)),
+        Partition("debug", False, 600, 1, (NodeGroup(2, *node),)),
+        Partition("tmpempty", False, None, None, ()),
+        Partition("one", False, 86400, 2, (NodeGroup(1, *node),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)", 0),
+        ("gpu:2", 2),
+        ("gpu:a100:4", 4),
+        ("gpu:a100:4(S:0-3)", 4),
+        ("gpu:a100:4(S:0,2),shard:16", 4),
+        ("gpu:a100:2,gpu:v100:1", 3),
+        ("shard:8,craynetwork:4", 0),
+        ("gpu", 0),
+        ("", 0),
+    ],
+)
+def test_gpus_are_counted_as_sites_write_them(gres: str, gpus: int) -> None:
+    (partition,) = parse_partitions(f"p|infinite|1-infinite|1|4|1000|{gres}\n")
+    assert partition.groups[0].gpus == gpus
+
+
+def test_a_partition_of_several_kinds_of_nodes_is_one() -> None:
+    text = "mix*|infinite|1-4|2|8|1000|(null)\nmix*|infinite|1-4|1|64|2000|gpu:8\nother|n/a|1|1|64+|2000+|gpu:8\n"
+    groups = (NodeGroup(2, 8, 1000 * MIB, 0), NodeGroup(1, 64, 2000 * MIB, 8))
+    assert parse_partitions(text) == [
+        Partition("mix", True, None, 4, groups),
+        Partition("other", False, None, 1, (groups[1],)),
+    ]
+
+
+def columns(job_id: str, state: str, reason: str, comment: str) -> str:
+    """A line of squeue in the columns that we ask for; long values are cut off, as squeue does."""
+    return f"{job_id[:64]:64}{state[:32]:32}{reason[:64]:64}{comment[:256]:256}\n"
+
+
+SQUEUE = "".join(
+    columns(*line)
+    for line in [
+        ("159", "COMPLETED", "None", "launcher-d349197932bb86cf1560"),
+        ("164", "PENDING", "BeginTime", "(null)"),
+        ("162_0", "PENDING", "JobHeldUser", "tok-array"),
+        ("163", "RUNNING", "None", "it's a b"),
+        ("26", "FAILED", "NonZeroExitCode", 'it\'s $(x) `id` ; "x"  # y'),
+        ("5", "CANCELLED", "BeginTime", "N/A"),
+        ("6", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node[1-3]", "c"),
+        ("7", "NEW_STATE_OF_2031", "None", "x" * 256),
+    ]
+)
+
+
+def test_jobs_are_read() -> None:
+    jobs = parse_jobs(SQUEUE)
+    assert jobs == {
+        "159": SchedulerJob("159", JobState.DONE, "COMPLETED", "", "launcher-d349197932bb86cf1560"),
+        "164": SchedulerJob("164", JobState.PENDING, "PENDING", "BeginTime", ""),
+        "162_0": SchedulerJob("162_0", JobState.PENDING, "PENDING", "JobHeldUser", "tok-array"),
+        "163": SchedulerJob("163", JobState.RUNNING, "RUNNING", "", "it's a b"),
+        "26": SchedulerJob("26", JobState.FAILED, "FAILED", "NonZeroExitCode", 'it\'s $(x) `id` ; "x"  # y'),
+        "5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED", "BeginTime", ""),
+        "6": SchedulerJob("6", JobState.PENDING, "PENDING", "ReqNodeNotAvail, UnavailableNodes:node[1-3]", "c"),
+        "7": SchedulerJob("7", JobState.UNKNOWN, "NEW_STATE_OF_2031", "", "x" * 256),
+    }
+    assert parse_jobs("") == {}
+
+
+# sacct --noheader --parsable2 --format=JobID,State,Reason,Comment; the last line holds a site's own comment
+SACCT = """\
+1|COMPLETED|None|
+1.batch|COMPLETED||
+2|FAILED|None|
+4|CANCELLED by 0|JobHeldUser|
+5.0|CANCELLED||
+3_0|COMPLETED|None|
+7|PENDING|JobHeldUser|
+8|OUT_OF_MEMORY|None|tok a|b
+"""
+
+
+def test_accounting_is_read_without_the_steps() -> None:
+    assert {job.id: (job.state, job.word, job.reason, job.comment) for job in parse_accounting(SACCT).values()} == {
+        "1": (JobState.DONE, "COMPLETED", "", ""),
+        "2": (JobState.FAILED, "FAILED", "", ""),
+        "4": (JobState.CANCELLED, "CANCELLED", "JobHeldUser", ""),
+        "3_0": (JobState.DONE, "COMPLETED", "", ""),
+        "7": (JobState.PENDING, "PENDING", "JobHeldUser", ""),
+        "8": (JobState.FAILED, "OUT_OF_MEMORY", "", "tok a|b"),
+    }
+
+
+def test_only_completed_is_done() -> None:
+    assert [word for word, state in STATES.items() if state is JobState.DONE] == ["COMPLETED"]
+    assert JobState.UNKNOWN not in STATES.values()
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH; what is put there can be called."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def put(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o700)
+
+
+def test_one_question_answers_for_all_jobs(commands: Path) -> None:
+    (commands / "printed").write_text(SQUEUE)
+    put(commands, "squeue", f'echo "$@" >>{commands}/asked; while IFS= read -r line; do echo "$line"; done <{commands}/printed')
+    slurm = Slurm()
+    assert list(slurm.jobs(["163", "159", "forgotten"])) == ["163", "159"]
+    assert len(slurm.jobs()) == 8
+    assert slurm.find("tok-array") == "162_0"
+    assert slurm.find("tok") is None
+    asked = (commands / "asked").read_text().splitlines()
+    assert len(asked) == 4
+    assert all("--me" in line and "--states=all" in line and "--jobs" not in line for line in asked)
+    assert slurm.jobs([]) == {}
+    assert len((commands / "asked").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout", "words"),
+    [
+        (None, 5.0, "squeue is not on this machine's PATH"),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", 5.0, r"squeue failed \(exit 1\): Unable to contact"),
+        ("exit 3", 5.0, r"squeue failed \(exit 3\): no message"),
+        ("exec /bin/sleep 5", 0.05, r"squeue did not answer within 0\.05 s"),
+    ],
+)
+def test_a_slurm_that_does_not_answer_is_told_and_never_taken_for_an_empty_one(
+    commands: Path, script: str | None, timeout: float, words: str
+) -> None:
+    if script is not None:
+        put(commands, "squeue", script)
+    slurm = Slurm(timeout)
+    for question in (slurm.jobs, lambda: slurm.find("token")):
+        with pytest.raises(QueryError, match=words):
+            question()
+
+
+def test_a_site_without_accounting_remembers_nothing(commands: Path) -> None:
+    assert Slurm().accounting(["1"]) == {}
+    put(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    assert Slurm().accounting(["1"]) == {}
+    assert Slurm().accounting([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        ("scancel: error: Kill job error on job id 7: Job/step already completing or completed", False),
+        ("scancel: error: Kill job error on job id 7: Invalid job id specified", False),
+        ("scancel: error: Kill job error on job id 7: Access/permission denied", True),
+    ],
+)
+def test_cancelling_what_has_ended_is_no_error(commands: Path, said: str, raised: bool) -> None:
+    put(commands, "scancel", f"echo '{said}' >&2; exit 1")
+    if raised:
+        with pytest.raises(QueryError, match="permission denied"):
+            Slurm().cancel("7")
+    else:
+        Slurm().cancel("7")
+
+
+def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = ("SQUEUE_FORMAT", "SQUEUE_STATES", "SINFO_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL", "SCANCEL_QOS", "SLURM_TIME_FORMAT")
+    for name in (*noise, "SLURM_CONF", "MY_SQUEUE_FORMAT"):
+        monkeypatch.setenv(name, "x")
+    left = quiet_environment()
+    assert not set(noise) & left.keys()
+    assert {"SLURM_CONF", "MY_SQUEUE_FORMAT", "PATH"} <= left.keys()
+    put(commands, "sinfo", 'echo "p${SINFO_FORMAT-}|infinite|1|1|1|1|"')
+    assert [partition.name for partition in Slurm().partitions()] == ["p"]

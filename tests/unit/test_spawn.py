@@ -1,0 +1,74 @@
+"""Simulated nodes: every task learns its place, and the tasks end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.node.spawn import environments
+from launcher.node.topology import derive
+
+
+def test_every_task_learns_its_place() -> None:
+    assert environments(2, 2, "h") == [
+        {"LAUNCHER_HOSTS": "h,h", "LAUNCHER_TASKS": "4", "LAUNCHER_TASK": str(task), "LAUNCHER_NODE": str(task // 2)}
+        for task in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [(1, 1), (1, 4), (3, 1), (2, 3)])
+def test_the_place_is_one_that_the_topology_reads(nodes: int, tasks: int) -> None:
+    places = [derive(environ, "h", lambda path: []) for environ in environments(nodes, tasks, "h")]
+    assert [(place.rank, place.node_rank, place.local_rank) for place in places] == [
+        (node * tasks + task, node, task) for node in range(nodes) for task in range(tasks)
+    ]
+    assert {(place.source, place.world_size, place.nnodes, place.master) for place in places} == {
+        ("launcher", nodes * tasks, nodes, "h")
+    }
+
+
+def spawn(nodes: int, script: str, *, grace: float = 5, **environ: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "launcher.node.spawn", str(nodes), "1", str(grace), "/bin/bash", "-c", script]
+    return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit $((LAUNCHER_TASK * 75))", 75),
+        ("[ $LAUNCHER_TASK = 1 ] && exit 93; exec sleep 60", 93),
+        ("[ $LAUNCHER_TASK = 0 ] && kill -KILL $$; exec sleep 60", 128 + 9),
+    ],
+)
+def test_the_first_failure_ends_all_and_is_the_exit_code(script: str, code: int) -> None:
+    start = time.monotonic()
+    assert spawn(2, script).wait(30) == code
+    assert time.monotonic() - start < 20
+
+
+def test_a_task_that_does_not_listen_is_killed_when_its_grace_is_over() -> None:
+    stubborn = "[ $LAUNCHER_TASK = 1 ] && exit 3; trap '' TERM; while :; do sleep 0.05; done"
+    assert spawn(2, stubborn, grace=0.2).wait(30) == 3
+
+
+def test_a_signal_is_handed_on(tmp_path: Path) -> None:
+    script = f"trap 'touch {tmp_path}/told-$LAUNCHER_TASK; exit 75' TERM; echo; while :; do sleep 0.02; done"
+    process = spawn(2, script)
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 75
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["told-0", "told-1"]
+
+
+def test_tasks_know_their_job() -> None:
+    process = spawn(1, "echo $LAUNCHER_JOB $MINE", LAUNCHER_JOB_ID="local-1", MINE="x")
+    assert process.communicate(timeout=30)[0] == "local-1 x\n"
