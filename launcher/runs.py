@@ -7,10 +7,11 @@
       submitit/             submitit's own files (payload and results)
       output-JOB.log        what the scheduler caught of the job
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
-      attempts/N/logs/      rank-R.out, rank-R.err
+      attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
+      attempts/N/exit_code  the first agent's, when the work is done
       result.json           metrics of rank 0, once done
 
-`runs_dir/latest` is a link to the newest run. Works without torch, hydra and submitit: both sides use it.
+`runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere. Works without torch, hydra and submitit: both sides use it.
 """
 
 from __future__ import annotations
@@ -99,11 +100,13 @@ class Run:
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
-    def link_latest(self) -> None:
-        """Points `latest` at this run."""
-        link = self.path.parent / f".latest-{os.getpid()}"
-        link.symlink_to(self.id)
-        link.replace(self.path.parent / "latest")
+    def link(self, index: Path) -> None:
+        """Points `latest` at this run, and makes it known in `index`, where commands look for runs by their id."""
+        for folder in {self.path.parent, index}:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder != self.path.parent:
+                _relink(folder / self.id, self.path)
+            _relink(folder / "latest", self.path)
 
     def _write(self, name: str, text: str) -> Path:
         """Whole or not at all: a reader never sees half a file."""
@@ -199,6 +202,10 @@ class Attempt:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    def write_exit_code(self, code: int) -> None:
+        """The first agent's word, which counts for the job script when a run may go on without some of its nodes."""
+        (self.path / "exit_code").write_text(f"{code}\n")
+
     def events_file(self, writer: str) -> Path:
         """The file of one writer: `script`, `node-3`, `rank-0`."""
         return self.path / "events" / f"{writer}.jsonl"
@@ -211,6 +218,12 @@ class Attempt:
             for event in read_events(path)
         ]
         return sorted(events, key=lambda event: event.get("time", 0.0))
+
+
+def _relink(link: Path, target: Path) -> None:
+    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
@@ -243,10 +256,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def all_runs(runs_dir: Path) -> list[Run]:
     """All runs, newest first."""
     try:
-        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir(follow_symlinks=False)]
+        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir() and entry.name != "latest"]
     except FileNotFoundError:
         return []
-    paths = [Path(entry.path) for entry in entries if not entry.name.startswith(".")]
+    paths = [Path(entry.path).resolve() for entry in entries if not entry.name.startswith(".")]
     found = [(path.stat().st_ctime, path) for path in paths if (path / "record.json").exists()]
     return [Run(path) for _, path in sorted(found, reverse=True)]
 
@@ -268,7 +281,7 @@ def find(name: str, runs_dir: Path) -> Run:
             raise RunError(f"there is no latest run in {runs_dir}")
         return Run(link.resolve())
     if (runs_dir / name / "record.json").exists():
-        return Run(runs_dir / name)
+        return Run((runs_dir / name).resolve())
     runs = all_runs(runs_dir)
     matches = [run for run in runs if run.id.startswith(name)]
     if len(matches) == 1:

@@ -6,6 +6,7 @@ was cut short, provided that the config is the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -25,6 +26,7 @@ from launcher.backends.base import QueryError
 from launcher.backends.scrub import job_environment
 from launcher.config import Config, Scheduler
 from launcher.errors import ConfigError, SubmissionError
+from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id
 from launcher.state import tell
@@ -113,7 +115,8 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
                 "it if there is none"
             ) from None
         run.journal("submitted", job=job.job_id)
-    run.link_latest()
+    with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
+        run.link(default_runs_dir())
     return Submitted(run, job.job_id)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.runs import Run
 from launcher.state import RunState
 from launcher.units import format_size, format_time
 
@@ -47,13 +48,19 @@ def cause(seen: Seen) -> str | None:
     if fault is None:
         if seen.state is RunState.FAILED:
             code = f" (exit code {seen.story.ended})" if seen.story.ended is not None else ""
-            word = f"; {seen.word}" if seen.word else ""
-            return f"no rank said why{code}; see `{program()} logs {seen.run.id}`{word}"
+            words = [f"no rank said why{code}", seen.word, _last_line(seen.run)]
+            return "; ".join(word for word in words if word)
         return seen.word or None
     if fault["event"] == "setup_failed":
         line = seen.plan.setup[fault["line"] - 1]
         return f"set-up line {fault['line']} of cluster={seen.plan.cluster} failed on {fault['host']}: {line}"
     return str(fault["cause"])
+
+
+def _last_line(run: Run) -> str:
+    """The last thing that the run printed."""
+    printed = [line for path in run.outputs()[-1:] for line in path.read_text(errors="replace").splitlines()]
+    return f"its last words: {printed[-1].strip()}" if printed else ""
 
 
 def outcome(seen: Seen) -> str:

@@ -53,7 +53,7 @@ def run(run_dir: str) -> dict[str, Any]:
         return _run(plan, attempt, place, events)
     except (RendezvousError, topology.TopologyError) as error:
         events("fault", cause=str(error), host=socket.gethostname())
-        raise AttemptFailed(str(error)) from None
+        raise AttemptFailed(str(error), ours=not getattr(error, "told", False)) from None
     except SignalException as error:
         cause = f"{socket.gethostname()} was told to stop ({error.sigval.name}) before its ranks had started"
         events("fault", cause=cause, host=socket.gethostname())
@@ -105,6 +105,8 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
     if result.is_failed():
         raise agent.failure()
     events("finished")
+    if index == 0:
+        attempt.write_exit_code(errors.DONE)
     return dict(result.return_values[min(result.return_values)] or {})
 
 

@@ -29,7 +29,14 @@ _POLL = 0.05  # seconds between two looks at the store
 
 
 class RendezvousError(RuntimeError):
-    """Not all members met in time; the text names who, and why."""
+    """Not all members met in time; the text names who, and why.
+
+    `told` when the master said so, which tells it to the user as well.
+    """
+
+    def __init__(self, words: str, *, told: bool = False) -> None:
+        super().__init__(words)
+        self.told = told
 
 
 @dataclass(frozen=True)
@@ -190,8 +197,10 @@ def _reach(
         raise RendezvousError(f"{me.host} lost {master} (rank 0) while it waited for the others: {error}") from None
     if "problem" in outcome:
         store.add("read", 1)
-        raise RendezvousError(outcome["problem"])
+        raise RendezvousError(outcome["problem"], told=True)
     members = tuple(Member(**values) for values in outcome["members"])
+    if me.index not in {member.index for member in members}:
+        raise RendezvousError(f"{expected[me.index]} came too late: the others have begun without it")
     address = "127.0.0.1" if len({member.host for member in members}) == 1 else local
     return Meeting(store, master, port, members, interface_with(address))
 

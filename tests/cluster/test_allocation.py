@@ -38,7 +38,8 @@ def test_all_nodes_of_the_allocation_are_used_by_default(launcher: Launcher, com
 
 
 def test_fewer_nodes_are_used_when_fewer_are_asked_for(launcher: Launcher) -> None:
-    done = inside(launcher, ["salloc", "--quiet", "--nodes=3"], "nodes=2", "procs_per_node=2", "launch=tasks")
+    two_nodes = ["nodes=2", "procs_per_node=2", "launch=tasks"]
+    done = inside(launcher, ["salloc", "--quiet", "--nodes=3", "--ntasks-per-node=2"], *two_nodes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (launcher.last().result() or {})["world_size"] == 4
 
@@ -63,6 +64,8 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing(launcher: Launcher) -> None:
         env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
-    os.killpg(process.pid, signal.SIGINT)
-    process.wait(timeout=60)
+    # A terminal's Ctrl-C goes to the command, which salloc has put into a process group of its own.
+    (command,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(command), signal.SIGINT)
+    assert process.wait(timeout=60) == 130
     assert launcher.status()["state"] == "cancelled"

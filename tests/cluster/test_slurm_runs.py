@@ -67,7 +67,7 @@ def test_the_script_holds_every_key_once_and_slurm_understood_it(launcher: Launc
     launcher.submit(
         "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "procs_per_node=2",
         "cpus_per_proc=2", "mem=1G", "time=1h30m", "gpus_per_node=2", "name=full+words.1", "workload.device=cpu",
-        "cluster.directives.nice=5", "cluster.directives.mem-per-cpu=300M", "cluster.constraint=null",
+        "+cluster.directives.nice=5", "+cluster.directives.mem-per-cpu=300M", "cluster.constraint=null",
     )  # fmt: skip
     job_id = next(event["job"] for event in launcher.last().journal_events() if event["event"] == "submitted")
     shown = slurm.run("scontrol", "show", "job", job_id)
@@ -104,7 +104,7 @@ def test_what_could_never_start_is_refused_with_the_fix(
 
 
 def test_a_refusal_shows_slurms_own_words_and_leaves_nothing(launcher: Launcher) -> None:
-    done = launcher.submit("workload=collective", "cluster.directives.licenses=nosuch")
+    done = launcher.submit("workload=collective", "+cluster.directives.licenses=nosuch")
     assert done.returncode == 1
     assert "sbatch refused the job: sbatch: error: " in done.stderr
     assert "license" in done.stderr
@@ -136,7 +136,7 @@ def test_an_sbatch_whose_answer_is_lost_is_not_repeated(launcher: Launcher, slur
     """sbatch takes the job and then hangs: the job is found by its token."""
     folder = script(tmp_path / "bin/sbatch", 'echo x >>"$0.calls"; /usr/bin/sbatch "$@" >/dev/null; exec sleep 60')
     done = launcher.submit(
-        *FINE, "cluster.submit_timeout=3", "cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}"
+        *FINE, "cluster.submit_timeout=3", "+cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}"
     )
     assert done.returncode == 0, done.stderr
     assert (folder / "sbatch.calls").read_text() == "x\n"
@@ -152,7 +152,7 @@ def test_an_sbatch_that_failed_before_the_job_was_made_is_repeated(
         '[ -e "$0.calls" ] && exec /usr/bin/sbatch "$@"; echo x >"$0.calls"; '
         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
     )
-    done = launcher.submit(*FINE, "cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}")
+    done = launcher.submit(*FINE, "+cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert len(jobs(slurm)) == 1
 
@@ -211,8 +211,7 @@ def test_twenty_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launch
 
 def test_a_lost_node_fails_the_run_and_is_told(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(
-        "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "cluster.directives.requeue=false",
-        "cluster.directives.no-requeue=true",
+        "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "+cluster.directives.no-requeue=true",
     )  # fmt: skip
     launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
     try:
