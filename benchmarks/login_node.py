@@ -31,7 +31,10 @@ def slurm_answers() -> bool:
     """Whether this machine can submit to a real Slurm."""
     if any(shutil.which(name) is None for name in STAND_INS):
         return False
-    done = subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=10, check=False)
+    try:
+        done = subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0 and bool(done.stdout.strip())
 
 

@@ -1,6 +1,8 @@
 """Rank derivation and the job script for 10,000 nodes with 8 ranks each, the first time in a fresh process.
 
     python -m benchmarks.scale
+
+The time to import jinja2, which a submission pays once whatever its size, is told apart.
 """
 
 from __future__ import annotations

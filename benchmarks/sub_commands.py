@@ -1,6 +1,8 @@
 """Start of a sub-command that needs no Hydra, against an interpreter that does nothing.
 
     python -m benchmarks.sub_commands
+
+Once to show its help, and once to look into an empty folder of runs.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     most = total if partition.max_nodes is None else min(total, partition.max_nodes)
     if most == 0:
         return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
-    if plan.min_nodes > most:
+    if plan.nodes > most:
         return f"nodes={plan.nodes}: {where} gives a job at most {most} nodes: use nodes={most} or less"
     if partition.time is not None and plan.time > partition.time:
         limit = format_time(partition.time)
@@ -161,7 +161,7 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
             return f"{key}: the nodes of {where} have at most {_shown(key, best)}: use " + fix.format(
                 best=best, size=format_size(best)
             )
-        if count < plan.min_nodes:
+        if count < plan.nodes:
             return f"{key}: {where} has only {count} nodes with that much, and nodes={plan.nodes}: use nodes={count}"
     return None
 

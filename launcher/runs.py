@@ -11,7 +11,8 @@
       attempts/N/exit_code  the first agent's, when the work is done
       result.json           metrics of rank 0, once done
 
-`runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere. Works without torch, hydra and submitit: both sides use it.
+`runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
+Works without torch, hydra and submitit: both sides use it.
 """
 
 from __future__ import annotations
@@ -103,10 +104,11 @@ class Run:
     def link(self, index: Path) -> None:
         """Points `latest` at this run, and makes it known in `index`, where commands look for runs by their id."""
         for folder in {self.path.parent, index}:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder != self.path.parent:
-                _relink(folder / self.id, self.path)
-            _relink(folder / "latest", self.path)
+            with contextlib.suppress(OSError):  # the job is there already, and works without
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if folder != self.path.parent:
+                    _relink(folder / self.id, self.path)
+                _relink(folder / "latest", self.path)
 
     def _write(self, name: str, text: str) -> Path:
         """Whole or not at all: a reader never sees half a file."""
@@ -222,8 +224,12 @@ class Attempt:
 
 def _relink(link: Path, target: Path) -> None:
     temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
-    temporary.replace(link)
+    try:
+        temporary.replace(link)
+    except OSError:  # another run of this name lives there
+        temporary.unlink()
 
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:

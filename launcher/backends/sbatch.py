@@ -41,7 +41,6 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         ConfigError: an extra option of the profile collides with a key of the launcher.
     """
     run_dir = plan.run_dir.replace("%", "%%")  # man sbatch, filename pattern
-    nodes = str(plan.nodes) if plan.min_nodes == plan.nodes else f"{plan.min_nodes}-{plan.nodes}"
     ours: dict[str, Any] = {
         "job-name": plan.name,
         "comment": token,
@@ -51,7 +50,8 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         "constraint": plan.constraint,
         "reservation": plan.reservation,
         "exclude": plan.exclude,
-        "nodes": nodes,
+        # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
+        "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,
         "cpus-per-task": cpus_per_task(plan),
         **_gpus(plan),

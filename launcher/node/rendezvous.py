@@ -14,9 +14,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import queue
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +28,7 @@ from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
 
 CANDIDATES = 16  # ports tried on the master's host
 _POLL = 0.05  # seconds between two looks at the store
+_PATIENCE = 5.0  # seconds for whatever listens on a port to answer as a store does
 
 
 class RendezvousError(RuntimeError):
@@ -211,7 +214,7 @@ def _find_master(master: str, key: str, ports: Sequence[int], deadline: float) -
     for port in ports:
         try:
             local, remote = _probe(master, port, deadline)
-            store = TCPStore(master, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+            store = _client(master, port)
             if store.check([_known(key)]):
                 return store, port, local, remote
             problem = f"port {port} belongs to another job"
@@ -222,6 +225,32 @@ def _find_master(master: str, key: str, ports: Sequence[int], deadline: float) -
         except (OSError, DistNetworkError, DistStoreError) as error:
             problem = f"{type(error).__name__}: {error}; see cluster.interface and cluster.port_range"
     return problem
+
+
+def _client(host: str, port: int) -> TCPStore:
+    """A client of the store there. In a thread, for torch waits for ever on a service that accepts and says nothing.
+
+    Raises:
+        DistNetworkError, TimeoutError: what listens there is no store.
+    """
+    outcome: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            outcome.put(
+                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_PATIENCE))
+            )
+        except Exception as error:
+            outcome.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        result = outcome.get(timeout=_PATIENCE + 1)
+    except queue.Empty:
+        raise TimeoutError(f"what listens on port {port} says nothing") from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _known(key: str) -> str:

@@ -181,19 +181,32 @@ def test_variables_of_another_job_are_not_handed_on(launcher: Launcher) -> None:
 
 
 def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -> None:
-    """The agent of node2 hangs before it says anything."""
-    hang = tmp_path / "hang.sh"
-    hang.write_text('[ "$SLURMD_NODENAME" = node2 ] && sleep 60\ntrue\n')
-    # BASH_ENV is read by no agent; PYTHONSTARTUP neither. A wrapper around Python is.
-    python = script(tmp_path / "bin/python", f'. {hang}\nexec {PYTHON} "$@"') / "python"
-    words = ["workload=collective", "nodes=2", "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true"]
-    done = subprocess.run(
-        [str(python), "-c", "import sys; sys.executable = sys.argv.pop(1); from launcher.__main__ import main; "
-         "sys.exit(main(sys.argv[1:]))", str(python), *words],
-        env=launcher.environ, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    python = script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node2 ] && sleep 60\nexec {PYTHON} "$@"') / "python"
+    done = with_python(
+        launcher, python, "workload=collective", "nodes=2", "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true"
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "node2 (node 1) did not reach node1 (node 0) in time" in done.stdout + done.stderr
+
+
+def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp_path: Path) -> None:
+    python = script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {PYTHON} "$@"') / "python"
+    done = with_python(
+        launcher, python, "workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=3", "min_nodes=2",
+        "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (launcher.last().result() or {})["world_size"] == 2
+    assert "node3 could not reach node1" in launcher.printed()
+
+
+def with_python(launcher: Launcher, python: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Submits with a Python of the test's own making on the nodes."""
+    code = "import sys; sys.executable = sys.argv.pop(1); from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [PYTHON, "-c", code, str(python), *words], env=launcher.environ, cwd=ROOT, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
 
 
 def test_twenty_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launcher, slurm: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.launch import Launcher
+from tests.launch import ROOT, Launcher
 
 PLACES = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes")
 
@@ -170,6 +172,29 @@ def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: lis
     assert "Traceback" not in done.stderr
     assert not launcher.runs_dir.exists()
     assert time.monotonic() - start < 60
+
+
+def test_a_damaged_data_file_is_told_before_submission(launcher: Launcher, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "workloads/digits", tmp_path / "data/digits")
+    damaged = sorted((tmp_path / "data/digits").glob("*.gz"))[0]
+    content = bytearray(damaged.read_bytes())
+    content[100] ^= 1
+    damaged.write_bytes(content)
+    done = launcher.submit("workload=ddp_mnist", "workload.dataset=digits", f"workload.data_dir={tmp_path}/data")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{damaged} is damaged" in done.stderr
+    assert not launcher.runs_dir.exists()
+
+
+def test_a_run_directory_that_others_can_write_to_is_not_used(launcher: Launcher) -> None:
+    """A payload is unpickled from there: neither the node nor a later submission may touch it."""
+    result = launcher.fault("fine", "run_id=open", "cluster.setup=['chmod 777 \"$LAUNCHER_RUN_DIR\"']")
+    assert result.code == 1
+    assert f"others can write to {result.run.path}" in result.output
+    assert not list(result.run.attempts()[-1].path.glob("logs"))
+    again = launcher.fault("fine", "run_id=open", "cluster.setup=['chmod 777 \"$LAUNCHER_RUN_DIR\"']")
+    assert again.code == 1
+    assert "others can write to" in again.output
 
 
 def processes_of(launcher: Launcher) -> list[str]:

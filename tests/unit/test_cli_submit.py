@@ -40,17 +40,26 @@ def explained(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["workload=ddp_mnits"], "there is no workload=ddp_mnits. Did you mean ddp_mnist? Known: collective, ddp_mnist, p2p"),
+        (
+            ["workload=ddp_mnits"],
+            "there is no workload=ddp_mnits. Did you mean ddp_mnist? Known: collective, ddp_mnist, p2p",
+        ),
         (["workload=zzz"], "there is no workload=zzz. Known: collective, ddp_mnist, p2p"),
         (["workload=p2p", "cluster=slrum"], "there is no cluster=slrum. Did you mean slurm?"),
         (["workload=p2p", "launch=task"], "there is no launch=task. Did you mean tasks?"),
         (["workload=p2p", "node=2"], "there is no key 'node'. Did you mean nodes"),
-        (["workload=p2p", "cluster.partitoin=x"], "there is no key 'cluster.partitoin'. Did you mean cluster.partition"),
+        (
+            ["workload=p2p", "cluster.partitoin=x"],
+            "there is no key 'cluster.partitoin'. Did you mean cluster.partition",
+        ),
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
         (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher --help` lists all"),
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
         (["workload=p2p", "nodes=two"], "nodes=two: Value 'two' of type 'str' could not be converted to Integer"),
-        (["workload=p2p", "launch.mode=both"], "launch.mode=both: Invalid value 'both', expected one of [agent, tasks]"),
+        (
+            ["workload=p2p", "launch.mode=both"],
+            "launch.mode=both: Invalid value 'both', expected one of [agent, tasks]",
+        ),
     ],
 )
 def test_the_error_names_what_was_typed_and_what_was_meant(arguments: list[str], words: str) -> None:

@@ -96,11 +96,15 @@ def test_the_table(
     assert scheduler.asked == asked.split()
 
 
-@pytest.mark.parametrize(("sends", "finds", "before"), [([SILENT], [DOWN], False), ([], [DOWN], True), ([SILENT], [None], False)])
+@pytest.mark.parametrize(
+    ("sends", "finds", "before"), [([SILENT], [DOWN], False), ([], [DOWN], True), ([SILENT], [None], False)]
+)
 def test_patience_has_an_end_and_then_nobody_claims_to_know(
     clock: Clock, sends: list[Any], finds: list[Any], before: bool
 ) -> None:
-    with pytest.raises(SubmissionError, match="did not answer for 100 s, so nobody knows whether it took the job") as error:
+    with pytest.raises(
+        SubmissionError, match="did not answer for 100 s, so nobody knows whether it took the job"
+    ) as error:
         Scheduler(sends, finds).submit(before=before, patience=100.0)
     assert not isinstance(error.value, Refused)
     assert 100 <= sum(clock.pauses) <= 120

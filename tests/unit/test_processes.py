@@ -39,7 +39,9 @@ def test_a_process_lives_until_it_ends(sleeper: subprocess.Popen[bytes]) -> None
 
 
 def test_a_signal_reaches_the_whole_group() -> None:
-    leader = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    leader = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert leader.stdout is not None
     child = Process.of(int(leader.stdout.readline()))
     Process.of(leader.pid).signal(signal.SIGTERM)

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.plans import bare_plan
-from tests.unit.sandbox import Outcome, Sandbox
 
 from launcher import render
 from launcher.plan import CONTROL, JobPlan
+from tests.unit.plans import bare_plan
+from tests.unit.sandbox import Outcome, Sandbox
 
 EVIL = [
     "two words", " blanks around ", "\ttab\t", "it's", '"quoted"', "'''", "$(touch {0})", "`touch {0}`", "; touch {0}",
-    "& touch {0} &", "| touch {0}", "> {0}", "$HOME", "${{HOME}}", "~", "*", "?", "!!", "#", "\\", "a\\", "\\$(touch {0})",
+    "& touch {0} &", "| touch {0}", "> {0}", "$HOME", "${{HOME}}", "~", "*", "?", "!!", "#", "\\", "a\\",
+    "\\$(touch {0})",
     "'; touch {0}; '", '"; touch {0}; "', "'$(touch {0})'", "\"$(touch {0})\"", "a\\'; touch {0} #", "{{{{ 7 * 7 }}}}",
     "{{% raw %}}", "größe", "名前", "--flag", "-n", "", "a=b", "%j", "(touch {0})", "{{a,b}}", "<({0})",
 ]  # fmt: skip
@@ -59,7 +60,9 @@ def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "allocation", "local"])
-@pytest.mark.parametrize("name", [" a  b ", "it's \"so\"", "$(touch pwned)`touch pwned`; touch pwned", "\\$HOME*?", "größe #1"])
+@pytest.mark.parametrize(
+    "name", [" a  b ", 'it\'s "so"', "$(touch pwned)`touch pwned`; touch pwned", "\\$HOME*?", "größe #1"]
+)
 def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler: str, name: str) -> None:
     sandbox = Sandbox(tmp_path / name)
     plan = sandbox.plan(scheduler=scheduler, code_root=f"{sandbox.folder}/code")
@@ -85,7 +88,10 @@ def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
 
 
 def options(script: str) -> dict[str, str]:
-    """The #SBATCH options as sbatch reads them (sbatch/opt.c, _get_argument; held against a real sbatch in tests/cluster)."""
+    """The #SBATCH options as sbatch reads them (sbatch/opt.c, _get_argument).
+
+    tests/cluster/test_render.py holds the scripts against a real one.
+    """
     found = {}
     for line in script.splitlines():
         if not line.startswith("#SBATCH"):

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.unit.sandbox import Sandbox
 
 HOST = socket.gethostname()
@@ -80,7 +81,10 @@ def test_a_run_directory_that_cannot_be_written_to_is_told_and_not_tried_again(s
         (sandbox.run_dir / "attempts").touch()
     outcome = sandbox.execute(plan)
     assert outcome.code == 93
-    assert f"{HOST} cannot write to {plan.run_dir}/attempts: is it on a file system that all nodes share?" in outcome.stderr
+    assert (
+        f"{HOST} cannot write to {plan.run_dir}/attempts: is it on a file system that all nodes share?"
+        in outcome.stderr
+    )
     assert not outcome.started
 
 
@@ -132,8 +136,12 @@ def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
 
 @pytest.mark.parametrize("strict", ["set -e", "set -u", "set -euo pipefail", "set -o errexit; shopt -s nullglob"])
 @pytest.mark.parametrize("code", [0, 75])
-def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(sandbox: Sandbox, strict: str, code: int) -> None:
-    outcome = sandbox.execute(sandbox.plan(setup=(strict,), environment={"A": "1", "B": None}, code_root="/c"), code=code)
+def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
+    sandbox: Sandbox, strict: str, code: int
+) -> None:
+    outcome = sandbox.execute(
+        sandbox.plan(setup=(strict,), environment={"A": "1", "B": None}, code_root="/c"), code=code
+    )
     assert outcome.code == code
     assert outcome.events()[-1] == {"event": "ended", "code": code}
 
@@ -147,8 +155,31 @@ def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sa
     assert outcome.events()[-1] == {"event": "ended", "code": 143}
 
 
+@pytest.mark.parametrize(
+    ("least", "first_agent", "code"),
+    [
+        (1, "0", 0),  # a node that came too late has failed, the run has not
+        (1, "75", 75),
+        (1, None, 1),
+        (2, "0", 1),  # every node is needed
+    ],
+)
+def test_the_first_agents_word_counts_when_fewer_nodes_will_do(
+    sandbox: Sandbox, least: int, first_agent: str | None, code: int
+) -> None:
+    word = (
+        "" if first_agent is None else f'echo {first_agent} >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
+    )
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{word}\nexit 1\n")
+    outcome = sandbox.execute(sandbox.plan(nodes=2, min_nodes=least))
+    assert outcome.code == code
+    assert outcome.events()[-1] == {"event": "ended", "code": code}
+
+
 def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(environment={"SET": "new", "EMPTY": "", "GONE": None}), SET="old", GONE="x", KEPT="k")
+    outcome = sandbox.execute(
+        sandbox.plan(environment={"SET": "new", "EMPTY": "", "GONE": None}), SET="old", GONE="x", KEPT="k"
+    )
     kept = {name: outcome.environment.get(name) for name in ("SET", "EMPTY", "GONE", "KEPT")}
     assert kept == {"SET": "new", "EMPTY": "", "GONE": None, "KEPT": "k"}
 

@@ -19,11 +19,26 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from launcher.node import rendezvous
-from launcher.node.rendezvous import CANDIDATES, Meeting, Member, RendezvousError, candidate_ports, interface_with, listen, meet
+from launcher.node.rendezvous import (
+    CANDIDATES,
+    Meeting,
+    Member,
+    RendezvousError,
+    candidate_ports,
+    interface_with,
+    listen,
+    meet,
+)
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
-LOW = random.randrange(20000, 30000)  # so that two test runs on one machine rarely meet on a port
+LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 RANGE = (LOW, LOW + 2000)
+
+
+@pytest.fixture(autouse=True)
+def quick_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the name of every peer's address; a name server that does not answer costs 1 s and not 10 s."""
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def together(parts: list[Callable[[], Any]]) -> list[Any]:
@@ -78,7 +93,8 @@ def test_the_master_may_come_last() -> None:
 def test_members_of_one_node_are_one_host() -> None:
     key = next(KEYS)
     options: dict[str, Any] = {
-        "size": 4, "least": 4, "expected": list("abcd"), "master": "localhost", "key": key, "port_range": RANGE, "timeout": 30.0
+        "size": 4, "least": 4, "expected": list("abcd"), "master": "localhost", "key": key, "port_range": RANGE,
+        "timeout": 30.0,
     }  # fmt: skip
     members = [Member(index, index // 2, f"node{index // 2}", 1) for index in range(4)]
     meetings = together([lambda me=me: meet(me, **options) for me in members])
@@ -104,13 +120,16 @@ def test_a_missing_member_is_named_on_every_other() -> None:
     errors = together([member(index, key, 4, timeout=0.5) for index in (0, 2)])
     assert [type(error) for error in errors] == [RendezvousError] * 2
     assert {str(error) for error in errors} == {"node1, node3 did not reach node0 in time: 2 of 4 arrived"}
+    assert [error.told for error in errors] == [False, True]  # the user hears it from the master
     assert time.monotonic() - start < 5
 
 
 def test_a_missing_master_is_named() -> None:
     (error,) = together([member(1, next(KEYS), 2, timeout=0.3, master="localhost")])
     assert isinstance(error, RendezvousError)
-    assert str(error).startswith("node1 could not reach localhost (rank 0) within 0.3 s: nothing of this attempt listens")
+    assert str(error).startswith(
+        "node1 could not reach localhost (rank 0) within 0.3 s: nothing of this attempt listens"
+    )
 
 
 def test_a_master_whose_name_is_unknown_is_told_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +147,14 @@ def test_fewer_members_go_on_when_they_are_enough() -> None:
     meetings = together([member(index, key, 4, least=2, timeout=0.5) for index in (0, 3)])
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     assert {meeting.hosts for meeting in meetings} == {("node0", "node3")}
+
+
+def test_who_comes_when_the_others_have_begun_is_told_so() -> None:
+    key = next(KEYS)
+    meetings = together([member(index, key, 3, least=2, timeout=0.3) for index in (0, 2)])
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    with pytest.raises(RendezvousError, match="node1 came too late: the others have begun without it"):
+        member(1, key, 3, least=2)()
 
 
 def test_all_who_come_in_time_are_in_although_fewer_would_do() -> None:
@@ -174,7 +201,10 @@ def chatty(port: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stranger", [foreign_store, silent, chatty])
-def test_a_stranger_on_the_first_port_is_passed_by(stranger: Callable[[int], Any]) -> None:
+def test_a_stranger_on_the_first_port_is_passed_by(
+    monkeypatch: pytest.MonkeyPatch, stranger: Callable[[int], Any]
+) -> None:
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.5)
     key = next(KEYS)
     first, second = candidate_ports(key, RANGE)[:2]
     with stranger(first):

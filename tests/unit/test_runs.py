@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import stat
+import subprocess
+import sys
 import threading
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.unit.plans import plan_of
 
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Attempt, Run, all_runs, append, find, new_id, read_events
+from tests.unit.plans import plan_of
 
 
 def make(folder: Path, name: str) -> Run:
@@ -52,7 +55,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert run.result() == {"loss": 0.5, "名": "größe"}
     run.journal("submitting", token="t")
     run.journal("submitted", job="7")
-    assert [(event["event"], event.get("job")) for event in run.journal_events()] == [("submitting", None), ("submitted", "7")]
+    assert [(event["event"], event.get("job")) for event in run.journal_events()] == [
+        ("submitting", None),
+        ("submitted", "7"),
+    ]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -167,7 +173,8 @@ def test_a_line_that_is_half_written_or_no_event_is_left_out(tmp_path: Path) -> 
 def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     writers = [
-        threading.Thread(target=lambda n=n: [append(path, "step", writer=n, text="x" * 500) for _ in range(50)]) for n in range(4)
+        threading.Thread(target=lambda n=n: [append(path, "step", writer=n, text="x" * 500) for _ in range(50)])
+        for n in range(4)
     ]
     for writer in writers:
         writer.start()
@@ -195,8 +202,7 @@ def test_attempts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 def test_the_latest_link_follows_the_newest_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        make(tmp_path, name).link_latest()
-        assert os.readlink(tmp_path / "latest") == name
+        make(tmp_path, name).link(tmp_path)
         assert find("latest", tmp_path).id == name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]
     assert sorted(run.id for run in all_runs(tmp_path)) == ["a", "b"]
@@ -208,7 +214,7 @@ def test_the_latest_link_follows_the_newest_run(tmp_path: Path) -> None:
 )
 def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: str) -> None:
     for each in ("train-1", "train-12", "train-20", "bench"):
-        make(tmp_path, each).link_latest()
+        make(tmp_path, each).link(tmp_path)
     assert find(name, tmp_path) == Run(tmp_path / found)
     assert find(str(tmp_path / found), Path("/nowhere")) == Run(tmp_path / found)
 
@@ -230,6 +236,41 @@ def test_a_run_that_is_not_there_is_told_with_what_is(tmp_path: Path, name: str,
     (tmp_path / "notes").mkdir()
     with pytest.raises(RunError, match=words):
         find(name, tmp_path)
+
+
+def test_a_run_that_is_kept_elsewhere_is_found_by_its_name(tmp_path: Path) -> None:
+    index = tmp_path / "new/index"
+    for folder in ("one", "two"):
+        make(tmp_path / folder, f"run-{folder}").link(index)
+    assert find("run-one", index).path == tmp_path / "one/run-one"
+    assert find("latest", index).path == tmp_path / "two/run-two"
+    assert find("latest", tmp_path / "one").path == tmp_path / "one/run-one"
+    assert sorted(run.id for run in all_runs(index)) == ["run-one", "run-two"]
+    assert stat.S_IMODE(index.stat().st_mode) == 0o700
+
+
+def test_a_link_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path) -> None:
+    """The job has been submitted by then."""
+    (tmp_path / "file").touch()
+    make(tmp_path / "one", "a").link(tmp_path / "file" / "index")
+    mine = make(tmp_path / "index", "a")
+    make(tmp_path / "two", "a").link(tmp_path / "index")
+    assert find("a", tmp_path / "index") == mine  # the run that is there is not replaced
+    assert find("latest", tmp_path / "index").path == tmp_path / "two/a"
+    assert not list((tmp_path / "index").glob(".*"))
+
+
+def test_one_process_at_a_time_submits_a_run(tmp_path: Path) -> None:
+    run, order = make(tmp_path, "a"), []
+    imports = "import sys; from pathlib import Path; from launcher.runs import Run"
+    code = f"{imports}\nwith Run(Path(sys.argv[1])).only_submitter(): print('in')"
+    with run.only_submitter():
+        other = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert select.select([other.stdout], [], [], 0.3)[0] == []
+        order.append("out")
+    order.append(other.communicate(timeout=30)[0].strip())
+    assert order == ["out", "in"]
 
 
 def test_no_runs_are_no_error(tmp_path: Path) -> None:

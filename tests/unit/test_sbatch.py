@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.plans import bare_plan, plan_of
 
 from launcher.backends.sbatch import FAMILIES, KEYS, directives, srun_arguments
 from launcher.config import GpuDirective, LaunchMode, Scheduler
 from launcher.errors import ConfigError
+from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = {
-    "job-name": "job", "comment": "token", "nodes": "1", "ntasks-per-node": 1, "cpus-per-task": 1, "time": "01:00:00",
+    "job-name": "job", "comment": "token", "nodes": 1, "ntasks-per-node": 1, "cpus-per-task": 1, "time": "01:00:00",
     "output": "/runs/run-1/output-%j.log", "open-mode": "append",
 }  # fmt: skip
 
@@ -29,8 +29,8 @@ def test_a_plain_plan_asks_for_nothing_more_than_it_says() -> None:
         *(({"cluster": {key: "x"}}, {key: "x"}) for key in
           ("partition", "account", "qos", "constraint", "reservation", "exclude")),
         ({"name": "other"}, {"job-name": "other"}),
-        ({"nodes": 4}, {"nodes": "4"}),
-        ({"nodes": 4, "min_nodes": 2}, {"nodes": "2-4", "no-kill": True}),
+        ({"nodes": 4}, {"nodes": 4}),
+        ({"nodes": 4, "min_nodes": 2}, {"nodes": 4, "no-kill": True}),
         ({"time": "36h"}, {"time": "1-12:00:00"}),
         ({"mem": "16G"}, {"mem": "16777216K"}),
         ({"mem": "1025"}, {"mem": "2K"}),  # never less than was asked for
@@ -117,7 +117,8 @@ def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
         ({"nodes": 3, "min_nodes": 2},
          "--ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=0 --no-kill"),
         ({"cluster": {"scheduler": Scheduler.allocation, "srun_args": ["--mpi=none"]}},
-         "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 --overlap --mpi=none"),
+         "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 --overlap "
+         "--mpi=none"),
     ],
 )  # fmt: skip
 def test_srun_starts_the_tasks_of_the_plan(keys: dict[str, Any], expected: str) -> None:
@@ -127,7 +128,11 @@ def test_srun_starts_the_tasks_of_the_plan(keys: dict[str, Any], expected: str) 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.sampled_from(LaunchMode))
 def test_sbatch_and_srun_agree(nodes: int, least: int, procs: int, cpus: int, mode: LaunchMode) -> None:
     plan = plan_of(
-        nodes=max(nodes, least), min_nodes=min(nodes, least), procs_per_node=procs, cpus_per_proc=cpus, launch={"mode": mode}
+        nodes=max(nodes, least),
+        min_nodes=min(nodes, least),
+        procs_per_node=procs,
+        cpus_per_proc=cpus,
+        launch={"mode": mode},
     )
     options, arguments = directives(plan, "token"), srun_arguments(plan)
     for option in ("ntasks-per-node", "cpus-per-task"):

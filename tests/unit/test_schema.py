@@ -33,7 +33,11 @@ def test_every_key_has_its_full_name_and_is_in_the_help() -> None:
     text = schema.keys_help()
     assert max(map(len, text.splitlines())) <= 80
     for name in names:
-        if not name.startswith("cluster.limits.") and name not in ("workload.name", "workload.entry", "workload.min_ranks"):
+        if not name.startswith("cluster.limits.") and name not in (
+            "workload.name",
+            "workload.entry",
+            "workload.min_ranks",
+        ):
             assert name.rpartition(".")[2] in text
 
 
@@ -60,7 +64,14 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("1:30:00", "1:30:00"), ("01:30:00", "01:30:00"), ("90", "90"), ("90m", "90m"), ("1-12:00:00", "1-12:00:00"), ("10:30", "10:30")],
+    [
+        ("1:30:00", "1:30:00"),
+        ("01:30:00", "01:30:00"),
+        ("90", "90"),
+        ("90m", "90m"),
+        ("1-12:00:00", "1-12:00:00"),
+        ("10:30", "10:30"),
+    ],
 )
 def test_a_wall_time_in_a_file_is_what_it_looks_like(
     composed: Callable[..., DictConfig], written: str, meant: str
@@ -70,7 +81,9 @@ def test_a_wall_time_in_a_file_is_what_it_looks_like(
 
 
 def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig]) -> None:
-    read = composed("workload=ddp_mnist", user="nodes: 3\nseed: 0x10\nworkload:\n  lr: 1e-3\ncluster:\n  environment: {A: -7}\n")
+    read = composed(
+        "workload=ddp_mnist", user="nodes: 3\nseed: 0x10\nworkload:\n  lr: 1e-3\ncluster:\n  environment: {A: -7}\n"
+    )
     assert (read.nodes, read.seed, read.workload.lr, read.cluster.environment.A) == (3, 16, 1e-3, -7)
 
 
@@ -89,7 +102,11 @@ def test_every_choice_composes_to_the_dataclasses(
 def test_a_profile_of_the_users_own_starts_from_ours(composed: Callable[..., DictConfig]) -> None:
     profile = "defaults: [slurm, _self_]\nname: mine\npartition: gpu\nlimits: {time: 2:00:00}\n"
     read = composed("workload=p2p", "cluster=mine", cluster__mine=profile)
-    assert (read.cluster.name, read.cluster.scheduler, read.cluster.partition) == ("mine", config.Scheduler.slurm, "gpu")
+    assert (read.cluster.name, read.cluster.scheduler, read.cluster.partition) == (
+        "mine",
+        config.Scheduler.slurm,
+        "gpu",
+    )
     assert read.cluster.limits.time == "2:00:00"
 
 

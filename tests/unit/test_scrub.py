@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.plans import plan_of
 
 from launcher.backends.scrub import job_environment
 from launcher.config import Scheduler
+from tests.unit.plans import plan_of
 
 USERS = {
     "PATH": "/bin", "HOME": "/home/me", "CUDA_HOME": "/cuda", "PYTHONPATH": "/mine", "MY_RANK": "3", "RANKS": "3",

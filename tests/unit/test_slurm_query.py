@@ -1,4 +1,7 @@
-"""What Slurm's commands print is read as it is meant; the texts below were printed by Slurm 22.05 unless said otherwise."""
+"""What Slurm's commands print is read as it is meant.
+
+The texts below were printed by Slurm 22.05, unless something else is said.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,11 @@ def put(folder: Path, name: str, script: str) -> None:
 
 def test_one_question_answers_for_all_jobs(commands: Path) -> None:
     (commands / "printed").write_text(SQUEUE)
-    put(commands, "squeue", f'echo "$@" >>{commands}/asked; while IFS= read -r line; do echo "$line"; done <{commands}/printed')
+    put(
+        commands,
+        "squeue",
+        f'echo "$@" >>{commands}/asked; while IFS= read -r line; do echo "$line"; done <{commands}/printed',
+    )
     slurm = Slurm()
     assert list(slurm.jobs(["163", "159", "forgotten"])) == ["163", "159"]
     assert len(slurm.jobs()) == 8
@@ -200,7 +207,15 @@ def test_cancelling_what_has_ended_is_no_error(commands: Path, said: str, raised
 
 
 def test_a_users_own_formats_do_not_change_what_is_read(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = ("SQUEUE_FORMAT", "SQUEUE_STATES", "SINFO_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL", "SCANCEL_QOS", "SLURM_TIME_FORMAT")
+    noise = (
+        "SQUEUE_FORMAT",
+        "SQUEUE_STATES",
+        "SINFO_FORMAT",
+        "SACCT_FORMAT",
+        "SCONTROL_ALL",
+        "SCANCEL_QOS",
+        "SLURM_TIME_FORMAT",
+    )
     for name in (*noise, "SLURM_CONF", "MY_SQUEUE_FORMAT"):
         monkeypatch.setenv(name, "x")
     left = quiet_environment()

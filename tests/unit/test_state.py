@@ -11,14 +11,23 @@ from launcher import errors
 from launcher.backends.base import JobState
 from launcher.state import RunState, Story, run_state, tell
 
-P, R, D, F, C, U = JobState.PENDING, JobState.RUNNING, JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.UNKNOWN
+P, R, D, F, C, U = (
+    JobState.PENDING,
+    JobState.RUNNING,
+    JobState.DONE,
+    JobState.FAILED,
+    JobState.CANCELLED,
+    JobState.UNKNOWN,
+)
 NO_ANSWER = "no answer"
 EVERY = (None, P, R, D, F, C, U, NO_ANSWER)
 NOT_LIVE = (None, D, F, C)
 BOTH = (False, True)
 
 
-def story(*, attempt: int | None = None, code: int | None = None, cancelled: bool = False, job: str | None = "7") -> Story:
+def story(
+    *, attempt: int | None = None, code: int | None = None, cancelled: bool = False, job: str | None = "7"
+) -> Story:
     events = () if code is None else ({"event": "started"}, {"event": "ended", "code": code})
     return Story(job, cancelled, attempt, events)
 
@@ -62,7 +71,9 @@ def test_the_table(row: dict[str, Any], job: Any, cancelled: bool, state: RunSta
 
 
 @pytest.mark.parametrize("job", EVERY)
-@pytest.mark.parametrize("row", [{}, {"attempt": 0}, {"job": None}, *({"attempt": 0, "code": code} for code in (1, 75, 93))])
+@pytest.mark.parametrize(
+    "row", [{}, {"attempt": 0}, {"job": None}, *({"attempt": 0, "code": code} for code in (1, 75, 93))]
+)
 def test_nothing_but_the_records_own_word_is_success(row: dict[str, Any], job: Any) -> None:
     state = judged(story(**row), job)
     assert state is not RunState.DONE

@@ -21,10 +21,16 @@ def place(environ: dict[str, str], hostname: str = "here") -> Topology:
     return derive(environ, hostname, NODE_FILES.__getitem__)
 
 
-LOCAL = {"LAUNCHER_TASK": "3", "LAUNCHER_TASKS": "4", "LAUNCHER_NODE": "1", "LAUNCHER_HOSTS": "h,h", "LAUNCHER_JOB": "j"}
+LOCAL = {
+    "LAUNCHER_TASK": "3",
+    "LAUNCHER_TASKS": "4",
+    "LAUNCHER_NODE": "1",
+    "LAUNCHER_HOSTS": "h,h",
+    "LAUNCHER_JOB": "j",
+}
 TORCHRUN = {
-    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "m", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "id",
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "m", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "id",
 }  # fmt: skip
 # From a real Slurm 22.05: `sbatch --nodes=2`, in it `srun -N2 -n3`, `srun -N1 -n2`, and the script itself.
 BATCH = {
@@ -87,7 +93,15 @@ def test_every_source_tells_the_place(
     assert dict(zip(FIELDS, expected, strict=True)) == {name: getattr(topology, name) for name in FIELDS}
 
 
-ALL = {"launcher": LOCAL, "torchrun": TORCHRUN, "srun": SRUN, "openmpi": OPENMPI, "pals": PALS, "mpich": MPICH, "pbs": PBS}
+ALL = {
+    "launcher": LOCAL,
+    "torchrun": TORCHRUN,
+    "srun": SRUN,
+    "openmpi": OPENMPI,
+    "pals": PALS,
+    "mpich": MPICH,
+    "pbs": PBS,
+}
 
 
 @pytest.mark.parametrize("first", range(len(ALL)))
