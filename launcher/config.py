@@ -165,7 +165,7 @@ class DDPMnist(Workload):
     sync: Sync = Sync.ddp  # ddp or manual
     bucket_mb: float = 1.0  # MiB per gradient bucket
     log_every: int = 50  # steps between two log lines
-    threads: int | None = None  # CPU threads per rank; empty: the rank's share of the node's CPUs
+    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else a share of the node's CPUs
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Config:
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
     nodes: int = 1  # number of nodes
-    min_nodes: int | None = None  # fewest nodes the run may go on with; empty: as many as `nodes`
+    min_nodes: int | None = None  # fewest nodes to begin with when others do not come in time; empty: all of them
     gpus_per_node: int = 0  # GPUs on each node
     procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else 1
     cpus_per_proc: int = 1  # CPUs for each rank

@@ -280,13 +280,15 @@ def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found:
 
 def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:
     cure = f"Delete it and run: {_fetch_line(dataset.name, data_dir)}"
+    if not dataset.mirrors:
+        cure = f"Delete {folder}: the launcher brings its own"
     paths = []
     for file in dataset.files:
         path = _present(file, folder)
         if path is None:
             raise DatasetError(
                 f"{folder} holds only a part of {dataset.name}: {file.name}.gz is missing. "
-                f"Run: {_fetch_line(dataset.name, data_dir)}"
+                + (f"Run: {_fetch_line(dataset.name, data_dir)}" if dataset.mirrors else cure)
             )
         try:
             wrong = _packed_fault(file, path, dataset) if path.suffix == ".gz" else _plain_fault(file, path, dataset)

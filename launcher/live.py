@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher import errors
 from launcher.backends.base import JobState, QueryError
 from launcher.backends.processes import Process
 from launcher.backends.slurm_query import Slurm
@@ -34,6 +35,13 @@ class Seen:
     state: RunState
     word: str
     progress: Mapping[str, Any] | None
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that waited for the run exits with."""
+        if self.state is RunState.FAILED and self.story.ended == errors.NO_RETRY:
+            return errors.NO_RETRY
+        return self.state.exit_code
 
 
 class Live:

@@ -8,7 +8,7 @@
       output-JOB.log        what the scheduler caught of the job
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
-      attempts/N/exit_code  the first agent's, when the work is done
+      attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
@@ -205,7 +205,10 @@ class Attempt:
         return self.path / "logs"
 
     def write_exit_code(self, code: int) -> None:
-        """The first agent's word, which counts for the job script when a run may go on without some of its nodes."""
+        """For the job script: the code of who failed first, or of the first agent when the work is done.
+
+        The scheduler's own is that of whoever it killed last, or of a node that came too late.
+        """
         (self.path / "exit_code").write_text(f"{code}\n")
 
     def events_file(self, writer: str) -> Path:

@@ -48,7 +48,7 @@ class RunState(Enum):
 
     @property
     def exit_code(self) -> int:
-        """What `wait` exits with."""
+        """What those who waited for the run exit with, if its last attempt has no word on it."""
         return {RunState.DONE: errors.DONE, RunState.STOPPED: errors.RESUME}.get(self, errors.FAILED)
 
 

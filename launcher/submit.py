@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, check
+from launcher.backends import sbatch
 from launcher.backends.base import QueryError
 from launcher.backends.scrub import job_environment
 from launcher.config import Config, Scheduler
@@ -59,6 +60,8 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
+    if config.cluster.scheduler is Scheduler.allocation:
+        _require_allocation(environ)
     check_name("name", config.name)
     run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     runs_dir = Path(config.runs_dir).expanduser().absolute()
@@ -76,7 +79,8 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     elif plan.scheduler == Scheduler.allocation.value:
         _check_allocation(plan, environ)
     # The token is made of the id, so that a second submission of it looks for the same job.
-    token = "launcher-" + hashlib.sha256(f"{plan.run_dir}@{platform.node()}".encode()).hexdigest()[:20]
+    token = "launcher-" + hashlib.sha256(f"{os.getuid()}:{plan.run_dir}".encode()).hexdigest()[:20]
+    sbatch.directives(plan, token)  # refuses extra directives that collide with keys
     return Prepared(plan, token, notes)
 
 
@@ -206,12 +210,15 @@ def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
     return ()
 
 
-def _check_allocation(plan: JobPlan, environ: Mapping[str, str]) -> None:
+def _require_allocation(environ: Mapping[str, str]) -> None:
     if "SLURM_JOB_ID" not in environ:
         raise ConfigError(
             "cluster=allocation: this shell is in no allocation (SLURM_JOB_ID is not set): "
             "get one with salloc first, or use cluster=slurm"
         )
+
+
+def _check_allocation(plan: JobPlan, environ: Mapping[str, str]) -> None:
     held = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
     if plan.nodes > held:
         raise ConfigError(f"nodes={plan.nodes}: the allocation that this shell is in holds {held}: use nodes={held}")

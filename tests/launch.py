@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -29,12 +30,14 @@ class Launcher:
         environment: variables on top of the inherited ones.
         always: overrides that every submission gets (`cluster=slurm`).
         before: words in front of the command (`salloc ...`).
+        hosts: of the first two nodes.
     """
 
     runs_dir: Path
     environment: Mapping[str, str]
     always: Sequence[str] = ()
     before: Sequence[str] = ()
+    hosts: Sequence[str] = (socket.gethostname(),) * 2
 
     @property
     def config_dir(self) -> Path:

@@ -40,10 +40,15 @@ def seed_everything(seed: int) -> None:
 
 
 def set_threads(threads: int | None, env: Env) -> int:
-    """Let torch use `threads` CPU threads, or this rank's share of the CPUs that its node's ranks may use."""
+    """Let torch use `threads` CPU threads, else what OMP_NUM_THREADS says, else a fair share of this node's CPUs.
+
+    Batch scripts set OMP_NUM_THREADS to cpus_per_proc, since not every site confines a job to the CPUs it asked for.
+    """
     if threads is not None and threads < 1:
         raise WorkloadError(f"workload.threads={threads}: a rank needs at least one")
-    count = threads or max(1, len(os.sched_getaffinity(0)) // env.local_world_size)
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    share = len(os.sched_getaffinity(0)) // env.local_world_size
+    count = threads or (int(told) if told.isdecimal() and int(told) else max(1, share))
     torch.set_num_threads(count)
     return count
 

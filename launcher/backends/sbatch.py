@@ -14,18 +14,19 @@ FAMILIES = (
     {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
     {"mem", "mem-per-cpu", "mem-per-gpu"},
 )
-# Options that make the run what it is: changing them behind the launcher's back would break it.
-KEYS = {
-    "job-name": "name",
-    "nodes": "nodes",
-    "ntasks-per-node": "procs_per_node",
-    "ntasks": "procs_per_node",
-    "cpus-per-task": "cpus_per_proc",
-    "time": "time",
-    "comment": "nothing: the launcher finds its jobs by it",
-    "output": "nothing: `python -m launcher logs RUN` shows it",
-    "open-mode": "nothing: attempts share the output file",
-    "array": "nothing: sweeps make arrays",
+# Options that make the run what it is, and what to do instead of setting them behind the launcher's back.
+TAKEN = {
+    "job-name": "use the key name",
+    "nodes": "use the key nodes",
+    "ntasks-per-node": "use the key procs_per_node",
+    "ntasks": "use the key procs_per_node",
+    "cpus-per-task": "use the key cpus_per_proc",
+    "time": "use the key time",
+    "comment": "the launcher finds its jobs by it",
+    "output": "`python -m launcher logs RUN` shows it, wherever it is",
+    "error": "`python -m launcher logs RUN` shows it, wherever it is",
+    "open-mode": "attempts share the output file",
+    "array": "one command submits one run",
 }
 
 
@@ -64,8 +65,8 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         "no-kill": True if plan.min_nodes < plan.nodes else None,
     }
     for option in plan.directives:
-        if option in KEYS:
-            raise ConfigError(f"cluster.directives.{option}: use the key for it instead ({KEYS[option]})")
+        if option in TAKEN:
+            raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[option]}")
         for family in FAMILIES:
             if option in family:
                 ours = {name: value for name, value in ours.items() if name not in family}

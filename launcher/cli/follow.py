@@ -49,7 +49,7 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
         for number, handler in previous.items():
             signal.signal(number, handler)
     print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
-    return INTERRUPTED if interrupts else seen.state.exit_code
+    return INTERRUPTED if interrupts else seen.exit_code
 
 
 def _follow(run: runs.Run, output: bool, foreground: bool) -> Seen:

@@ -111,7 +111,7 @@ def explain(error: Exception, arguments: list[str]) -> str:
     cause = str(error.__cause__ or error)
     first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
-    value = next((word for word in arguments if key and word.startswith(f"{key}=")), key)
+    value = next((word for word in reversed(arguments) if key and word.startswith(f"{key}=")), key)
     return f"{value}: {first}" if value else first
 
 

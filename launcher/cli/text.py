@@ -42,6 +42,10 @@ def plan_table(plan: JobPlan) -> str:
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
 
 
+# Slurm's words for an end that no rank can know of.
+TELLING = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+
+
 def cause(seen: Seen) -> str | None:
     """Why the run failed, in a line or two."""
     fault = seen.story.fault
@@ -54,7 +58,9 @@ def cause(seen: Seen) -> str | None:
     if fault["event"] == "setup_failed":
         line = seen.plan.setup[fault["line"] - 1]
         return f"set-up line {fault['line']} of cluster={seen.plan.cluster} failed on {fault['host']}: {line}"
-    return str(fault["cause"])
+    told = str(fault["cause"])
+    # Who was told to stop was told by the scheduler, which may know why.
+    return f"{told}; Slurm says {seen.word}" if seen.word.partition(" ")[0] in TELLING else told
 
 
 def _last_line(run: Run) -> str:

@@ -18,6 +18,9 @@ def main(run_dir: str) -> int:
     from launcher.runs import Run
 
     run = Run(Path(run_dir))
+    if "LAUNCHER_JOB_ID" not in os.environ:
+        print("launcher: this is what a run's script starts; submit with `python -m launcher`", file=sys.stderr)
+        return errors.BAD_INPUT
     try:
         run.require_private()
     except (errors.RunError, OSError) as error:
@@ -33,6 +36,7 @@ def main(run_dir: str) -> int:
     from submitit.core.submission import process_job
 
     from launcher.node.elastic import AttemptFailed
+    from launcher.node.events import current_attempt
 
     get_logger().setLevel("CRITICAL")
     try:
@@ -40,6 +44,8 @@ def main(run_dir: str) -> int:
     except AttemptFailed as failure:
         if failure.ours:
             print(f"launcher: {failure}", file=sys.stderr)
+            if attempt := current_attempt():
+                attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
     return errors.DONE
 

@@ -88,18 +88,16 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
         "met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source,
         host=me.host, torch=torch.__version__,
     )  # fmt: skip
-    _set_network(plan, meeting)
+    _set_network(plan, meeting, me.host)
     _preload(plan)
     agent = Agent(plan, attempt, meeting, index, events)
     previous = os.umask(plan.umask)
     try:
         result = agent.run()
     except SignalException as error:
-        agent.tell_fault(f"{me.host} was told to stop ({error.sigval.name})", exit_code=128 + error.sigval)
+        agent.tell_stop(error.sigval)
         raise agent.failure() from None
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # what is left takes moments, and must not be cut short
         os.umask(previous)
         agent.part()
     if result.is_failed():
@@ -136,9 +134,15 @@ def _preload(plan: JobPlan) -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _set_network(plan: JobPlan, meeting: Meeting) -> None:
+def _set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
     """Tells gloo and NCCL which interface to use: the profile's, else (gloo) the one that reached the master."""
     if plan.interface:
+        known = [name for _, name in socket.if_nameindex()]
+        if missing := [name for name in plan.interface.split(",") if name not in known]:
+            raise AttemptFailed(
+                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}",
+                errors.NO_RETRY,
+            )
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.interface)
     elif meeting.interface:

@@ -27,6 +27,7 @@ from launcher.node.rendezvous import Meeting
 from launcher.plan import JobPlan
 
 FAULT_INTERVAL = 0.5  # seconds between two looks for a fault on another node
+HEARSAY = 2.0  # seconds in which every agent that is told to stop has said so
 CLOSING = 10.0  # seconds that the master's agent waits for the others to have read the outcome
 
 
@@ -152,6 +153,33 @@ class Agent(LocalElasticAgent):
         if self._first:
             self._events("fault", **self._fault)
 
+    def tell_stop(self, number: signal.Signals) -> None:
+        """Tells that this agent was told to stop, unless that came of another agent's sudden end."""
+        me, master = self._meeting.members[self._index], self._meeting.members[0]
+        give_up = time.monotonic() + HEARSAY
+        try:
+            keys = [f"leaving/{index}" for index in range(len(self._meeting.members))]
+            while not self._words.check(keys) and time.monotonic() < give_up:
+                time.sleep(0.05)
+            silent = [
+                member.host
+                for member, key in zip(self._meeting.members, keys, strict=True)
+                if not self._words.check([key])
+            ]
+        except Exception:
+            silent = [f"{master.host}, which runs rank 0,"]
+        cause = f"{me.host} was told to stop ({number.name})"
+        if silent:
+            cause = f"{', '.join(silent)} ended without a word (killed, or lost); then {cause}"
+        self.tell_fault(cause, 128 + number)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending already, and must not be cut short
+        with contextlib.suppress(Exception):  # before the ranks are given their time to end
+            self._words.set(f"leaving/{self._index}", "1")
+        super()._shutdown(death_sig, timeout)
+
     def part(self) -> None:
         """The store lives in the first agent's process, so that one leaves last."""
         with contextlib.suppress(Exception):
@@ -238,4 +266,8 @@ def users_frames(trace: str) -> str:
     """A traceback without our frames and torch's above the workload. Pure."""
     _, found, tail = trace.rpartition("in _run_workload\n")
     frames = tail.find('  File "')
-    return f"Traceback (most recent call last):\n{tail[frames:]}" if found and frames >= 0 else trace
+    if not found:
+        return trace
+    if frames < 0:  # it was raised by our own line, about the workload: the last words are all that matters
+        return "\n".join(line for line in tail.splitlines() if line[:1].strip())
+    return f"Traceback (most recent call last):\n{tail[frames:]}"

@@ -127,13 +127,16 @@ def close() -> None:
 def _device(wanted: str, place: topology.Topology) -> torch.device:
     there = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not there:
-        raise BackendError("device=cuda, and this rank sees no GPU: ask for gpus_per_node=..., or use device=cpu")
+        raise BackendError(
+            "device=cuda, and this rank sees no GPU: ask for gpus_per_node=..., or use workload.device=cpu"
+        )
     if not there:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if place.local_world_size > count and count > 1:
         raise BackendError(
-            f"{place.local_world_size} ranks on a node with {count} GPUs: use procs_per_node={count} or device=cpu"
+            f"{place.local_world_size} ranks on a node with {count} GPUs: "
+            f"use procs_per_node={count} or workload.device=cpu"
         )
     device = torch.device("cuda", place.local_rank % count)  # srun may show each task its own GPU alone
     torch.cuda.set_device(device)

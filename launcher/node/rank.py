@@ -47,7 +47,7 @@ def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, 
         return _run_workload(plan)
     except SystemExit as leave:
         if isinstance(leave.code, str):
-            raise RuntimeError(f"sys.exit({leave.code!r})") from None
+            raise RuntimeError(f"sys.exit({leave.code!r})").with_traceback(leave.__traceback__) from None
         if leave.code:
             raise
         return {}

@@ -140,7 +140,8 @@ def meet(
     ports = candidate_ports(key, port_range)
     if me.index == 0:
         return _receive(me, size, least, expected, key, ports, deadline)
-    return _reach(me, expected, master, key, ports, deadline, timeout)
+    # A little earlier than the master gives up: who could not reach it knows why, and the master does not.
+    return _reach(me, expected, master, key, ports, deadline - min(3, timeout / 5), timeout)
 
 
 def _receive(

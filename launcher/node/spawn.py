@@ -1,9 +1,10 @@
-"""Starts the tasks of the simulated nodes of a local run: what srun is to Slurm.
+"""Starts the tasks of a run where no srun does, and ends them together: what srun is to Slurm.
 
-    python -m launcher.node.spawn NODES TASKS_PER_NODE GRACE COMMAND...
+    python -m launcher.node.spawn [--pbsdsh] NODES TASKS_PER_NODE GRACE COMMAND...
 
-Every task finds its place in LAUNCHER_* variables. SIGTERM and SIGINT are handed on to the tasks. When a task fails,
-the others get SIGTERM and, GRACE seconds later, SIGKILL. The exit status is that of the task that failed first.
+The nodes are simulated on this host, or with --pbsdsh the first NODES hosts of the PBS job that we are in. Every task
+finds its place in LAUNCHER_* variables. SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others
+get SIGTERM and, GRACE seconds later, SIGKILL. The exit status is that of the task that failed first.
 """
 
 from __future__ import annotations
@@ -14,30 +15,47 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 
-def environments(nodes: int, tasks_per_node: int, host: str) -> list[dict[str, str]]:
+class Task(Protocol):
+    """What is watched: a process of this host, or one of another node that pbsdsh started."""
+
+    def poll(self) -> int | None:
+        """Its exit status once it has ended; negative for a signal."""
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
     """The variables that tell each task its place, by task. Pure."""
-    tasks = nodes * tasks_per_node
-    common = {"LAUNCHER_HOSTS": ",".join([host] * nodes), "LAUNCHER_TASKS": str(tasks)}
+    tasks = len(hosts) * tasks_per_node
+    common = {"LAUNCHER_HOSTS": ",".join(hosts), "LAUNCHER_TASKS": str(tasks)}
     return [
         {**common, "LAUNCHER_TASK": str(task), "LAUNCHER_NODE": str(task // tasks_per_node)} for task in range(tasks)
     ]
 
 
-def main(arguments: list[str]) -> int:
-    nodes, tasks_per_node, grace, *command = arguments
-    job = {"LAUNCHER_JOB": os.environ.get("LAUNCHER_JOB_ID", "")}
-    tasks = [
-        subprocess.Popen(command, env={**os.environ, **job, **place})
-        for place in environments(int(nodes), int(tasks_per_node), socket.gethostname())
-    ]
+def watch(tasks: Sequence[Task], grace: float, pause: float) -> int:
+    """Stays until all tasks have ended.
+
+    Args:
+        tasks: they have been started.
+        grace: seconds between SIGTERM and SIGKILL.
+        pause: seconds between two looks at them.
+
+    Returns:
+        The exit status of the first that failed, else 0.
+    """
     kill_at: float | None = None
 
     def stop(*_: object) -> None:
         nonlocal kill_at
         if kill_at is None:
-            kill_at = time.monotonic() + float(grace)
+            kill_at = time.monotonic() + grace
             for task in tasks:
                 if task.poll() is None:
                     task.terminate()
@@ -45,17 +63,32 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     first_failure = 0
-    while any(task.poll() is None for task in tasks):
-        time.sleep(0.02)
-        failed = next((task.returncode for task in tasks if task.poll()), 0)
+    while True:
+        codes = [task.poll() for task in tasks]
+        failed = next((code for code in codes if code), 0)
         if failed and not first_failure:
             first_failure = failed
             stop()
+        if None not in codes:
+            return first_failure if first_failure >= 0 else 128 - first_failure
         if kill_at is not None and time.monotonic() > kill_at:
-            for task in tasks:
-                task.kill()
-    first_failure = first_failure or next((task.returncode for task in tasks if task.returncode), 0)
-    return first_failure if first_failure >= 0 else 128 - first_failure
+            for task, code in zip(tasks, codes, strict=True):
+                if code is None:
+                    task.kill()
+        time.sleep(pause)
+
+
+def main(arguments: list[str]) -> int:
+    by_pbsdsh = arguments[0] == "--pbsdsh"
+    nodes, tasks_per_node, grace, *command = arguments[by_pbsdsh:]
+    os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
+    if by_pbsdsh:
+        from launcher.node import pbsdsh
+
+        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command)
+    places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
+    tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
+    return watch(tasks, float(grace), pause=0.02)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ def stops_for_resume(config: Any, env: Any) -> dict[str, Any]:
     sys.exit(75)
 
 
+def kills_its_agent(config: Any, env: Any) -> dict[str, Any]:
+    if env.node_rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    return {}
+
+
 def sleeps(config: Any, env: Any) -> dict[str, Any]:
     print("asleep", flush=True)
     time.sleep(600)

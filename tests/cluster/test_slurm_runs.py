@@ -181,7 +181,9 @@ def test_variables_of_another_job_are_not_handed_on(launcher: Launcher) -> None:
 
 
 def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -> None:
-    python = script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node2 ] && sleep 60\nexec {PYTHON} "$@"') / "python"
+    python = (
+        script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node2 ] && sleep 60\nexec {PYTHON} "$@"') / "python"
+    )
     done = with_python(
         launcher, python, "workload=collective", "nodes=2", "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true"
     )
@@ -190,7 +192,9 @@ def test_a_node_that_never_starts_is_named(launcher: Launcher, tmp_path: Path) -
 
 
 def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp_path: Path) -> None:
-    python = script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {PYTHON} "$@"') / "python"
+    python = (
+        script(tmp_path / "bin/python", f'[ "$SLURMD_NODENAME" = node3 ] && sleep 20\nexec {PYTHON} "$@"') / "python"
+    )
     done = with_python(
         launcher, python, "workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=3", "min_nodes=2",
         "launch.rendezvous_timeout=6", "cluster=slurm", "wait=true",
@@ -202,7 +206,9 @@ def test_a_run_goes_on_without_a_node_that_came_too_late(launcher: Launcher, tmp
 
 def with_python(launcher: Launcher, python: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Submits with a Python of the test's own making on the nodes."""
-    code = "import sys; sys.executable = sys.argv.pop(1); from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import sys; sys.executable = sys.argv.pop(1); from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
     return subprocess.run(
         [PYTHON, "-c", code, str(python), *words], env=launcher.environ, cwd=ROOT, capture_output=True, text=True,
         timeout=100, check=False,
@@ -224,7 +230,8 @@ def test_twenty_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launch
 
 def test_a_lost_node_fails_the_run_and_is_told(launcher: Launcher, slurm: Any) -> None:
     launcher.submit(
-        "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2", "+cluster.directives.no-requeue=true",
+        "workload=collective", "workload.entry=tests.chaos.faults:sleeps", "nodes=2",
+        "+cluster.directives.no-requeue=true",
     )  # fmt: skip
     launcher.until(lambda: launcher.printed().count("asleep") == 2, "both ranks are asleep")
     try:

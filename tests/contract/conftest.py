@@ -9,6 +9,7 @@ import pytest
 
 from tests.launch import Launcher
 
+NODES = ("node1", "node2")
 BACKENDS = ("local", "slurm", "allocation")
 
 
@@ -25,9 +26,9 @@ def launcher(
     environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}
     if request.param == "slurm":
         ran_against("slurm", f"Slurm {slurm.version()}, 4 real nodes")
-        yield Launcher(tmp_path / "runs", environment, ["cluster=slurm"])
+        yield Launcher(tmp_path / "runs", environment, ["cluster=slurm"], hosts=NODES)
     else:
         ran_against("allocation", f"salloc of Slurm {slurm.version()}, 2 real nodes")
         salloc = ["salloc", "--quiet", "--nodes=2", "--cpus-per-task=2"]
-        yield Launcher(tmp_path / "runs", environment, ["cluster=allocation"], salloc)
+        yield Launcher(tmp_path / "runs", environment, ["cluster=allocation"], salloc, NODES)
     slurm.reset()

@@ -155,22 +155,13 @@ def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sa
     assert outcome.events()[-1] == {"event": "ended", "code": 143}
 
 
-@pytest.mark.parametrize(
-    ("least", "first_agent", "code"),
-    [
-        (1, "0", 0),  # a node that came too late has failed, the run has not
-        (1, "75", 75),
-        (1, None, 1),
-        (2, "0", 1),  # every node is needed
-    ],
-)
-def test_the_first_agents_word_counts_when_fewer_nodes_will_do(
-    sandbox: Sandbox, least: int, first_agent: str | None, code: int
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize(("agents", "code"), [("0", 0), ("75", 75), ("93", 93), (None, 137)])
+def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
+    sandbox: Sandbox, least: int, agents: str | None, code: int
 ) -> None:
-    word = (
-        "" if first_agent is None else f'echo {first_agent} >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
-    )
-    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{word}\nexit 1\n")
+    word = "" if agents is None else f'echo {agents} >"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"'
+    (sandbox.folder / "bin/srun").write_text(f"#!/bin/bash\n{word}\nexit 137\n")
     outcome = sandbox.execute(sandbox.plan(nodes=2, min_nodes=least))
     assert outcome.code == code
     assert outcome.events()[-1] == {"event": "ended", "code": code}
@@ -182,6 +173,18 @@ def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
     )
     kept = {name: outcome.environment.get(name) for name in ("SET", "EMPTY", "GONE", "KEPT")}
     assert kept == {"SET": "new", "EMPTY": "", "GONE": None, "KEPT": "k"}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "before", "threads"),
+    [("slurm", None, "3"), ("slurm", "8", "8"), ("allocation", None, "3"), ("local", None, None), ("local", "8", "8")],
+)
+def test_a_rank_of_a_job_has_as_many_threads_as_cpus(
+    sandbox: Sandbox, scheduler: str, before: str | None, threads: str | None
+) -> None:
+    environ = {} if before is None else {"OMP_NUM_THREADS": before}
+    outcome = sandbox.execute(sandbox.plan(scheduler=scheduler, cpus_per_proc=3), **environ)
+    assert outcome.environment.get("OMP_NUM_THREADS") == threads
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import errors
 from launcher.backends.base import JobState
+from launcher.live import Seen
+from launcher.runs import Run
 from launcher.state import RunState, Story, run_state, tell
+from tests.unit.plans import plan_of
 
 P, R, D, F, C, U = (
     JobState.PENDING,
@@ -75,27 +79,33 @@ def test_the_table(row: dict[str, Any], job: Any, cancelled: bool, state: RunSta
     "row", [{}, {"attempt": 0}, {"job": None}, *({"attempt": 0, "code": code} for code in (1, 75, 93))]
 )
 def test_nothing_but_the_records_own_word_is_success(row: dict[str, Any], job: Any) -> None:
-    state = judged(story(**row), job)
-    assert state is not RunState.DONE
-    assert state.exit_code != errors.DONE
+    assert judged(story(**row), job) is not RunState.DONE
+
+
+OVER = {RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST}
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_nobody_waits_for_a_run_that_is_over_or_leaves_one_that_may_not_be(state: RunState) -> None:
+    assert state.over == (state in OVER)
 
 
 @pytest.mark.parametrize(
-    ("state", "over", "exit_code"),
+    ("state", "code", "exit_code"),
     [
-        (RunState.UNCONFIRMED, False, 1),
-        (RunState.QUEUED, False, 1),
-        (RunState.RUNNING, False, 1),
-        (RunState.UNKNOWN, False, 1),
-        (RunState.DONE, True, 0),
-        (RunState.STOPPED, True, 75),
-        (RunState.FAILED, True, 1),
-        (RunState.CANCELLED, True, 1),
-        (RunState.LOST, True, 1),
+        (RunState.DONE, 0, errors.DONE),
+        (RunState.STOPPED, 75, errors.RESUME),
+        (RunState.FAILED, 93, errors.NO_RETRY),
+        (RunState.FAILED, 1, errors.FAILED),
+        (RunState.FAILED, 143, errors.FAILED),
+        (RunState.FAILED, None, errors.FAILED),
+        (RunState.CANCELLED, 93, errors.FAILED),
+        *((state, None, errors.FAILED) for state in RunState if state not in (RunState.DONE, RunState.STOPPED)),
     ],
 )
-def test_what_each_state_means_for_those_who_wait(state: RunState, over: bool, exit_code: int) -> None:
-    assert (state.over, state.exit_code) == (over, exit_code)
+def test_who_waits_for_a_run_exits_as_it_ended(state: RunState, code: int | None, exit_code: int) -> None:
+    seen = Seen(Run(Path("/runs/a")), plan_of(), story(attempt=0, code=code), state, "", None)
+    assert seen.exit_code == exit_code
 
 
 def test_every_state_is_in_the_tables() -> None:
