@@ -22,6 +22,7 @@ from typing import BinaryIO
 from launcher.errors import ConfigError, near
 
 AUTO = "auto"
+BROUGHT = "part of the launcher"
 TIMEOUT = 30  # seconds without a byte until a mirror is given up
 ROUNDS = 2  # times that every mirror is tried
 PAUSE = 1  # seconds between two rounds
@@ -156,7 +157,7 @@ DIGITS = Dataset(
     mirrors=(),
     accuracy=0.97,
     epochs=30,
-    folders=((str(Path(__file__).resolve().parent.parent / "workloads" / "digits"), "part of the launcher"),),
+    folders=((str(Path(__file__).resolve().parent.parent / "workloads" / "digits"), BROUGHT),),
 )
 # fmt: on
 KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in auto's order
@@ -261,8 +262,9 @@ def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple
     base = _base(data_dir)
     below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
     # The files of mnist and fashion-mnist have the same names, so the folder itself counts only for a named set.
-    own = [(base, "in the data folder")] if named else []
-    for folder, how in (*below, *own, *((Path(path), how) for path, how in dataset.folders)):
+    places = {Path(path): how for path, how in dataset.folders}
+    own = [(base, places.get(base, "in the data folder"))] if named else []
+    for folder, how in (*below, *own, *places.items()):
         if any(_present(file, folder) for file in dataset.files):
             return folder, how
     return None
@@ -280,7 +282,8 @@ def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found:
 
 def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:
     cure = f"Delete it and run: {_fetch_line(dataset.name, data_dir)}"
-    if not dataset.mirrors:
+    brought = any(how == BROUGHT for _, how in dataset.folders)
+    if brought:
         cure = f"Delete {folder}: the launcher brings its own"
     paths = []
     for file in dataset.files:
@@ -288,7 +291,7 @@ def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | N
         if path is None:
             raise DatasetError(
                 f"{folder} holds only a part of {dataset.name}: {file.name}.gz is missing. "
-                + (f"Run: {_fetch_line(dataset.name, data_dir)}" if dataset.mirrors else cure)
+                + (f"Run: {_fetch_line(dataset.name, data_dir)}" if not brought else cure)
             )
         try:
             wrong = _packed_fault(file, path, dataset) if path.suffix == ".gz" else _plain_fault(file, path, dataset)

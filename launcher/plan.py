@@ -30,6 +30,7 @@ class Site:
         code_root: folder to put on PYTHONPATH, or None when the launcher is installed.
         workdir: folder that the job starts in.
         umask: umask for what the user's own code writes.
+        starter: what starts tasks in the allocation that the user's shell is in: srun or pbsdsh.
     """
 
     run_id: str
@@ -38,6 +39,7 @@ class Site:
     code_root: str | None
     workdir: str
     umask: int = 0o022
+    starter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class JobPlan:
     rendezvous_timeout: int = 300
     timeout: int = 1800
     grace: int = 30
+    starter: str | None = None  # in a held allocation: srun or pbsdsh
 
     @property
     def world_size(self) -> int:
@@ -183,6 +186,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         rendezvous_timeout=_at_least("launch.rendezvous_timeout", launch.rendezvous_timeout, 1),
         timeout=_at_least("launch.timeout", launch.timeout, 1),
         grace=_at_least("launch.grace", launch.grace, 1),
+        starter=site.starter,
     )
     _refuse_control_characters("", as_dict(plan))
     if plan.world_size < workload.min_ranks:

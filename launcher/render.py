@@ -74,7 +74,13 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         setup=[Raw(line) for line in plan.setup],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
         srun=_command(["srun", *sbatch.srun_arguments(plan)]),
-        spawn=_command([plan.python, "-m", "launcher.node.spawn", plan.nodes, plan.tasks_per_node, plan.grace + 5]),
+        spawn=_command(
+            [
+                *(plan.python, "-m", "launcher.node.spawn"),
+                *(["--pbsdsh"] if plan.starter == "pbsdsh" else []),
+                *(plan.nodes, plan.tasks_per_node, plan.grace + 5),
+            ]
+        ),
         node=_command([plan.python, "-u", "-m", "launcher.node"]),
         umask=Raw(f"{plan.umask:03o}"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Iterator
 
@@ -29,12 +30,19 @@ def register() -> None:
     for name, kind in WORKLOADS.items():
         store.store(group="hydra/schema/workload", name=name, node=kind)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
+    OmegaConf.register_new_resolver("launcher.held_nodes", _held_nodes, replace=True)
     OmegaConf.register_new_resolver("launcher.keys", keys_help, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
     for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
         yaml.SafeLoader.yaml_implicit_resolvers[start] = [
             (tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers
         ]
+
+
+def _held_nodes() -> int:
+    from launcher import held  # only cluster=allocation asks
+
+    return held.nodes(os.environ)
 
 
 _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")

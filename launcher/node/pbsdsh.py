@@ -33,7 +33,7 @@ PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status ma
 UNREACHABLE = 30.0  # seconds after SIGKILL until a task is given up: its node does not answer
 
 # What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
-OF_NODE = re.compile(r"TMPDIR|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
+OF_NODE = re.compile(r"CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
 OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_\w+")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 FUNCTION = re.compile(r"BASH_FUNC_([\w:.+-]+)%%", re.ASCII)
@@ -89,14 +89,18 @@ class PbsTask:
         self._wanted: signal.Signals | None = None
         self._half_over: float | None = None
         self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._task = [str(folder / "task.sh"), str(number), str(node)]
+
+    def start(self) -> None:
         with open(self._file("pbsdsh"), "wb") as words:
             self._process = subprocess.Popen(
-                [*self._start, str(folder / "task.sh"), str(number), str(node)],
+                [*self._start, *self._task],
                 stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
             )  # fmt: skip
 
     def poll(self) -> int | None:
-        if self._code is None:
+        if self._code is None and self._process is not None:
             self._signal()
             written, gone = self._read("exit"), self._process.poll() is not None
             self._copy_output()
@@ -107,11 +111,11 @@ class PbsTask:
         return self._code
 
     def terminate(self) -> None:
-        (self._folder / "stop").touch()
         self._wanted = self._wanted or signal.SIGTERM
         self._signal()
 
     def kill(self) -> None:
+        """At once; what is only about to start will not."""
         self._wanted = signal.SIGKILL
         self._signal()
 
@@ -143,9 +147,10 @@ class PbsTask:
 
     def _signal(self) -> None:
         """Sends what is wanted, once, as soon as the task has told its process group."""
-        wanted = self._wanted
+        wanted = None if self._read("exit") else self._wanted
         if wanted is None or self._sent[wanted]:
             return
+        (self._folder / "stop").touch()
         if pid := self._read("pid"):
             self._sent[wanted] = time.monotonic()
             script = 'kill -s "$0" -- "-$1" 2>/dev/null'
@@ -155,10 +160,11 @@ class PbsTask:
             )  # fmt: skip
         elif wanted is signal.SIGKILL:  # not started in all that time, and now it will not be
             self._sent[wanted] = time.monotonic()
-            self._process.kill()
+            if self._process is not None:
+                self._process.kill()
 
     def _copy_output(self) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self._file("out"), "rb") as file:
+        with contextlib.suppress(OSError), open(self._file("out"), "rb") as file:
             file.seek(self._copied)
             text = file.read()
             self._copied += len(text)
@@ -169,7 +175,7 @@ class PbsTask:
         """The first line of a file of the task once it is whole (or all of the file), else an empty text."""
         try:
             text = self._file(suffix).read_text(errors="replace")
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a file server's moment of weakness: there is a next look
             return ""
         if not whole:
             return text
@@ -190,8 +196,7 @@ def _guarded(tasks: Sequence[PbsTask]) -> Iterator[None]:
         os.close(writing)
         if not os.read(reading, 1):
             for task in tasks:
-                if not task._read("exit"):
-                    task.kill()
+                task.kill()
             time.sleep(1)
         os._exit(0)
     os.close(reading)
@@ -234,12 +239,15 @@ def run(nodes: int, tasks_per_node: int, grace: float, command: Sequence[str]) -
             folder=shlex.quote(str(folder)), cwd=shlex.quote(os.getcwd()), command=" ".join(map(shlex.quote, command))
         )
     )
-    tasks = []
-    for number, place in enumerate(places):
-        node = int(place["LAUNCHER_NODE"])
-        tasks.append(PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node))
+    tasks = [
+        PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
+        for node in range(nodes)
+        for number in range(node * tasks_per_node, (node + 1) * tasks_per_node)
+    ]
     try:
         with _guarded(tasks):
+            for task in tasks:
+                task.start()
             return spawn.watch(tasks, grace, pause=max(0.1, 0.01 * len(tasks)))
     finally:
         environment.unlink()  # it may hold secrets, and nobody needs it any more

@@ -155,8 +155,18 @@ def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sa
     assert outcome.events()[-1] == {"event": "ended", "code": 143}
 
 
-@pytest.mark.parametrize("least", [1, 2])
-@pytest.mark.parametrize(("agents", "code"), [("0", 0), ("75", 75), ("93", 93), (None, 137)])
+@pytest.mark.parametrize(
+    ("least", "agents", "code"),
+    [
+        (1, "0", 0),  # a node that came too late has failed, the run has not
+        (2, "0", 137),  # every node is needed
+        (1, "75", 75),
+        (2, "75", 75),
+        (2, "93", 93),
+        (1, None, 137),
+        (2, None, 137),
+    ],
+)
 def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
     sandbox: Sandbox, least: int, agents: str | None, code: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Simulated nodes: every task learns its place, and the tasks end together."""
+"""What starts tasks without srun: every task learns its place, and the tasks end together."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from launcher.node.topology import derive
 
 
 def test_every_task_learns_its_place() -> None:
-    assert environments(2, 2, "h") == [
-        {"LAUNCHER_HOSTS": "h,h", "LAUNCHER_TASKS": "4", "LAUNCHER_TASK": str(task), "LAUNCHER_NODE": str(task // 2)}
+    assert environments(["a", "b"], 2) == [
+        {"LAUNCHER_HOSTS": "a,b", "LAUNCHER_TASKS": "4", "LAUNCHER_TASK": str(task), "LAUNCHER_NODE": str(task // 2)}
         for task in range(4)
     ]
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(1, 1), (1, 4), (3, 1), (2, 3)])
-def test_the_place_is_one_that_the_topology_reads(nodes: int, tasks: int) -> None:
-    places = [derive(environ, "h", lambda path: []) for environ in environments(nodes, tasks, "h")]
+@pytest.mark.parametrize("hosts", [["h"], ["a", "b", "c"], ["h", "h"]])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_the_place_is_one_that_the_topology_reads(hosts: list[str], tasks: int) -> None:
+    places = [derive(environ, "h", lambda path: []) for environ in environments(hosts, tasks)]
     assert [(place.rank, place.node_rank, place.local_rank) for place in places] == [
-        (node * tasks + task, node, task) for node in range(nodes) for task in range(tasks)
+        (node * tasks + task, node, task) for node in range(len(hosts)) for task in range(tasks)
     ]
-    assert {(place.source, place.world_size, place.nnodes, place.master) for place in places} == {
-        ("launcher", nodes * tasks, nodes, "h")
+    assert {(place.source, place.world_size, place.hosts, place.master) for place in places} == {
+        ("launcher", len(hosts) * tasks, tuple(hosts), hosts[0])
     }
 
 
