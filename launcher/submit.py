@@ -27,6 +27,7 @@ from launcher.backends.base import QueryError
 from launcher.backends.scrub import job_environment
 from launcher.config import Config, Scheduler
 from launcher.errors import ConfigError, SubmissionError
+from launcher.held import Held, allocation
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id
@@ -60,14 +61,14 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
-    if config.cluster.scheduler is Scheduler.allocation:
-        _require_allocation(environ)
+    held = _held(environ) if config.cluster.scheduler is Scheduler.allocation else None
     check_name("name", config.name)
     run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     runs_dir = Path(config.runs_dir).expanduser().absolute()
     umask = os.umask(0o077)
     os.umask(umask)
-    site = Site(run_id, str(runs_dir / run_id), sys.executable, _code_root(), os.getcwd(), umask)
+    starter = held.starter if held else None
+    site = Site(run_id, str(runs_dir / run_id), sys.executable, _code_root(), os.getcwd(), umask, starter)
     config, notes = _with_data(config)
     plan = make_plan(config, site)
     check.check_names(plan)
@@ -76,8 +77,10 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
         notes += _check_live(plan, config)
         if dropped := job_environment(environ, plan).dropped:
             notes += (f"not handed on to the job: {', '.join(dropped)}",)
-    elif plan.scheduler == Scheduler.allocation.value:
-        _check_allocation(plan, environ)
+    elif held and plan.nodes > held.nodes:
+        raise ConfigError(
+            f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
+        )
     # The token is made of the id, so that a second submission of it looks for the same job.
     token = "launcher-" + hashlib.sha256(f"{os.getuid()}:{plan.run_dir}".encode()).hexdigest()[:20]
     sbatch.directives(plan, token)  # refuses extra directives that collide with keys
@@ -210,18 +213,14 @@ def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
     return ()
 
 
-def _require_allocation(environ: Mapping[str, str]) -> None:
-    if "SLURM_JOB_ID" not in environ:
+def _held(environ: Mapping[str, str]) -> Held:
+    found = allocation(environ)
+    if found is None:
         raise ConfigError(
-            "cluster=allocation: this shell is in no allocation (SLURM_JOB_ID is not set): "
-            "get one with salloc first, or use cluster=slurm"
+            "cluster=allocation: this shell is in no allocation (neither SLURM_JOB_ID nor PBS_JOBID and PBS_NODEFILE "
+            "are set): get one with salloc first, or on PBS with qsub -I, or use a cluster that is submitted to"
         )
-
-
-def _check_allocation(plan: JobPlan, environ: Mapping[str, str]) -> None:
-    held = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
-    if plan.nodes > held:
-        raise ConfigError(f"nodes={plan.nodes}: the allocation that this shell is in holds {held}: use nodes={held}")
+    return found
 
 
 def _commit(folder: str) -> str | None:

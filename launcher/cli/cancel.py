@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
+from launcher.cli.options import add_runs_dir, find
 
-from launcher.cli.options import find, runs_dir_option
-from launcher.live import Live, look
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 
-@click.command()
-@click.argument("names", metavar="RUN...", nargs=-1, required=True)
-@runs_dir_option
-def cancel(names: tuple[str, ...], runs_dir: Path | None) -> int:
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("names", metavar="RUN", nargs="+", help="id, unique beginning of one, `latest`, or directory")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
     """End the RUNs. Ranks get SIGTERM, and SIGKILL after launch.grace seconds."""
-    runs = [find(name, runs_dir) for name in names]
+    from launcher.live import Live, look  # not for --help
+
+    runs = [find(name, arguments.runs_dir) for name in arguments.names]
     live = Live()
-    for run in runs:
-        seen = look(run, live)
+    for each in runs:
+        seen = look(each, live)
         if seen.state.over:
-            click.echo(f"{run.id} is over already: {seen.state.value}")
+            print(f"{each.id} is over already: {seen.state.value}")
             continue
-        live.cancel(run)
-        click.echo(f"{run.id} is being cancelled")
+        live.cancel(each)
+        print(f"{each.id} is being cancelled", flush=True)
     return 0

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
-
-from launcher.paths import default_runs_dir
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from pathlib import Path
+
     from launcher.runs import Run
 
-_HELP = "Where run directories are (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)."
+
+def add_runs_dir(parser: ArgumentParser) -> None:
+    """--runs-dir, as a Path or None."""
+    parser.add_argument(
+        "--runs-dir",
+        type=folder,
+        metavar="DIR",
+        help="where run directories are (default: $LAUNCHER_RUNS_DIR, else the per-user data folder)",
+    )
 
 
-def runs_dir_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--runs-dir, as a Path."""
-    return click.option("--runs-dir", type=click.Path(path_type=Path), help=_HELP)(function)
+def folder(text: str) -> Path:
+    """An option's value as a Path."""
+    from pathlib import Path  # not for --help
+
+    return Path(text)
 
 
 def find(name: str, runs_dir: Path | None) -> Run:
     """The run meant by `name`; see `runs.find`."""
     from launcher import runs  # not for --help
+    from launcher.paths import default_runs_dir
 
     return runs.find(name, runs_dir or default_runs_dir())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
+from launcher.cli.options import add_runs_dir, find
 
-from launcher.cli.follow import to_the_end
-from launcher.cli.options import find, runs_dir_option
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 
-@click.command()
-@click.argument("name", metavar="RUN")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show what the run prints.")
-@runs_dir_option
-def wait(name: str, quiet: bool, runs_dir: Path | None) -> int:
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help="id, unique beginning of one, `latest`, or directory")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show what the run prints")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
     """Wait until RUN is over, and exit with 0 if it is done, 75 if it can be resumed, else 1. Ctrl-C stops waiting."""
-    return to_the_end(find(name, runs_dir), foreground=False, output=not quiet)
+    from launcher.cli.follow import to_the_end  # not for --help
+
+    return to_the_end(find(arguments.name, arguments.runs_dir), foreground=False, output=not arguments.quiet)

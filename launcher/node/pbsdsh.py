@@ -128,9 +128,9 @@ class PbsTask:
             self._blame("was killed and nobody says that it is gone")
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
-        if not (written and gone) and self._wanted is not signal.SIGKILL:
-            if time.monotonic() < self._half_over + PATIENCE:
-                return None
+        over = written and gone or self._wanted is signal.SIGKILL
+        if not over and time.monotonic() < self._half_over + PATIENCE:
+            return None
         if written:
             return int(written)
         if self._wanted is not None:
