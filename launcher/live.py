@@ -123,12 +123,17 @@ def look(run: Run, live: Live) -> Seen:
     return Seen(run, plan, story, state, word, story.last("progress"))
 
 
-def look_at_all(runs: Iterable[Run]) -> list[Seen]:
-    """Many runs with one question to the scheduler; a run that cannot be read is left out."""
+def look_at_all(runs: Iterable[Run], *, strict: bool) -> list[Seen]:
+    """Many runs with one question to the scheduler.
+
+    Raises:
+        RunError: one cannot be read, and `strict`; else it is left out.
+    """
     live, seen = Live(), []
     for run in runs:
         try:
             seen.append(look(run, live))
         except RunError:
-            continue
+            if strict:
+                raise
     return seen

@@ -25,18 +25,21 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, RunError, near
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from launcher.plan import JobPlan
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
     """`ddp_mnist-20261121-074601-3f9c`: sorts by time, and two of one second differ."""
+    from datetime import datetime  # commands on runs that are there do without
+
     moment = now or datetime.now()
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
@@ -209,7 +212,8 @@ class Attempt:
 
         The scheduler's own is that of whoever it killed last, or of a node that came too late.
         """
-        (self.path / "exit_code").write_text(f"{code}\n")
+        with open(os.open(self.path / "exit_code", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(f"{code}\n")
 
     def events_file(self, writer: str) -> Path:
         """The file of one writer: `script`, `node-3`, `rank-0`."""

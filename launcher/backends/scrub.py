@@ -10,7 +10,7 @@ from launcher.config import Scheduler
 from launcher.plan import JobPlan
 
 # Places in somebody else's job: they would contradict those of the new one.
-OF_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SBATCH|PBS|OMPI|PMI|PMIX|PALS|MPI|HYDRA)_")
+OF_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SBATCH|PBS|OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
 OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
     r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"

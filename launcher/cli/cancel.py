@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import add_runs_dir, find
+from launcher.cli.options import RUN, add_runs_dir, find
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="RUN", nargs="+", help="id, unique beginning of one, `latest`, or directory")
+    parser.add_argument("names", metavar="RUN", nargs="+", help=RUN)
     add_runs_dir(parser)
 
 

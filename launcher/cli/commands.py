@@ -1,13 +1,14 @@
 """The sub-commands. Each loads its own file only when it is called.
 
 Such a file has `configure(parser)`, which adds the command's arguments, and `run(arguments)`, which returns its exit
-code and whose docstring is the description in its help. Start-up counts here: argparse loads in a third of click's time.
+code and whose docstring is the description in its help.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
@@ -31,7 +32,7 @@ class Parser(argparse.ArgumentParser):
     """Options and arguments in any order; what is wrong with them is told in a line, with near matches."""
 
     def __init__(self, prog: str, description: str | None) -> None:
-        # With a width argparse asks no terminal for one, which takes it as long as all the rest.
+        # Without a width argparse would load shutil and all it needs, to ask the terminal.
         super().__init__(
             prog, description=description, allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
@@ -44,13 +45,14 @@ class Parser(argparse.ArgumentParser):
             ConfigError: they are not this command's.
             SystemExit: only the help was wanted, and has been printed.
         """
-        arguments, unknown = self.parse_known_intermixed_args(words)
-        for word in sorted(unknown, key=lambda word: not word.startswith("-")):  # a value is as strange as its option
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in takewhile(lambda word: word != "--", words):  # first, or a wrong one's value might pass for a RUN
             option = word.partition("=")[0]
-            if not option.startswith("-"):
-                self.error(f"there is no place for {word!r}")
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            raise ConfigError(f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}")
+            if option.startswith("--") and option not in known:
+                raise ConfigError(f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}")
+        arguments, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}")
         return arguments
 
     def error(self, message: str) -> NoReturn:

@@ -3,53 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
-
-import click
+import sys
+from typing import TYPE_CHECKING
 
 from launcher import datasets
-from launcher.errors import FAILED
+from launcher.cli.options import folder
+from launcher.errors import FAILED, ConfigError, LauncherError, near
 
-DATA_DIR = click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Folder of the data sets (default: the per-user data folder)."
-)
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAMES = ", ".join(datasets.KNOWN)
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-@DATA_DIR
-def data(ctx: click.Context, data_dir: Path | None) -> int:
-    """Show which data sets are on this machine."""
-    if ctx.invoked_subcommand is not None:
-        return 0
+def configure(parser: ArgumentParser) -> None:
+    parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
+    parser.add_argument("action", nargs="?", metavar="fetch", help="download NAME, verify its checksums, keep it here")
+    parser.add_argument("name", nargs="?", metavar="NAME", help=NAMES)
+    parser.add_argument(
+        "--mirror",
+        action="append",
+        metavar="URL",
+        dest="mirrors",
+        help="folder to download from, instead of ours (may be repeated)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=folder,
+        metavar="DIR",
+        help="folder of the data sets, where runs look for them (default: the per-user data folder)",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Show which data sets are on this machine; with `fetch NAME`, get one."""
+    action, name = arguments.action, arguments.name
+    if action is None:
+        if arguments.mirrors:
+            raise ConfigError("--mirror goes with fetch NAME")
+        return _list(arguments.data_dir)
+    if action != "fetch":
+        raise ConfigError(f"there is no data command {action!r}.{near(action, ['fetch'])} Known: fetch")
+    if name is None:
+        raise ConfigError(f"fetch needs the NAME of a data set: {NAMES}")
+    if name not in datasets.KNOWN:
+        raise ConfigError(f"there is no data set {name!r}.{near(name, datasets.KNOWN)} Known: {NAMES}")
+    return _fetch(name, arguments.mirrors, arguments.data_dir)
+
+
+def _list(data_dir: Path | None) -> int:
     code = 0
     for name in datasets.KNOWN:
         try:
             found = datasets.find(name, data_dir)
-            click.echo(f"{name:<15} {found.dir} ({found.how})")
+            print(f"{name:<15} {found.dir} ({found.how})")
         except datasets.DatasetError as error:
-            missing = "is not on this machine" in str(error)
-            click.echo(f"{name:<15} {'not here; python -m launcher data fetch ' + name if missing else error}")
+            _, missing, command = str(error).partition("Get it with: ")
+            print(f"{name:<15} {f'not here; {command}' if missing else error}")
             code = code if missing else FAILED
     return code
 
 
-@data.command()
-@click.argument("name", type=click.Choice(list(datasets.KNOWN)))
-@click.option("--mirror", "mirrors", multiple=True, metavar="URL", help="Folder to download from, instead of ours.")
-@DATA_DIR
-def fetch(name: str, mirrors: tuple[str, ...], data_dir: Path | None) -> int:
-    """Download a data set, verify its checksums, and put it where runs look for it."""
-    with contextlib.ExitStack() as stack:
-        bars: dict[str, tuple[click._termui_impl.ProgressBar[int], list[int]]] = {}
-
-        def progress(file: str, done: int, total: int) -> None:
-            if file not in bars:
-                bars[file] = (stack.enter_context(click.progressbar(length=total, label=file)), [0])
-            bar, seen = bars[file]
-            bar.update(done - seen[0])
-            seen[0] = done
-
-        found = datasets.fetch(name, data_dir, mirrors or None, progress)
-    click.echo(f"{found.name} is in {found.dir}")
+def _fetch(name: str, mirrors: list[str] | None, data_dir: Path | None) -> int:
+    try:
+        with _bars() as progress:
+            found = datasets.fetch(name, data_dir, mirrors, progress)
+    except datasets.DatasetError as error:  # what was asked for was right
+        raise LauncherError(str(error)) from error
+    print(f"{found.name} is in {found.dir}")
     return 0
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[datasets.Progress | None]:
+    """A bar for each file, where there is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done)
+
+        yield show

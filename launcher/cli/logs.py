@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
+from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.errors import ConfigError, RunError
 
-from launcher.cli.follow import Tails
-from launcher.cli.options import find, runs_dir_option
-from launcher.errors import RunError
-from launcher.live import Live, look
-from launcher.runs import Run
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from launcher.runs import Run
 
 
-@click.command()
-@click.argument("name", metavar="RUN")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's own output.")
-@click.option("--attempt", type=click.IntRange(min=0), help="With --rank: of this attempt (default: the last one).")
-@runs_dir_option
-def logs(name: str, follow: bool, rank: int | None, attempt: int | None, runs_dir: Path | None) -> int:
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+    parser.add_argument("--rank", type=_number, metavar="N", help="only this rank's own output")
+    parser.add_argument(
+        "--attempt", type=_number, metavar="N", help="with --rank: of this attempt (default: the last one)"
+    )
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
     """What the run printed: all ranks, each line with its rank in front; or one rank alone."""
-    run = find(name, runs_dir)
-    if attempt is not None and rank is None:
-        raise click.UsageError("--attempt goes with --rank")
-    tails = Tails(run, None if rank is None else _files(run, rank, attempt))
+    from launcher.cli.follow import Tails  # not for --help
+    from launcher.live import Live, look
+
+    if arguments.attempt is not None and arguments.rank is None:
+        raise ConfigError("--attempt goes with --rank")
+    wanted = find(arguments.name, arguments.runs_dir)
+    tails = Tails(wanted, None if arguments.rank is None else _files(wanted, arguments.rank, arguments.attempt))
     live = Live()
     while True:
-        over = not follow or look(run, live).state.over
+        over = not arguments.follow or look(wanted, live).state.over
         for text in tails.new(last=over):
-            click.echo(text)
+            print(text, flush=True)
         if over:
             return 0
         time.sleep(0.5)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
 
 
 def _files(run: Run, rank: int, attempt: int | None) -> list[Path]:

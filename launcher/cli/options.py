@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from launcher.runs import Run
 
+RUN = "id, unique beginning of one, `latest`, or directory"
+
 
 def add_runs_dir(parser: ArgumentParser) -> None:
     """--runs-dir, as a Path or None."""

@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from launcher.cli.options import find, runs_dir_option
-from launcher.paths import default_runs_dir
+from launcher.cli.options import RUN, add_runs_dir, find
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
     from launcher.live import Seen
     from launcher.runs import Run
 
 RECENT = 20  # runs shown without --all
 
 
-@click.command()
-@click.argument("names", metavar="[RUN]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help=f"All runs, not only the newest {RECENT}.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
-@runs_dir_option
-def status(names: tuple[str, ...], everything: bool, as_json: bool, runs_dir: Path | None) -> int:
-    """State of the newest runs, or of the RUNs named (an id, a unique beginning of one, or `latest`)."""
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("names", metavar="RUN", nargs="*", help=RUN)
+    parser.add_argument("--all", action="store_true", dest="everything", help=f"all runs, not only the newest {RECENT}")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """State of the newest runs, or of the RUNs named, with one question to the scheduler for all."""
+    from launcher.paths import default_runs_dir  # not for --help
     from launcher.runs import all_runs
 
+    names, runs_dir = arguments.names, arguments.runs_dir
     folder = runs_dir or default_runs_dir()
     found = [find(name, runs_dir) for name in names] or all_runs(folder)
-    shown = found if everything or names else found[:RECENT]
-    seen = _look_at(shown)
-    if as_json:
+    shown = found if arguments.everything or names else found[:RECENT]
+    seen = _look_at(shown, strict=bool(arguments.names))
+    if arguments.as_json:
         import json
 
-        click.echo(json.dumps([_row(each) for each in seen], indent=1))
+        print(json.dumps([_row(each) for each in seen], indent=1))
         return 0
     if not seen:
-        click.echo(f"no runs in {folder}")
+        print(f"no runs in {folder}")
         return 0
     _print_table([_row(each) for each in seen])
     for each in seen if names else []:
-        if why := _cause(each):
-            click.echo(f"\n{each.run.id}: {why}")
+        if why := _remark(each):
+            print(f"\n{each.run.id}: {why}")
     if len(shown) < len(found):
-        click.echo(f"... and {len(found) - len(shown)} older ones; --all shows them")
+        print(f"... and {len(found) - len(shown)} older ones; --all shows them")
     return 0
 
 
-def _look_at(shown: list[Run]) -> list[Seen]:
+def _look_at(shown: list[Run], *, strict: bool) -> list[Seen]:
     if not shown:
         return []
     from launcher.live import look_at_all  # what can ask schedulers takes as long to load as all the rest
 
-    return look_at_all(shown)
+    return look_at_all(shown, strict=strict)
+
+
+def _remark(seen: Seen) -> str | None:
+    """What the table does not tell of a run.
+
+    | the run is | what is said |
+    |---|---|
+    | done, running | nothing |
+    | queued, unknown, unconfirmed | the scheduler's word, if it has one |
+    | over in another way | the cause |
+    """
+    if seen.state.value in ("done", "running"):
+        return None
+    return _cause(seen) if seen.state.over else seen.word or None
 
 
 def _cause(seen: Seen) -> str | None:
@@ -102,4 +118,4 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     ]
     widths = [max(len(line[column]) for line in (heads, *lines)) for column in range(len(heads))]
     for line in (heads, *lines):
-        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -47,16 +47,19 @@ def run(run_dir: str) -> dict[str, Any]:
         signal.signal(number, _told_to_stop)
     for number in (signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
-    place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
-    events = Events(attempt, f"node-{place.rank}")
+    try:
+        place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+    except topology.TopologyError as error:
+        raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
+    events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
         return _run(plan, attempt, place, events)
-    except (RendezvousError, topology.TopologyError) as error:
-        events("fault", cause=str(error), host=socket.gethostname())
-        raise AttemptFailed(str(error), ours=not getattr(error, "told", False)) from None
+    except RendezvousError as error:
+        events("fault", cause=str(error), host=host)
+        raise AttemptFailed(str(error), ours=not error.told) from None
     except SignalException as error:
-        cause = f"{socket.gethostname()} was told to stop ({error.sigval.name}) before its ranks had started"
-        events("fault", cause=cause, host=socket.gethostname())
+        cause = f"{host} was told to stop ({error.sigval.name}) before its ranks had started"
+        events("fault", cause=cause, host=host)
         raise AttemptFailed(cause, 128 + error.sigval) from None
 
 
@@ -139,9 +142,8 @@ def _set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
     if plan.interface:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.interface.split(",") if name not in known]:
-            raise AttemptFailed(
-                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}",
-                errors.NO_RETRY,
+            raise RendezvousError(
+                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}"
             )
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.interface)

@@ -128,7 +128,7 @@ class PbsTask:
             self._blame("was killed and nobody says that it is gone")
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
-        over = written and gone or self._wanted is signal.SIGKILL
+        over = (written and gone) or self._wanted is signal.SIGKILL
         if not over and time.monotonic() < self._half_over + PATIENCE:
             return None
         if written:

@@ -1,0 +1,270 @@
+"""The sub-commands: what they print, what they exit with, and what they say to words that they do not know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import datasets, live
+from launcher.backends.base import JobState
+from launcher.cli import commands
+from launcher.errors import LauncherError
+from launcher.paths import PACKAGE
+from launcher.runs import Run, append
+from tests.unit.plans import plan_of
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command came to."""
+
+    code: int
+    out: str
+    error: str
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a command where there are no runs but those in tmp_path/runs; an error is told as __main__ tells it."""
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+
+    def run(*arguments: str) -> Answer:
+        try:
+            code, problem = commands.main(list(arguments)), ""
+        except LauncherError as error:
+            code, problem = error.exit_code, str(error)
+        printed = capsys.readouterr()
+        return Answer(code, printed.out, printed.err + problem)
+
+    return run
+
+
+def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int = 0, fault: str = "") -> Run:
+    """A run of one attempt, which has ended with `code`."""
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    run = Run.create(tmp_path / "runs" / name)
+    run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
+    run.journal("submitted", job="7")
+    if code is not None or ranks:
+        folder = run.path / "attempts" / "0"
+        (folder / "events").mkdir(parents=True)
+        (folder / "logs").mkdir()
+        for rank in range(ranks):
+            (folder / "logs" / f"rank-{rank}.out").write_text(f"rank {rank} was here\n")
+        if fault:
+            append(folder / "events" / "node-0.jsonl", "fault", cause=fault, rank=0)
+        if code is not None:
+            append(folder / "events" / "script.jsonl", "ended", code=code)
+    return run
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what the scheduler says of every job."""
+
+    def says(state: JobState | None, word: str = "", answered: bool = True) -> None:
+        monkeypatch.setattr(live.Live, "job", lambda *_: (state, word, answered))
+
+    return says
+
+
+# -- help
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in commands.COMMANDS), ["data", "fetch"]], ids=" ".join)
+def test_help_fits_the_terminal_and_names_the_command(call: Call, words: list[str]) -> None:
+    answer = call(*words, "--help")
+    assert (answer.code, answer.error) == (0, "")
+    assert answer.out.startswith(" ".join(["usage: python -m launcher", *words[:1]]))
+    assert all(len(line) <= 80 for line in answer.out.splitlines())
+
+
+def test_a_command_loads_only_what_it_needs() -> None:
+    heavy = ("click", "rich", "asyncio", "inspect", "pathlib", "json", "shutil", "platformdirs", "yaml", "subprocess")
+    code = (
+        "import sys; from launcher.cli.commands import main; main(['--help']); main(['status', '--help'])\n"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('launcher.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    loaded = ["launcher.cli", "launcher.cli.commands", "launcher.cli.options", "launcher.cli.status", "launcher.errors"]
+    assert done.stderr.splitlines() == ["[]", " ".join(loaded)]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stauts", "there is no command 'stauts'. Did you mean status? Known: status, logs, cancel, wait, data; "),
+        ("stauts --help", "there is no command 'stauts'"),
+        ("status --al", "there is no option '--al'. Did you mean --all"),
+        ("status --all=3", "--all: ignored explicit argument '3'"),
+        ("status --runs-dir", "--runs-dir: expected one argument"),
+        ("status -x", "unexpected argument '-x'; `python -m launcher status --help` tells more"),
+        ("logs", "required: RUN"),
+        ("logs --folow", "there is no option '--folow'. Did you mean --follow?"),
+        ("logs --rnak 3 a", "there is no option '--rnak'. Did you mean --rank?"),
+        ("logs a --rank -1", "--rank: '-1' is not a whole number from 0 up"),
+        ("logs a --rank two", "--rank: 'two' is not a whole number from 0 up"),
+        ("logs a --attempt 1", "--attempt goes with --rank"),
+        ("cancel", "required: RUN"),
+        ("wait", "required: RUN"),
+        ("wait a b", "unexpected argument 'b'"),
+        ("data ftech mnist", "there is no data command 'ftech'. Did you mean fetch?"),
+        ("data fetch", "fetch needs the NAME of a data set: mnist, fashion-mnist, digits"),
+        ("data fetch minst", "there is no data set 'minst'. Did you mean mnist? Known: mnist, fashion-mnist, digits"),
+        ("data fetch auto", "there is no data set 'auto'. Known: mnist"),
+        ("data fetch --miror x mnist", "there is no option '--miror'. Did you mean --mirror?"),
+        ("data --mirror x", "--mirror goes with fetch NAME"),
+    ],
+)
+def test_bad_input_is_told_with_what_was_meant(call: Call, line: str, words: str) -> None:
+    answer = call(*line.split())
+    assert (answer.code, answer.out) == (2, "")
+    assert words in answer.error
+    assert "usage:" not in answer.error
+
+
+def test_an_error_is_one_line_of_the_whole_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "status", "--al"], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launcher: there is no option '--al'.") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", ["status b", "logs b", "cancel b", "wait b"])
+def test_a_run_that_is_not_there_is_a_failure(call: Call, line: str) -> None:
+    answer = call(*line.split())
+    assert answer.code == 1
+    assert "no run 'b' in " in answer.error
+
+
+# -- status
+
+
+def test_status_of_no_runs(call: Call, tmp_path: Path) -> None:
+    assert call("status").out == f"no runs in {tmp_path / 'runs'}\n"
+    assert json.loads(call("status", "--json").out) == []
+
+
+def test_status_as_json(call: Call, tmp_path: Path) -> None:
+    run = make(tmp_path, code=0)
+    (row,) = json.loads(call("status", "--json").out)
+    assert row == {
+        "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "ranks": 1, "attempt": 0, "step": None,
+        "steps": None, "elapsed": 0, "reason": None, "cause": None, "directory": str(run.path),
+    }  # fmt: skip
+
+
+def test_options_and_runs_come_in_any_order(call: Call, tmp_path: Path) -> None:
+    for name in "ab":
+        make(tmp_path, name, code=0)
+    runs = str(tmp_path / "runs")
+    for line in (
+        ["a", "--json", "b"],
+        ["--json", "--runs-dir", runs, "a", "b"],
+        ["a", "b", f"--runs-dir={runs}", "--json"],
+    ):
+        assert [row["run"] for row in json.loads(call("status", *line).out)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "says", "remark"),
+    [
+        (0, "", (None,), None),
+        (None, "", (JobState.RUNNING, "RUNNING"), None),
+        (None, "", (JobState.PENDING, "PENDING (Resources)"), "PENDING (Resources)"),
+        (None, "", (JobState.PENDING, ""), None),
+        (None, "", (None, "squeue does not answer", False), "squeue does not answer"),
+        (1, "rank 0 is out of memory", (JobState.FAILED, "FAILED"), "rank 0 is out of memory"),
+        (1, "", (None,), "no rank said why (exit code 1)"),
+    ],
+)
+def test_status_adds_a_line_only_when_it_says_something(
+    call: Call, tmp_path: Path, job: Callable[..., None], code: int | None, fault: str, says: Any, remark: str | None
+) -> None:
+    make(tmp_path, code=code, fault=fault)
+    job(*says)
+    lines = call("status", "a").out.splitlines()
+    assert lines[2:] == ([] if remark is None else ["", f"a: {remark}"])
+    assert len(call("status").out.splitlines()) == 2
+
+
+# -- logs, cancel
+
+
+def test_logs_of_one_rank(call: Call, tmp_path: Path) -> None:
+    make(tmp_path, code=0, ranks=2)
+    assert call("logs", "a", "--rank", "1").out == "rank 1 was here\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "line", "words"),
+    [
+        ({"ranks": 2}, "--rank 2", "a has no rank 2 in attempt 0: it has 2 ranks"),
+        ({"ranks": 2}, "--rank 0 --attempt 3", "a has no attempt 3: its attempts are 0 to 0"),
+        ({}, "--rank 0", "a has not started yet"),
+    ],
+)
+def test_logs_of_a_rank_that_is_not_there(
+    call: Call, tmp_path: Path, made: dict[str, Any], line: str, words: str
+) -> None:
+    make(tmp_path, **made)
+    answer = call("logs", "a", *line.split())
+    assert (answer.code, answer.error) == (1, words)
+
+
+def test_what_is_over_cannot_be_cancelled(call: Call, tmp_path: Path) -> None:
+    run = make(tmp_path, code=0)
+    assert call("cancel", "a") == Answer(0, "a is over already: done\n", "")
+    assert "cancelled" not in [event["event"] for event in run.journal_events()]
+
+
+# -- data
+
+
+def test_the_list_of_data_sets_has_the_command_that_gets_each(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "my data"
+    answer = call("data", "--data-dir", str(folder))
+    lines = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert (answer.code, list(lines)) == (0, list(datasets.KNOWN))
+    assert lines["mnist"] == (f"mnist           not here; python -m launcher data fetch mnist --data-dir '{folder}'")
+    assert lines["digits"].endswith("(part of the launcher)")
+
+
+def test_a_damaged_data_set_is_a_failure(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"")
+    answer = call("data", "--data-dir", str(tmp_path))
+    assert answer.code == 1
+    assert "is damaged" in answer.out
+
+
+@pytest.mark.parametrize("line", ["--data-dir {here} fetch mnist", "fetch mnist --data-dir {here}"])
+def test_a_download_that_fails_is_a_failure_and_no_bad_input(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(datasets, "PAUSE", 0)
+    mirror = f"file://{tmp_path}/nothing"
+    answer = call("data", *line.format(here=tmp_path).split(), "--mirror", mirror)
+    assert (answer.code, answer.out) == (1, "")
+    assert f"could not be fetched ({mirror}: " in answer.error
+    assert f"Copy it to {tmp_path}/mnist/" in answer.error
+
+
+def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
+    folder = datasets.find("digits").dir
+    assert call("data", "fetch", "digits", "--data-dir", str(tmp_path)).out == f"digits is in {folder}\n"
