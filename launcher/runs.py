@@ -8,6 +8,7 @@
       output-JOB.log        what the scheduler caught of the job
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
+      attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
       attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
 

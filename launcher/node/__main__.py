@@ -44,8 +44,8 @@ def main(run_dir: str) -> int:
     except AttemptFailed as failure:
         if failure.ours:
             print(f"launcher: {failure}", file=sys.stderr)
-            if attempt := current_attempt():
-                attempt.write_exit_code(failure.exit_code)
+        if failure.decides and (attempt := current_attempt()):
+            attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
     return errors.DONE
 

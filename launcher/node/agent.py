@@ -56,7 +56,7 @@ def run(run_dir: str) -> dict[str, Any]:
         return _run(plan, attempt, place, events)
     except RendezvousError as error:
         events("fault", cause=str(error), host=host)
-        raise AttemptFailed(str(error), ours=not error.told) from None
+        raise AttemptFailed(str(error), ours=not error.told, decides=place.rank == 0) from None
     except SignalException as error:
         cause = f"{host} was told to stop ({error.sigval.name}) before its ranks had started"
         events("fault", cause=cause, host=host)

@@ -37,12 +37,14 @@ class AttemptFailed(Exception):
     Attributes:
         exit_code: what the job script decides by.
         ours: whether this agent was the first to know, and so is the one to print it.
+        decides: whether it speaks for the attempt. One that never met the others does not: they may go on.
     """
 
-    def __init__(self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True) -> None:
+    def __init__(self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False) -> None:
         super().__init__(cause)
         self.exit_code = exit_code
         self.ours = ours
+        self.decides = decides
 
 
 class _Rendezvous(RendezvousHandler):
@@ -139,7 +141,7 @@ class Agent(LocalElasticAgent):
         with contextlib.suppress(Exception):  # without the store, what this node knows
             self._fault = json.loads(self._words.get("fault")) if self._words.check(["fault"]) else self._fault
         fault = self._fault or {"cause": "the ranks failed", "exit_code": errors.FAILED}
-        return AttemptFailed(fault["cause"], fault["exit_code"], ours=self._first)
+        return AttemptFailed(fault["cause"], fault["exit_code"], ours=self._first, decides=self._first)
 
     def tell_fault(self, cause: str, exit_code: int = errors.FAILED, **details: Any) -> None:
         """Tells all agents; the first one to speak is believed."""

@@ -1,26 +1,27 @@
 """All members of an attempt find each other, verified, before any rank starts.
 
-A member is one agent (one per node), or with launch=tasks one per rank. Member 0 is the master: it binds the first free
-port of a list that every member derives from the job, so nothing has to travel over a file system that may lag behind.
-What listens there must know this attempt's key, so two jobs on one node never take each other for their own. Each
-member tells the master that it reached it, and how; the master then publishes who is in. Whoever is missing when time
-is up is named, on every member.
+A member is one agent (one per node), or with launch=tasks one per rank. Member 0 is the master: it has a door on the
+first free port of a list that every member derives from the job, so nothing has to travel over a file system that may
+lag behind. The door says whose it is and where the store is, so two jobs on one node never take each other for their
+own, and no torch client ever talks to a stranger (it would wait for ever on one that says nothing). Each member tells
+the master that it reached it, and how; the master then publishes who is in. Whoever is missing when time is up is
+named, on every member.
 
 Only next to torch: the store is torch's TCPStore, and the ranks go on using it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
-import queue
 import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -28,7 +29,7 @@ from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
 
 CANDIDATES = 16  # ports tried on the master's host
 _POLL = 0.05  # seconds between two looks at the store
-_PATIENCE = 5.0  # seconds for whatever listens on a port to answer as a store does
+_PATIENCE = 2.0  # seconds for whatever listens on a port to say whose it is
 
 
 class RendezvousError(RuntimeError):
@@ -148,21 +149,15 @@ def _receive(
     me: Member, size: int, least: int, expected: Sequence[str], key: str, ports: list[int], deadline: float
 ) -> Meeting:
     """The master's part."""
+    door = listen(ports)
     server = listen(ports)
     port = server.getsockname()[1]
     store = TCPStore(
         "localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach(),
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    store.set(_known(key), "1")
-    arrivals = {0: me}
-    while len(arrivals) < size and time.monotonic() < deadline:
-        if store.add("arrivals", 0) >= len(arrivals):
-            for index in range(1, size):
-                if index not in arrivals and store.check([f"member/{index}"]):
-                    arrivals[index] = Member(**json.loads(store.get(f"member/{index}")))
-        if len(arrivals) < size:
-            time.sleep(_POLL)
+    with _open(door, f"{_word(key)} {port}\n".encode()):
+        arrivals = _arrivals(store, me, size, deadline)
     missing = [expected[index] for index in range(size) if index not in arrivals]
     if len(arrivals) < least:
         problem = f"{_names(missing)} did not reach {expected[0]} in time: {len(arrivals)} of {size} arrived"
@@ -175,6 +170,42 @@ def _receive(
     if len({member.host for member in members}) == 1:
         reached = "127.0.0.1"
     return Meeting(store, "localhost", port, members, interface_with(reached))
+
+
+def _arrivals(store: Store, me: Member, size: int, deadline: float) -> dict[int, Member]:
+    """Who has come, by index, when all have or time is up."""
+    arrivals = {0: me}
+    while len(arrivals) < size and time.monotonic() < deadline:
+        if store.add("arrivals", 0) >= len(arrivals):
+            for index in range(1, size):
+                if index not in arrivals and store.check([f"member/{index}"]):
+                    arrivals[index] = Member(**json.loads(store.get(f"member/{index}")))
+        if len(arrivals) < size:
+            time.sleep(_POLL)
+    return arrivals
+
+
+@contextlib.contextmanager
+def _open(door: socket.socket, answer: bytes) -> Iterator[None]:
+    """Tells everybody who connects the answer. The thread is gone afterwards: ranks will be forked."""
+
+    def serve() -> None:
+        while True:
+            try:
+                guest, _ = door.accept()
+            except OSError:  # shut
+                return
+            with contextlib.suppress(OSError), guest:
+                guest.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        door.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        thread.join()
+        door.close()
 
 
 def _reach(
@@ -212,13 +243,15 @@ def _reach(
 def _find_master(master: str, key: str, ports: Sequence[int], deadline: float) -> tuple[TCPStore, int, str, str] | str:
     """The store of this attempt's master, its port, and both ends' addresses; or why it was not found this time."""
     problem = "no port was tried"
-    for port in ports:
+    for door in ports:
         try:
-            local, remote = _probe(master, port, deadline)
-            store = _client(master, port)
-            if store.check([_known(key)]):
-                return store, port, local, remote
-            problem = f"port {port} belongs to another job"
+            answer, local, remote = _ask(master, door, deadline)
+            word, _, port = answer.partition(" ")
+            if word == _word(key):
+                patience = timedelta(seconds=max(deadline - time.monotonic(), 5))
+                store = TCPStore(master, int(port), is_master=False, wait_for_workers=False, timeout=patience)
+                return store, int(port), local, remote
+            problem = f"port {door} belongs to something else"
         except socket.gaierror as error:
             return f"its name cannot be resolved ({error.strerror}); see cluster.host_suffix"
         except ConnectionRefusedError:
@@ -228,45 +261,25 @@ def _find_master(master: str, key: str, ports: Sequence[int], deadline: float) -
     return problem
 
 
-def _client(host: str, port: int) -> TCPStore:
-    """A client of the store there. In a thread, for torch waits for ever on a service that accepts and says nothing.
-
-    Raises:
-        DistNetworkError, TimeoutError: what listens there is no store.
-    """
-    outcome: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
-
-    def connect() -> None:
-        try:
-            outcome.put(
-                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_PATIENCE))
-            )
-        except Exception as error:
-            outcome.put(error)
-
-    threading.Thread(target=connect, daemon=True).start()
-    try:
-        result = outcome.get(timeout=_PATIENCE + 1)
-    except queue.Empty:
-        raise TimeoutError(f"what listens on port {port} says nothing") from None
-    if isinstance(result, Exception):
-        raise result
-    return result
+def _ask(host: str, port: int, deadline: float) -> tuple[str, str, str]:
+    """What whoever listens there says of itself, and both ends' addresses."""
+    patience = min(max(deadline - time.monotonic(), 0.5), 5)
+    with socket.create_connection((host, port), timeout=patience) as connection:
+        connection.settimeout(_PATIENCE)
+        local, remote, text = connection.getsockname()[0], connection.getpeername()[0], b""
+        with contextlib.suppress(TimeoutError):  # a stranger that waits for us to speak first
+            while b"\n" not in text and len(text) < 200 and (more := connection.recv(200)):
+                text += more
+        return text.decode(errors="replace").strip(), local, remote
 
 
-def _known(key: str) -> str:
-    return f"attempt/{key}"
+def _word(key: str) -> str:
+    """What this attempt's door says; it does not tell strangers the key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def _probe(host: str, port: int, deadline: float) -> tuple[str, str]:
-    """Connects and hangs up; returns both ends' addresses. Cheaper and quicker to fail than a store's client."""
-    patience = min(max(deadline - time.monotonic(), 0.5), 5)
-    with socket.create_connection((host, port), timeout=patience) as connection:
-        return connection.getsockname()[0], connection.getpeername()[0]
 
 
 def _wait_until_read(store: Store, readers: int, patience: float = 5) -> None:

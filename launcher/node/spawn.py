@@ -39,56 +39,55 @@ def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, st
     ]
 
 
-def watch(tasks: Sequence[Task], grace: float, pause: float) -> int:
+def listen() -> list[int]:
+    """The signals that ask us to stop, from now on, as they come."""
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: told.append(number))
+    return told
+
+
+def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float) -> int:
     """Stays until all tasks have ended.
 
     Args:
         tasks: they have been started.
+        told: what `listen` returned before that.
         grace: seconds between SIGTERM and SIGKILL.
         pause: seconds between two looks at them.
 
     Returns:
         The exit status of the first that failed, else 0.
     """
-    kill_at: float | None = None
-
-    def stop(*_: object) -> None:
-        nonlocal kill_at
-        if kill_at is None:
-            kill_at = time.monotonic() + grace
-            for task in tasks:
-                if task.poll() is None:
-                    task.terminate()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    first_failure = 0
+    kill_at, first_failure = None, 0
     while True:
         codes = [task.poll() for task in tasks]
-        failed = next((code for code in codes if code), 0)
-        if failed and not first_failure:
-            first_failure = failed
-            stop()
+        first_failure = first_failure or next((code for code in codes if code), 0)
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
-        if kill_at is not None and time.monotonic() > kill_at:
-            for task, code in zip(tasks, codes, strict=True):
-                if code is None:
-                    task.kill()
+        left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
+        if kill_at is None and (told or first_failure):
+            kill_at = time.monotonic() + grace
+            for task in left:
+                task.terminate()
+        elif kill_at is not None and time.monotonic() > kill_at:
+            for task in left:
+                task.kill()
         time.sleep(pause)
 
 
 def main(arguments: list[str]) -> int:
     by_pbsdsh = arguments[0] == "--pbsdsh"
     nodes, tasks_per_node, grace, *command = arguments[by_pbsdsh:]
+    told = listen()
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
     if by_pbsdsh:
         from launcher.node import pbsdsh
 
-        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command)
+        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command, told)
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
-    return watch(tasks, float(grace), pause=0.02)
+    return watch(tasks, told, float(grace), pause=0.02)
 
 
 if __name__ == "__main__":

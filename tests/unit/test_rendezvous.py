@@ -101,9 +101,9 @@ def test_members_of_one_node_are_one_host() -> None:
     assert {meeting.hosts for meeting in meetings} == {("node0", "node1")}
 
 
-def test_twenty_meetings_on_thirty_ports_do_not_mix() -> None:
+def test_twenty_meetings_on_sixty_ports_do_not_mix() -> None:
     keys = [next(KEYS) for _ in range(20)]
-    narrow = (LOW + 3000, LOW + 3029)
+    narrow = (LOW + 3000, LOW + 3059)
     members = [part for key in keys for part in all_of(2, key, port_range=narrow)]
     meetings = together(random.sample(members, len(members)))
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
@@ -149,12 +149,12 @@ def test_fewer_members_go_on_when_they_are_enough() -> None:
     assert {meeting.hosts for meeting in meetings} == {("node0", "node3")}
 
 
-def test_who_comes_when_the_others_have_begun_is_told_so() -> None:
+def test_who_comes_when_the_others_have_begun_finds_the_door_shut() -> None:
     key = next(KEYS)
     meetings = together([member(index, key, 3, least=2, timeout=0.3) for index in (0, 2)])
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    with pytest.raises(RendezvousError, match="node1 came too late: the others have begun without it"):
-        member(1, key, 3, least=2)()
+    with pytest.raises(RendezvousError, match="node1 could not reach localhost .* has not started, or has ended"):
+        member(1, key, 3, least=2, timeout=0.3)()
 
 
 def test_all_who_come_in_time_are_in_although_fewer_would_do() -> None:
@@ -206,11 +206,11 @@ def test_a_stranger_on_the_first_port_is_passed_by(
 ) -> None:
     monkeypatch.setattr(rendezvous, "_PATIENCE", 0.5)
     key = next(KEYS)
-    first, second = candidate_ports(key, RANGE)[:2]
+    first, _, third = candidate_ports(key, RANGE)[:3]  # the second is the door's
     with stranger(first):
         meetings = together(all_of(2, key))
         assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-        assert {meeting.port for meeting in meetings} == {second}
+        assert {meeting.port for meeting in meetings} == {third}
 
 
 def test_only_strangers_is_told_as_that() -> None:
@@ -218,7 +218,7 @@ def test_only_strangers_is_told_as_that() -> None:
     port = candidate_ports(key, (LOW + 4000, LOW + 4001))[0]
     with foreign_store(port):
         (error,) = together([member(1, key, 2, timeout=0.3, port_range=(port, port))])
-        assert str(error).endswith(f"port {port} belongs to another job")
+        assert str(error).endswith(f"port {port} belongs to something else")
         (error,) = together([member(0, key, 2, timeout=0.3, port_range=(port, port))])
         assert f"none of 1 ports is free on {socket.gethostname()} (tried {port}): set cluster.port_range" in str(error)
 

@@ -1,0 +1,179 @@
+"""One task on a node of the PBS job that we are in, started by pbsdsh.
+
+What pbsdsh does not do, files in the attempt's folder `tasks/` do:
+
+- a task gets PBS's own variables and nothing exported: it reads ours from `environment.sh`
+- pbsdsh exits 0 whatever the task did: the task writes its exit status to `N.exit`
+- a task's output goes to the terminal or the job's file, past any pipe or file of ours: it writes to `N.out`, and we
+  copy that to our own stdout. One writer per file, because over NFS appending to a common one loses lines.
+- pbsdsh hands SIGTERM on, but leaves at once and sees no more of the task, so it is kept out of the way of signals:
+  tasks are signalled by the process group in `N.pid`, through a pbsdsh of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher import errors, runs
+from launcher.node.events import current_attempt
+
+PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
+UNREACHABLE = 30.0  # seconds after SIGKILL until a task is given up: its node does not answer
+
+# What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
+OF_NODE = re.compile(r"CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
+OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_\w+")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+FUNCTION = re.compile(r"BASH_FUNC_([\w:.+-]+)%%", re.ASCII)
+
+SCRIPT = """\
+# pbsdsh runs this on every node: bash task.sh TASK NODE
+umask 077
+exec >>{folder}/"$1".out 2>&1 </dev/null
+echo "$$" >{folder}/"$1".pid
+[ ! -e {folder}/stop ] || exit 143  # the run was stopped while this was on its way
+trap : TERM INT HUP  # the command is told as well; how it ends is still to be recorded
+. {folder}/environment.sh
+export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2"
+if cd {cwd}; then
+  {command}
+else
+  echo "launcher: the folder of the run is not there on $(hostname): start it in one that all nodes share" >&2
+  (exit 93)
+fi
+echo "$?" >{folder}/"$1".exit
+"""
+
+
+def exports(environ: Mapping[str, str]) -> str:
+    """Shell text that makes a task's environment this one, except for what is its node's own. Pure."""
+    lines = []
+    for name, value in environ.items():
+        if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):
+            unless_set = f"[ -v {name} ] || " if OF_NODE.fullmatch(name) else ""
+            lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
+    for name, value in environ.items():  # last, for one that does not parse would hide the rest
+        if (match := FUNCTION.fullmatch(name)) and value.startswith("() {"):
+            lines.append(f"{match[1]} {value}\nexport -f {match[1]}\n")
+    return "".join(lines)
+
+
+class PbsTask:
+    """One task. Its files are opened anew at each look, which is what makes NFS show the newest."""
+
+    def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
+        self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]
+        self._host, self._folder, self._number = host, folder, number
+        self._copied, self._sent = 0, dict.fromkeys((signal.SIGTERM, signal.SIGKILL), 0.0)
+        self._wanted: signal.Signals | None = None
+        self._half_over: float | None = None
+        self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._messengers: list[subprocess.Popen[bytes]] = []
+        self._task = [str(folder / "task.sh"), str(number), str(node)]
+
+    def start(self) -> None:
+        for suffix in ("pid", "out", "exit"):  # NFS may hide a file for half a minute that was not there at first
+            self._file(suffix).touch()
+        with open(self._file("pbsdsh"), "wb") as words:
+            self._process = subprocess.Popen(
+                [*self._start, *self._task],
+                stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
+            )  # fmt: skip
+
+    def poll(self) -> int | None:
+        if self._code is None and self._process is not None:
+            self._signal()
+            written, gone = self._read("exit"), self._process.poll() is not None
+            self._copy_output()
+            self._code = self._judge(written, gone)
+            if self._code is not None:
+                for process in (self._process, *self._messengers):  # they wait for nodes that are gone
+                    process.kill()
+                    process.wait()
+        return self._code
+
+    def terminate(self) -> None:
+        self._wanted = self._wanted or signal.SIGTERM
+        self._signal()
+
+    def kill(self) -> None:
+        """At once; what is only about to start will not."""
+        self._wanted = signal.SIGKILL
+        self._signal()
+
+    def _judge(self, written: str, gone: bool) -> int | None:
+        """How it ended, or None when that is still open."""
+        if not (written or gone):
+            killed = self._sent[signal.SIGKILL]
+            if not killed or time.monotonic() < killed + UNREACHABLE:
+                return None
+            self._blame("was killed and nobody says that it is gone")
+            return -signal.SIGKILL
+        self._half_over = self._half_over or time.monotonic()
+        over = (written and gone) or self._wanted is signal.SIGKILL
+        if not over and time.monotonic() < self._half_over + PATIENCE:
+            return None
+        if written:
+            return int(written)
+        if self._wanted is not None:
+            return -self._wanted
+        self._blame("was ended by PBS" if self._read("pid") else "could not be started")
+        return errors.FAILED
+
+    def _blame(self, what: str) -> None:
+        words = " ".join(self._read("pbsdsh", whole=False).split())
+        hint = f"; is {self._folder} on a file system that all nodes share?" if words.endswith(" 127") else ""
+        cause = f"task {self._number} on {self._host} {what}: pbsdsh says {words or 'nothing'!r}{hint}"
+        print(f"launcher: {cause}", file=sys.stderr, flush=True)
+        if attempt := current_attempt():
+            runs.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
+
+    def _signal(self) -> None:
+        """Sends what is wanted, once, as soon as the task has told its process group."""
+        wanted = None if self._read("exit") else self._wanted
+        if wanted is None or self._sent[wanted]:
+            return
+        (self._folder / "stop").touch()
+        if pid := self._read("pid"):
+            self._sent[wanted] = time.monotonic()
+            script = 'kill -s "$0" -- "-$1" 2>/dev/null'
+            messenger = subprocess.Popen(
+                [*self._start, "-c", script, wanted.name.removeprefix("SIG"), pid], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            self._messengers.append(messenger)
+        elif wanted is signal.SIGKILL:  # not started in all that time, and now it will not be
+            self._sent[wanted] = time.monotonic()
+            if self._process is not None:
+                self._process.kill()
+
+    def _copy_output(self) -> None:
+        with contextlib.suppress(OSError), open(self._file("out"), "rb") as file:
+            file.seek(self._copied)
+            text = file.read()
+            self._copied += len(text)
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+    def _read(self, suffix: str, *, whole: bool = True) -> str:
+        """The first line of a file of the task once it is whole (or all of the file), else an empty text."""
+        try:
+            text = self._file(suffix).read_text(errors="replace")
+        except OSError:  # not there yet, or a file server's moment of weakness: there is a next look
+            return ""
+        if not whole:
+            return text
+        line, end, _ = text.partition("\n")
+        return line if end else ""
+
+    def _file(self, suffix: str) -> Path:
+        return self._folder / f"{self._number}.{suffix}"

@@ -1,0 +1,116 @@
+"""What a task that pbsdsh starts is given: its host's line, and the environment as shell text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher import held
+from launcher.errors import ConfigError
+from launcher.node import pbsdsh
+from launcher.node.pbs_task import exports
+
+
+@pytest.mark.parametrize(
+    ("node_file", "hosts"),
+    [
+        ("a\nb\n", {"a": 0, "b": 1}),
+        ("a\na\nb\nb\n", {"a": 0, "b": 2}),
+        ("a\nb\na\nb\n", {"a": 0, "b": 1}),
+        ("\na.site\n", {"a.site": 1}),
+        ("", {}),
+    ],
+)
+def test_each_host_once_with_its_first_line(node_file: str, hosts: dict[str, int]) -> None:
+    assert pbsdsh.hosts_of(node_file) == hosts
+    assert list(pbsdsh.hosts_of(node_file)) == list(hosts)
+
+
+def after(folder: Path, environ: dict[str, str], **own: str) -> dict[str, str]:
+    """What a task sees that had `own` before it read the exports of `environ`."""
+    (folder / "e").write_bytes(os.fsencode(exports(environ)))
+    done = subprocess.run(
+        ["/bin/bash", "-c", '. "$0"; env -0', str(folder / "e")], env={"PATH": "/bin:/usr/bin", **own},
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert not done.stderr
+    return dict(pair.split("=", 1) for pair in os.fsdecode(done.stdout).split("\0")[:-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_value_arrives_as_it_is(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
+    assert after(tmp_path_factory.mktemp("e"), {"A": value})["A"] == value
+
+
+def test_bytes_that_are_no_text_arrive(tmp_path: Path) -> None:
+    assert after(tmp_path, {"A": os.fsdecode(b"\xff\n'")})["A"] == os.fsdecode(b"\xff\n'")
+
+
+def test_path_and_home_are_the_shells(tmp_path: Path) -> None:
+    seen = after(tmp_path, {"PATH": "/mine:/bin:/usr/bin", "HOME": "/mine"}, HOME="/root")
+    assert (seen["PATH"], seen["HOME"]) == ("/mine:/bin:/usr/bin", "/mine")
+
+
+def test_what_is_the_nodes_own_stays(tmp_path: Path) -> None:
+    shell = {"PBS_NODENUM": "0", "CUDA_VISIBLE_DEVICES": "GPU-1", "ROCR_VISIBLE_DEVICES": "1"}
+    seen = after(tmp_path, shell, PBS_NODENUM="1", CUDA_VISIBLE_DEVICES="GPU-9")
+    assert [seen[name] for name in shell] == ["1", "GPU-9", "1"]
+
+
+def test_exported_functions_arrive(tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["/bin/bash", "-c", "module() { echo \"module $1 it's\"; }; export -f module; env -0"], capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    environ = dict(pair.split("=", 1) for pair in made.stdout.split("\0")[:-1])
+    (tmp_path / "e").write_text(exports(environ))
+    said = subprocess.run(
+        ["/bin/bash", "-c", '. "$0"; bash -c "module load"', str(tmp_path / "e")], env={"PATH": "/bin:/usr/bin"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout == "module load it's\n"
+
+
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found", "nodes"),
+    [
+        ({}, None, 1),
+        (SLURM, held.Held(3, "srun"), 3),
+        ({"SLURM_JOB_ID": "1"}, held.Held(1, "srun"), 1),
+        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, held.Held(2, "pbsdsh"), 2),
+        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, held.Held(3, "srun"), 3),
+        ({"PBS_JOBID": "1.s"}, None, 1),
+        ({"PBS_NODEFILE": "{file}"}, None, 1),
+    ],
+)
+def test_who_holds_the_allocation(tmp_path: Path, environ: dict[str, str], found: held.Held | None, nodes: int) -> None:
+    (tmp_path / "nodes").write_text("a\na\nb\n")
+    environ = {name: value.format(file=tmp_path / "nodes") for name, value in environ.items()}
+    assert (held.allocation(environ), held.nodes(environ)) == (found, nodes)
+
+
+def test_a_node_file_that_is_not_there_is_told_and_no_default(tmp_path: Path) -> None:
+    environ = {"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "none")}
+    assert held.nodes(environ) == 1
+    with pytest.raises(ConfigError, match="start the launcher on the job's first node"):
+        held.allocation(environ)
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_pbsdsh_is_found_where_pbs_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: bool) -> None:
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin/pbsdsh"
+    command.touch(0o755)
+    (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=s\nPBS_EXEC={tmp_path}\n")
+    monkeypatch.setenv("PATH", str(command.parent) if on_path else "/bin")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / ("none" if on_path else "pbs.conf")))
+    assert pbsdsh.find() == str(command)
