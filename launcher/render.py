@@ -77,6 +77,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         spawn=_command(
             [
                 *(plan.python, "-m", "launcher.node.spawn"),
+                *(["--go-on"] if plan.min_nodes < plan.nodes else []),
                 *(["--pbsdsh"] if plan.starter == "pbsdsh" else []),
                 *(plan.nodes, plan.tasks_per_node, plan.grace + 5),
             ]

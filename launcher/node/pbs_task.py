@@ -26,7 +26,7 @@ from launcher import errors, runs
 from launcher.node.events import current_attempt
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
-UNREACHABLE = 30.0  # seconds after SIGKILL until a task is given up: its node does not answer
+UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
 
 # What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
 OF_NODE = re.compile(r"CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
@@ -119,15 +119,24 @@ class PbsTask:
             self._blame("was killed and nobody says that it is gone")
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
-        over = (written and gone) or self._wanted is signal.SIGKILL
+        status = self._pbs_status()
+        over = (gone and (written or status)) or self._wanted is signal.SIGKILL
         if not over and time.monotonic() < self._half_over + PATIENCE:
             return None
         if written:
             return int(written)
         if self._wanted is not None:
             return -self._wanted
+        if status > 256:
+            self._blame(f"was killed by {signal.Signals(status - 256).name}")
+            return 256 - status
         self._blame("was ended by PBS" if self._read("pid") else "could not be started")
         return errors.FAILED
+
+    def _pbs_status(self) -> int:
+        """What pbsdsh says of a task that has failed; our script never fails if it comes to its end."""
+        match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
+        return int(match[1]) if match else 0
 
     def _blame(self, what: str) -> None:
         words = " ".join(self._read("pbsdsh", whole=False).split())

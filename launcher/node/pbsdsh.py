@@ -60,7 +60,9 @@ def find() -> str | None:
     return shutil.which("pbsdsh", path=os.pathsep.join(folders))
 
 
-def run(nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int]) -> int:
+def run(
+    nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int], *, go_on: bool
+) -> int:
     """Runs the command on the first `nodes` hosts and stays until it has ended on all of them."""
     os.umask(0o077)
     attempt, pbsdsh = current_attempt(), find()
@@ -91,4 +93,4 @@ def run(nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], t
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
-        return spawn.watch(tasks, told, grace, pause=max(0.1, 0.01 * len(tasks)))
+        return spawn.watch(tasks, told, grace, pause=max(0.1, 0.01 * len(tasks)), go_on=go_on)

@@ -1,10 +1,11 @@
 """Starts the tasks of a run where no srun does, and ends them together: what srun is to Slurm.
 
-    python -m launcher.node.spawn [--pbsdsh] NODES TASKS_PER_NODE GRACE COMMAND...
+    python -m launcher.node.spawn [--go-on] [--pbsdsh] NODES TASKS_PER_NODE GRACE COMMAND...
 
 The nodes are simulated on this host, or with --pbsdsh the first NODES hosts of the PBS job that we are in. Every task
 finds its place in LAUNCHER_* variables. SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others
-get SIGTERM and, GRACE seconds later, SIGKILL. The exit status is that of the task that failed first.
+get SIGTERM and, GRACE seconds later, SIGKILL, but with --go-on they go on, as a run that may lose nodes wants it. The
+exit status is that of the task that failed first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def listen() -> list[int]:
     return told
 
 
-def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float) -> int:
+def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float, *, go_on: bool = False) -> int:
     """Stays until all tasks have ended.
 
     Args:
@@ -55,6 +56,7 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
         told: what `listen` returned before that.
         grace: seconds between SIGTERM and SIGKILL.
         pause: seconds between two looks at them.
+        go_on: a task that fails does not end the others.
 
     Returns:
         The exit status of the first that failed, else 0.
@@ -66,7 +68,7 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        if kill_at is None and (told or first_failure):
+        if kill_at is None and (told or (first_failure and not go_on)):
             kill_at = time.monotonic() + grace
             for task in left:
                 task.terminate()
@@ -77,17 +79,18 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
 
 
 def main(arguments: list[str]) -> int:
-    by_pbsdsh = arguments[0] == "--pbsdsh"
-    nodes, tasks_per_node, grace, *command = arguments[by_pbsdsh:]
     told = listen()
+    start = next(number for number, word in enumerate(arguments) if not word.startswith("--"))
+    options, (nodes, tasks_per_node, grace, *command) = arguments[:start], arguments[start:]
+    go_on = "--go-on" in options
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
-    if by_pbsdsh:
+    if "--pbsdsh" in options:
         from launcher.node import pbsdsh
 
-        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command, told)
+        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command, told, go_on=go_on)
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
-    return watch(tasks, told, float(grace), pause=0.02)
+    return watch(tasks, told, float(grace), pause=0.02, go_on=go_on)
 
 
 if __name__ == "__main__":

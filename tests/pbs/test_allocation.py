@@ -102,6 +102,25 @@ def test_a_task_that_cannot_start_ends_the_run_and_its_host_is_named(in_job: InJ
     assert time.monotonic() - start < 40
 
 
+def test_a_run_that_may_lose_nodes_goes_on_without_one_that_cannot_start(in_job: InJob) -> None:
+    result = in_job([NODES[0], "no-such-node"]).fault("fine", "min_nodes=1", "launch.rendezvous_timeout=6")
+    assert result.code == 0, result.output
+    assert result.metrics["world_size"] == 2
+
+
+def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> None:
+    launcher = in_job()
+    process = subprocess.Popen(
+        [PYTHON, "-m", "launcher", *COLLECTIVE, "workload.iterations=100000", *launcher.always],
+        env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    launcher.until(lambda: "rank 3/4" in launcher.printed(), "all ranks have started")
+    os.killpg(int((launcher.last().attempts()[-1].path / "tasks/1.pid").read_text()), signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "task 1 on localhost was killed by SIGKILL" in said
+
+
 def test_all_that_is_exported_reaches_the_ranks_and_not_what_is_the_nodes_own(in_job: InJob) -> None:
     value = "two\nlines 'and' \"quotes\" $(id) `id` \\ größe"
     launcher = in_job()

@@ -153,7 +153,7 @@ def test_who_comes_when_the_others_have_begun_finds_the_door_shut() -> None:
     key = next(KEYS)
     meetings = together([member(index, key, 3, least=2, timeout=0.3) for index in (0, 2)])
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    with pytest.raises(RendezvousError, match="node1 could not reach localhost .* has not started, or has ended"):
+    with pytest.raises(RendezvousError, match=r"node1 could not reach localhost .* has not started, or has ended"):
         member(1, key, 3, least=2, timeout=0.3)()
 
 

@@ -73,3 +73,10 @@ def test_a_signal_is_handed_on(tmp_path: Path) -> None:
 def test_tasks_know_their_job() -> None:
     process = spawn(1, "echo $LAUNCHER_JOB $MINE", LAUNCHER_JOB_ID="local-1", MINE="x")
     assert process.communicate(timeout=30)[0] == "local-1 x\n"
+
+
+def test_the_others_go_on_when_the_run_may_lose_nodes(tmp_path: Path) -> None:
+    script = f"[ $LAUNCHER_TASK = 1 ] && exit 93; sleep 0.5; touch {tmp_path}/done"
+    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
+    assert subprocess.run(command, check=False, timeout=30).returncode == 93
+    assert (tmp_path / "done").exists()
