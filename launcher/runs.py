@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ class Run:
     def only_submitter(self) -> Iterator[None]:
         """Keeps other processes from submitting this run meanwhile (fcntl locks work on NFS as well)."""
         with open(os.open(self.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # a file system without locks; the token still finds a job that is there
+                fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
     def link(self, index: Path) -> None:
@@ -213,8 +215,12 @@ class Attempt:
 
         The scheduler's own is that of whoever it killed last, or of a node that came too late.
         """
-        with open(os.open(self.path / "exit_code", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(f"{code}\n")
+        path = self.path / "exit_code"
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(f"{code}\n")
+        except OSError as error:  # a full disk; then the script goes by the scheduler's status
+            print(f"launcher: cannot write to {path}: {error}", file=sys.stderr)
 
     def events_file(self, writer: str) -> Path:
         """The file of one writer: `script`, `node-3`, `rank-0`."""

@@ -79,7 +79,10 @@ class Story:
 
 def tell(journal: Sequence[Mapping[str, Any]], attempt: int | None, events: Sequence[Mapping[str, Any]]) -> Story:
     """The story in a journal and in the last attempt's events."""
-    job_id = next((entry.get("job") for entry in reversed(journal) if entry["event"] == "submitted"), None)
+    # A submitter that was killed has not written what Slurm answered; then the job itself knows its id.
+    told = [entry for entry in journal if entry["event"] == "submitted"]
+    told = told or [entry for entry in events if entry["event"] == "started"]
+    job_id = told[-1].get("job") if told else None
     cancelled = any(entry["event"] == "cancelled" for entry in journal)
     return Story(job_id, cancelled, attempt, tuple(events))
 

@@ -28,10 +28,10 @@ from launcher.backends.scrub import job_environment
 from launcher.config import Config, Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.held import Held, allocation
+from launcher.live import read
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id
-from launcher.state import tell
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -107,7 +107,7 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
     else:
         _make(run, prepared, config)
     with run.only_submitter():
-        if job_id := tell(run.journal_events(), None, ()).job_id:
+        if job_id := read(run).job_id:
             return Submitted(run, job_id, again=True)
         try:
             job = _start(run, plan, prepared.token, resumed)
@@ -115,7 +115,8 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
             from launcher.backends.once import Refused
 
             if isinstance(error, Refused):
-                shutil.rmtree(run.path)
+                if not resumed:
+                    shutil.rmtree(run.path)
                 raise
             raise SubmissionError(
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "

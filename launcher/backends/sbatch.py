@@ -89,8 +89,8 @@ def _gpus(plan: JobPlan) -> dict[str, str]:
 def srun_arguments(plan: JobPlan) -> list[str]:
     """Arguments of the one srun that starts the agents (or the ranks).
 
-    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. Ranks of an agent share
-    its CPUs, so the agent is not bound to some of them.
+    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. An agent is bound to
+    the CPUs of all its ranks.
     """
     fixed = plan.min_nodes == plan.nodes
     arguments = [

@@ -58,7 +58,13 @@ class Slurm:
         """
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=self.timeout, env=quiet_environment(), check=False
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self.timeout,
+                env=quiet_environment(),
+                check=False,
             )
         except FileNotFoundError:
             raise QueryError(f"{command[0]} is not on this machine's PATH") from None
@@ -70,7 +76,11 @@ class Slurm:
 
     def partitions(self) -> list[Partition]:
         """All partitions that this user can see."""
-        return parse_partitions(self.run(*SINFO))
+        text = self.run(*SINFO)
+        try:
+            return parse_partitions(text)
+        except ValueError as error:
+            raise QueryError(f"sinfo's answer could not be read: {error}") from None
 
     def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
         """The jobs with these ids, or all of this user's, by id. A job that Slurm has forgotten is left out."""

@@ -102,8 +102,9 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
         raise agent.failure() from None
     finally:
         os.umask(previous)
+        faulty = agent.faulty()
         agent.part()
-    if result.is_failed():
+    if result.is_failed() or faulty:
         raise agent.failure()
     events("finished")
     if index == 0:

@@ -180,7 +180,23 @@ class Agent(LocalElasticAgent):
             signal.signal(number, signal.SIG_IGN)  # it is ending already, and must not be cut short
         with contextlib.suppress(Exception):  # before the ranks are given their time to end
             self._words.set(f"leaving/{self._index}", "1")
-        super()._shutdown(death_sig, timeout)
+        super()._shutdown(death_sig, self._shutdown_timeout)  # torch itself passes its own 30 s in one place
+
+    def _exit_barrier(self) -> None:
+        """Stays until the ranks of all agents have ended, or one has failed; the store is gone with the first agent."""
+        give_up = time.monotonic() + self._exit_barrier_timeout
+        with contextlib.suppress(Exception):  # the first agent is gone
+            self._words.add("ended", 1)
+            while self._words.add("ended", 0) < len(self._meeting.members) and time.monotonic() < give_up:
+                if self._words.check(["fault"]):
+                    break
+                time.sleep(0.1)
+
+    def faulty(self) -> bool:
+        """Whether any agent has told of a fault."""
+        with contextlib.suppress(Exception):
+            return bool(self._words.check(["fault"]))
+        return False
 
     def part(self) -> None:
         """The store lives in the first agent's process, so that one leaves last."""
