@@ -64,7 +64,6 @@ class Live:
         if story.job_id is None:
             return None, "", True
         if time.monotonic() - self._asked > SCHEDULER_INTERVAL:
-            self._asked = time.monotonic()
             try:
                 self._answer = {
                     job.id: (job.state, job.word + (f" ({job.reason})" if job.reason else ""))
@@ -72,6 +71,7 @@ class Live:
                 }
             except QueryError as error:
                 self._answer, self._problem = None, str(error)
+            self._asked = time.monotonic()  # after the answer, which may have taken long
         if self._answer is None:
             return None, self._problem, False
         if story.job_id not in self._answer:

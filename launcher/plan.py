@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.config import Config, GpuDirective, LaunchMode, Scheduler
+from launcher.config import Backend, Config, GpuDirective, LaunchMode, Scheduler
 from launcher.errors import ConfigError
 from launcher.units import parse_size, parse_time
 
@@ -188,6 +188,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         grace=_at_least("launch.grace", launch.grace, 1),
         starter=site.starter,
     )
+    if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
+        raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
     _refuse_control_characters("", as_dict(plan))
     if plan.world_size < workload.min_ranks:
         raise ConfigError(

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from launcher import errors, runs
+from launcher.config import Backend
 from launcher.node.events import Events
 from launcher.node.rank import run_rank
 from launcher.node.rendezvous import Meeting
@@ -114,7 +115,8 @@ class Agent(LocalElasticAgent):
         self._words.set_timeout(timedelta(seconds=30))
         self._next_look = 0.0
         self._join_timeout = plan.rendezvous_timeout
-        self._join_by: float | None = None
+        # MPI's ranks do not meet in our store.
+        self._join_by: float | None = float("inf") if plan.backend == Backend.mpi.value else None
         self._fault: dict[str, Any] | None = None
         self._first = False
         me = meeting.members[index]

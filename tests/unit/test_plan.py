@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import P2P, Cluster, Collective, DDPMnist, GpuDirective, LaunchMode, Precision, Scheduler, Workload
+from launcher.config import (
+    P2P,
+    Backend,
+    Cluster,
+    Collective,
+    DDPMnist,
+    GpuDirective,
+    LaunchMode,
+    Precision,
+    Scheduler,
+    Workload,
+)
 from launcher.errors import BAD_INPUT, ConfigError
 from launcher.plan import CONTROL, JobPlan, as_dict, check_name, from_dict, make_plan
 from tests.unit.plans import SITE, make_config, plan_of
@@ -71,6 +82,7 @@ def test_the_site_becomes_fields() -> None:
         ({"nodes": 0}, "nodes=0: it must be 1 or more"),
         ({"nodes": -1}, "nodes=-1: it must be 1 or more"),
         ({"min_nodes": 0}, "min_nodes=0: it must be 1 or more"),
+        ({"workload": Collective(name="c", entry="m:f", seed=0, backend=Backend.mpi)}, "add launch=tasks"),
         ({"nodes": 2, "min_nodes": 3}, "min_nodes=3 is more than nodes=2: lower min_nodes or raise nodes"),
         ({"gpus_per_node": -1}, "gpus_per_node=-1: it must be 0 or more"),
         ({"procs_per_node": 0}, "procs_per_node=0: it must be 1 or more"),
