@@ -7,6 +7,7 @@ was cut short, provided that the config is the same.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -74,7 +75,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     check.check_names(plan)
     check.check_limits(plan, config.cluster.limits)
     if plan.scheduler == Scheduler.slurm.value:
-        notes += _check_live(plan, config)
+        notes += _check_live(plan, config, environ)
         if dropped := job_environment(environ, plan).dropped:
             notes += (f"not handed on to the job: {', '.join(dropped)}",)
     elif held and plan.nodes > held.nodes:
@@ -179,8 +180,6 @@ def _code_root() -> str | None:
 
 def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
     """Finds the data set here, where there may be an internet, and writes what was found into the config."""
-    import dataclasses
-
     from launcher.config import DDPMnist
 
     if not isinstance(config.workload, DDPMnist):
@@ -197,7 +196,7 @@ def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
     return dataclasses.replace(config, workload=workload), (note,)
 
 
-def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
+def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     from launcher.backends.slurm_query import Slurm
 
     if not config.cluster.check:
@@ -210,7 +209,8 @@ def _check_live(plan: JobPlan, config: Config) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
     if partitions:
-        check.check_partition(plan, partitions)
+        partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
+        check.check_partition(dataclasses.replace(plan, partition=partition), partitions)
     return ()
 
 

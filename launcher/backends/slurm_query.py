@@ -118,7 +118,7 @@ class Slurm:
                 raise
 
 
-SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256"
 
 
