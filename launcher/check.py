@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.config import Limits
 from launcher.errors import ConfigError, near
 from launcher.plan import JobPlan
-from launcher.units import format_size, format_time, parse_size, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_size, parse_time
 from workloads import names
 
 # Keys of workloads whose values are names, and the names there are.
@@ -42,6 +42,21 @@ class Partition:
     time: int | None  # seconds
     max_nodes: int | None
     groups: tuple[NodeGroup, ...]
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes)."""
+
+    name: str
+    default: bool
+    accepts: bool
+    routes: bool  # it hands jobs on to other queues, whose limits count
+    time: int | None
+    nodes: int | None
+    cpus: int | None
+    gpus: int | None
+    mem: int | None
 
 
 def check_names(plan: JobPlan) -> None:
@@ -168,3 +183,49 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
 
 def _shown(key: str, value: int) -> str:
     return format_size(value) if key.startswith("mem=") else str(value)
+
+
+def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> None:
+    """A plan against the live PBS queue it asks for (the default one if it names none).
+
+    What the nodes of a site can do at most is not compared: PBS itself says of a queued job that it can never run.
+
+    Raises:
+        ConfigError: the queue is unknown, or takes no such job.
+    """
+    known = {queue.name: queue for queue in queues}
+    if plan.queue is None:
+        queue = next((queue for queue in queues if queue.default), None)
+        if queue is None:
+            return  # the server has rules of its own for jobs that name no queue
+    elif plan.queue.partition("@")[0] not in known:  # queue@server
+        raise ConfigError(
+            f"cluster.queue={plan.queue}: there is no such queue.{near(plan.queue, known)} Known: {', '.join(known)}"
+        )
+    else:
+        queue = known[plan.queue.partition("@")[0]]
+    if problem := _refusal(plan, queue):
+        others = [q.name for q in queues if q.accepts and not q.routes and _refusal(plan, q) is None]
+        hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
+        raise ConfigError(f"{problem}{hint}")
+
+
+def _refusal(plan: JobPlan, queue: Queue) -> str | None:
+    """Why the queue would not take the plan, with the fix; None when it would."""
+    where = f"queue {queue.name}"
+    if not queue.accepts:
+        return f"cluster.queue={queue.name}: {where} takes no jobs now: choose another"
+    if queue.time is not None and plan.time > queue.time:
+        longest = format_hours(queue.time)
+        return f"time={format_hours(plan.time)}: {where} ends jobs after {longest}: use time={longest} or less"
+    for what, wanted, limit, unit in (
+        (f"nodes={plan.nodes}", plan.nodes, queue.nodes, "nodes"),
+        (f"{plan.gpus_per_node} GPUs on nodes={plan.nodes}", plan.gpus_per_node * plan.nodes, queue.gpus, "GPUs"),
+        (f"{plan.cpus_per_node} CPUs on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPUs"),
+    ):
+        if limit is not None and wanted > limit:
+            return f"{what}: {where} gives a job at most {limit} {unit}: ask for less"
+    if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
+        most = format_size(queue.mem)
+        return f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
+    return None

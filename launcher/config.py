@@ -19,6 +19,7 @@ class Scheduler(Enum):
 
     local = "local"
     slurm = "slurm"
+    pbs = "pbs"
     allocation = "allocation"
 
 
@@ -27,6 +28,7 @@ class GpuDirective(Enum):
 
     gres = "gres"  # --gres=gpu:TYPE:N
     gpus_per_node = "gpus_per_node"  # --gpus-per-node=TYPE:N
+    ngpus = "ngpus"  # ngpus=N in the chunk of a PBS job
     none = "none"  # the site has no directive for GPUs (whole nodes are handed out)
 
 
@@ -85,25 +87,31 @@ class Cluster:
     """A site's profile: one file in conf/cluster/ or in your own config folder."""
 
     name: str = MISSING  # the profile's name, shown in tables
-    scheduler: Scheduler = MISSING  # local, slurm or allocation
+    scheduler: Scheduler = MISSING  # local, slurm, pbs or allocation
     partition: str | None = None  # Slurm partition(s), comma-separated
+    queue: str | None = None  # PBS queue
     account: str | None = None  # account that is charged
+    project: str | None = None  # PBS project (-P); where the site charges projects as accounts, use account
     qos: str | None = None  # quality of service
     constraint: str | None = None  # node features, as Slurm's --constraint
     reservation: str | None = None  # reservation to run in
     exclude: str | None = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
-    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node or none
+    place: str | None = None  # PBS's place statement; empty: scatter for several nodes
+    chunk: dict[str, Any] = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
+    resources: dict[str, Any] = field(default_factory=dict)  # more resources of the whole PBS job, as -l NAME=VALUE
+    gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS) or none
     gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
-    directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH options; they replace ours, null drops one
+    directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH or #PBS options; null drops one of ours
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
+    mpiexec: list[str] = field(default_factory=list)  # on PBS, what starts the tasks instead of pbsdsh; see docs/pbs.md
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
-    check: bool = True  # compare a plan with the live partition (sinfo) before it is submitted
+    check: bool = True  # compare a plan with the live partition or queue before it is submitted
     interface: str | None = None  # network interface of the ranks; empty: the one that reaches the master
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: str = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
-    submit_timeout: int = 60  # seconds that one sbatch, squeue or sinfo may take
+    submit_timeout: int = 60  # seconds that one command of the scheduler may take
 
 
 @dataclass
@@ -173,7 +181,7 @@ class Config:
     """The root: what one run asks for."""
 
     workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist
-    cluster: Cluster = MISSING  # group; where: local (default), slurm, allocation, or a profile of yours
+    cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
@@ -187,4 +195,4 @@ class Config:
     seed: int = 0  # seed of everything random
     runs_dir: str = MISSING  # where run directories are kept; must be seen by all nodes
     dry_run: bool = False  # show the plan and the script, do nothing
-    wait: bool | None = None  # stay until the run ends; empty: yes for local and allocation, no for slurm
+    wait: bool | None = None  # stay until the run ends; empty: yes for local and allocation, else no

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import errors
-from launcher.backends.base import JobState, QueryError
+from launcher.backends.base import JobState, Queries, QueryError, SchedulerJob
+from launcher.backends.pbs_query import PBS
 from launcher.backends.processes import Process
 from launcher.backends.slurm_query import Slurm
+from launcher.config import Scheduler
 from launcher.errors import RunError
 from launcher.plan import JobPlan
 from launcher.runs import Run
@@ -44,13 +46,16 @@ class Seen:
         return self.state.exit_code
 
 
+def queries(plan: JobPlan) -> Queries:
+    """How the plan's scheduler is asked."""
+    return (PBS if plan.scheduler == Scheduler.pbs.value else Slurm)(plan.submit_timeout)
+
+
 class Live:
     """Asks schedulers, no more often than needed."""
 
-    def __init__(self, slurm: Slurm | None = None) -> None:
-        self._slurm = slurm or Slurm()
-        self._asked = float("-inf")
-        self._answer: dict[str, tuple[JobState, str]] | None = None
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[float, dict[str, SchedulerJob] | str]] = {}
 
     def job(self, run: Run, plan: JobPlan, story: Story) -> tuple[JobState | None, str, bool]:
         """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""
@@ -63,22 +68,34 @@ class Live:
             return (JobState.RUNNING, "", True) if process.alive() else (None, "", True)
         if story.job_id is None:
             return None, "", True
-        if time.monotonic() - self._asked > SCHEDULER_INTERVAL:
+        scheduler, answer = queries(plan), self._ask(plan)
+        if isinstance(answer, str):
+            return None, answer, False
+        job = answer.get(scheduler.key(story.job_id))
+        # The run's own word on its end is enough, unless it was told to stop and only the scheduler knows why.
+        open_end = story.ended is None or story.ended > 128
+        if open_end and (job is None or job.state is JobState.GONE):
             try:
-                self._answer = {
-                    job.id: (job.state, job.word + (f" ({job.reason})" if job.reason else ""))
-                    for job in self._slurm.jobs().values()
-                }
+                job = scheduler.ended(story.job_id) or job
             except QueryError as error:
-                self._answer, self._problem = None, str(error)
-            self._asked = time.monotonic()  # after the answer, which may have taken long
-        if self._answer is None:
-            return None, self._problem, False
-        if story.job_id not in self._answer:
-            for job in self._slurm.accounting([story.job_id]).values():
-                self._answer[job.id] = (job.state, job.word)
-        state, word = self._answer.get(story.job_id, (None, ""))
-        return state, word, True
+                return None, str(error), False
+            if job is not None:
+                answer[scheduler.key(story.job_id)] = job
+        if job is None:
+            return None, "", True
+        return job.state, job.word + (f" ({job.reason})" if job.reason else ""), True
+
+    def _ask(self, plan: JobPlan) -> dict[str, SchedulerJob] | str:
+        """All jobs that the plan's scheduler knows, or why it does not answer."""
+        asked, answer = self._answers.get(plan.scheduler, (float("-inf"), ""))
+        if time.monotonic() - asked > SCHEDULER_INTERVAL:
+            try:
+                answer = queries(plan).jobs()
+            except QueryError as error:
+                answer = str(error)
+            # The time after the answer, which may have taken long.
+            self._answers[plan.scheduler] = (time.monotonic(), answer)
+        return answer
 
     def cancel(self, run: Run, *, kill: bool = False) -> None:
         """Asks the run's scheduler to end its job.
@@ -96,10 +113,11 @@ class Live:
             if process is not None:
                 process.signal(signal.SIGKILL if kill else signal.SIGTERM)
             return
-        job_id = story.job_id or self._slurm.find(run.record()["token"])
+        scheduler = queries(plan)
+        job_id = story.job_id or scheduler.find(run.record()["token"], plan.name)
         if job_id is None:
             raise RunError(f"{run.id} has no job")
-        self._slurm.cancel(job_id)
+        scheduler.cancel(job_id)
 
 
 def read(run: Run) -> Story:

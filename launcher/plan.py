@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.config import Backend, Config, GpuDirective, LaunchMode, Scheduler
+from launcher.config import Backend, Cluster, Config, GpuDirective, LaunchMode, Scheduler
 from launcher.errors import ConfigError
 from launcher.units import parse_size, parse_time
 
@@ -17,6 +17,22 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
 LONGEST_NAME = 64
+# Keys that only one scheduler knows, and what to write for the other.
+KEYS_OF = {
+    "partition": (Scheduler.slurm, "use cluster.queue"),
+    "qos": (Scheduler.slurm, "PBS has none; a queue may stand for it (cluster.queue)"),
+    "constraint": (Scheduler.slurm, "name a resource of the nodes in cluster.chunk"),
+    "reservation": (Scheduler.slurm, "a reservation of PBS is a queue (cluster.queue)"),
+    "exclude": (Scheduler.slurm, "PBS cannot exclude nodes; name a resource of the good ones in cluster.chunk"),
+    "gpu_type": (Scheduler.slurm, "name the site's resource for it in cluster.chunk"),
+    "srun_args": (Scheduler.slurm, "see cluster.mpiexec"),
+    "queue": (Scheduler.pbs, "use cluster.partition"),
+    "project": (Scheduler.pbs, "use cluster.account"),
+    "place": (Scheduler.pbs, "see cluster.directives"),
+    "chunk": (Scheduler.pbs, "use cluster.constraint or cluster.directives"),
+    "resources": (Scheduler.pbs, "use cluster.directives"),
+    "mpiexec": (Scheduler.pbs, "srun starts the tasks; see cluster.srun_args"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class JobPlan:
     name: str
     run_dir: str
     cluster: str  # the profile's name
-    scheduler: str  # local, slurm or allocation
+    scheduler: str  # local, slurm, pbs or allocation
     launch: str  # agent or tasks
     nodes: int
     min_nodes: int
@@ -71,15 +87,21 @@ class JobPlan:
     workdir: str
     umask: int
     partition: str | None = None
+    queue: str | None = None
     account: str | None = None
+    project: str | None = None
     qos: str | None = None
     constraint: str | None = None
     reservation: str | None = None
     exclude: str | None = None
+    place: str | None = None
+    chunk: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
     gpu_directive: str = GpuDirective.none.value
     gpu_type: str | None = None
     directives: Mapping[str, Any] = field(default_factory=dict)
     srun_args: tuple[str, ...] = ()
+    mpiexec: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     interface: str | None = None
@@ -89,7 +111,7 @@ class JobPlan:
     rendezvous_timeout: int = 300
     timeout: int = 1800
     grace: int = 30
-    starter: str | None = None  # in a held allocation: srun or pbsdsh
+    starter: str | None = None  # srun, pbsdsh, mpiexec, or none: processes of this machine
 
     @property
     def world_size(self) -> int:
@@ -123,7 +145,9 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
         TypeError: the values are not those of a plan (written by another version, say).
     """
     tuples = {
-        name: tuple(values[name]) for name in ("srun_args", "setup", "port_range") if isinstance(values.get(name), list)
+        name: tuple(values[name])
+        for name in ("srun_args", "mpiexec", "setup", "port_range")
+        if isinstance(values.get(name), list)
     }
     return JobPlan(**{**values, **tuples})
 
@@ -168,15 +192,21 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         workdir=site.workdir,
         umask=site.umask,
         partition=cluster.partition,
+        queue=cluster.queue,
         account=cluster.account,
+        project=cluster.project,
         qos=cluster.qos,
         constraint=cluster.constraint,
         reservation=cluster.reservation,
         exclude=cluster.exclude,
+        place=cluster.place,
+        chunk=_plain_values("chunk", cluster.chunk),
+        resources=_plain_values("resources", cluster.resources),
         gpu_directive=cluster.gpu_directive.value,
         gpu_type=cluster.gpu_type,
-        directives=_directives(cluster.directives),
+        directives=_directives(cluster.directives, cluster.scheduler),
         srun_args=tuple(cluster.srun_args),
+        mpiexec=tuple(cluster.mpiexec),
         setup=tuple(cluster.setup),
         environment=_environment(cluster.environment),
         interface=cluster.interface,
@@ -186,17 +216,24 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         rendezvous_timeout=_at_least("launch.rendezvous_timeout", launch.rendezvous_timeout, 1),
         timeout=_at_least("launch.timeout", launch.timeout, 1),
         grace=_at_least("launch.grace", launch.grace, 1),
-        starter=site.starter,
+        starter=site.starter or _starter(cluster),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
     _refuse_control_characters("", as_dict(plan))
+    _refuse_foreign_keys(cluster)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
             f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
         )
     return plan
+
+
+def _starter(cluster: Cluster) -> str | None:
+    if cluster.scheduler is Scheduler.pbs:
+        return "mpiexec" if cluster.mpiexec else "pbsdsh"
+    return "srun" if cluster.scheduler is Scheduler.slurm else None
 
 
 def _at_least(key: str, value: int, least: int) -> int:
@@ -242,7 +279,9 @@ def _ports(value: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _directives(values: Mapping[str, Any]) -> dict[str, Any]:
+def _directives(values: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
+    if scheduler is Scheduler.pbs:
+        return _letters(values)
     result = {}
     for option, value in values.items():
         long_name = option.replace("_", "-")
@@ -255,6 +294,39 @@ def _directives(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")
         result[long_name] = value
     return result
+
+
+def _letters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of qsub, which have one letter; some may be given several times."""
+    for option, value in values.items():
+        if not re.fullmatch(r"[A-Za-z]", option):
+            raise ConfigError(
+                f"cluster.directives: {option!r} is not the letter of a qsub option (write `m`, not `-m`; for a "
+                "resource use cluster.resources or cluster.chunk)"
+            )
+        for each in value if isinstance(value, list) else [value]:
+            if not (each is None or isinstance(each, (str, int, float, bool))):
+                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
+    return dict(values)
+
+
+def _plain_values(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        if not (value is None or isinstance(value, (str, int, float, bool))):
+            raise ConfigError(f"cluster.{key}.{name}: {value!r} is neither text nor a number")
+    return dict(values)
+
+
+def _refuse_foreign_keys(cluster: Cluster) -> None:
+    """A key of the other scheduler would be ignored without a word."""
+    if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
+        return
+    for key, (scheduler, instead) in KEYS_OF.items():
+        if getattr(cluster, key) and cluster.scheduler is not scheduler:
+            raise ConfigError(
+                f"cluster.{key} is a key for {scheduler.value}, and cluster={cluster.name} is "
+                f"{cluster.scheduler.value}: {instead}"
+            )
 
 
 def _environment(values: Mapping[str, Any]) -> dict[str, str | None]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.backends import sbatch
+from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
+from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.plan import CONTROL, JobPlan
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = {
     Scheduler.slurm.value: "sbatch.sh.j2",
+    Scheduler.pbs.value: "qsub.sh.j2",
     Scheduler.allocation.value: "allocation.sh.j2",
     Scheduler.local.value: "local.sh.j2",
 }
@@ -49,9 +51,27 @@ def quote(value: Any) -> str:
     return shlex.quote(text)
 
 
-def quote_directive(value: Any) -> str:
-    """The value as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
-    return quote(value).replace("\\", "\\\\")
+def sbatch_option(name: str, value: Any) -> str:
+    """An option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
+    return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
+
+
+def qsub_option(letter: str, value: Any) -> str:
+    """An option as qsub reads it in a #PBS line: like a shell (make_argv in OpenPBS's qsub.c)."""
+    return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
+
+
+def directives(plan: JobPlan, token: str, array: str | None = None) -> list[str]:
+    """The options of a plan's script, as they stand in it behind #SBATCH or #PBS.
+
+    Raises:
+        ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
+    """
+    if plan.scheduler == Scheduler.slurm.value:
+        return [sbatch_option(name, value) for name, value in sbatch.directives(plan, token, array).items()]
+    if plan.scheduler == Scheduler.pbs.value:
+        return [qsub_option(letter, value) for letter, value in qsub.options(qsub.of_plan(plan, token, array))]
+    return []
 
 
 def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
@@ -62,33 +82,59 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         token: the job's comment, by which submission finds it again.
         array: indices and throttle in Slurm's words (`0-14%4`).
     """
-    template = _environment(resource("templates")).get_template(TEMPLATES[plan.scheduler])
-    return template.render(
+    return template(TEMPLATES[plan.scheduler]).render(
         plan=plan,
         version=__version__,
-        directives=[
-            Raw(option if value is True else f"{option}={quote_directive(value)}")
-            for option, value in sbatch.directives(plan, token, array).items()
-        ],
+        directives=[Raw(line) for line in directives(plan, token, array)],
         array=array,
         setup=[Raw(line) for line in plan.setup],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
-        srun=_command(["srun", *sbatch.srun_arguments(plan)]),
-        spawn=_command(
-            [
-                *(plan.python, "-m", "launcher.node.spawn"),
-                *(["--go-on"] if plan.min_nodes < plan.nodes else []),
-                *(["--pbsdsh"] if plan.starter == "pbsdsh" else []),
-                *(plan.nodes, plan.tasks_per_node, plan.grace + 5),
-            ]
-        ),
-        node=_command([plan.python, "-u", "-m", "launcher.node"]),
+        start=_start(plan),
+        node=command([plan.python, "-u", "-m", "launcher.node"]),
         umask=Raw(f"{plan.umask:03o}"),
     )
 
 
-def _command(words: Sequence[Any]) -> Raw:
+def _start(plan: JobPlan) -> Raw:
+    """What starts a command on all nodes."""
+    if plan.starter == "srun":
+        return command(["srun", *sbatch.srun_arguments(plan)])
+    return spawn(
+        plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5,
+        starter=plan.starter, mpiexec=plan.mpiexec, go_on=plan.min_nodes < plan.nodes,
+    )  # fmt: skip
+
+
+def spawn(
+    python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
+    *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False,
+) -> Raw:  # fmt: skip
+    """What starts a command where there is no srun; see `launcher.node.spawn`.
+
+    Raises:
+        ConfigError: mpiexec has a placeholder that is none.
+    """
+    options: list[Any] = ["--go-on"] if go_on else []
+    if starter == "pbsdsh":
+        options.append("--pbsdsh")
+    if starter == "mpiexec":
+        counts = {"nodes": nodes, "tasks_per_node": tasks_per_node, "tasks": nodes * tasks_per_node}
+        try:
+            options.append("--mpiexec=" + shlex.join(word.format(**counts) for word in mpiexec))
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"cluster.mpiexec: {error} cannot be filled in; there are {{nodes}}, {{tasks}} and {{tasks_per_node}}"
+            ) from None
+    return command([python, "-m", "launcher.node.spawn", *options, nodes, tasks_per_node, grace])
+
+
+def command(words: Sequence[Any]) -> Raw:
     return Raw(" ".join(map(quote, words)))
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of the folder templates/, in which every printed value is quoted."""
+    return _environment(resource("templates")).get_template(name)
 
 
 @functools.cache

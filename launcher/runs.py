@@ -3,9 +3,10 @@
     RUN/                    0700, files 0600
       record.json           plan, config, versions, commit; written once, by the submitter
       script.sh             the script as it was handed over
+      environment.sh        on PBS: what the job takes over of the submitter's environment
       journal.jsonl         what the submitter did: token, job ids, cancellations
       submitit/             submitit's own files (payload and results)
-      output-JOB.log        what the scheduler caught of the job
+      output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
@@ -176,7 +177,8 @@ class Run:
 
     def outputs(self) -> list[Path]:
         """The scheduler's output files, oldest first."""
-        return sorted(self.path.glob("output-*.log"), key=lambda path: path.stat().st_mtime)
+        paths = [*self.path.glob("output-*.log"), *self.path.glob("*.OU")]
+        return sorted(paths, key=lambda path: path.stat().st_mtime)
 
     def require_private(self) -> None:
         """Payloads are unpickled from here, so nobody else may be able to write here.
@@ -185,14 +187,9 @@ class Run:
             RunError: the directory is incomplete or somebody else's, or others can write to it.
         """
         for path in (self.path, self.submitit_folder):
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}") from None
-            if status.st_uid != os.getuid():
-                raise RunError(f"{path} belongs to user {status.st_uid}, not to you: it is not used")
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise RunError(f"others can write to {path}: it is not used; `chmod 700 {path}` after a look into it")
+            if not path.exists():
+                raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}")
+            require_private(path)
 
 
 @dataclass(frozen=True)
@@ -234,6 +231,19 @@ class Attempt:
             for event in read_events(path)
         ]
         return sorted(events, key=lambda event: event.get("time", 0.0))
+
+
+def require_private(folder: Path) -> None:
+    """Refuses a folder in which somebody else could have put what is to be unpickled.
+
+    Raises:
+        RunError: it is somebody else's, or others can write to it.
+    """
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise RunError(f"{folder} belongs to user {status.st_uid}, not to you: it is not used")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RunError(f"others can write to {folder}: it is not used; `chmod 700 {folder}` after a look into it")
 
 
 def _relink(link: Path, target: Path) -> None:

@@ -9,11 +9,11 @@
 | an attempt has begun and not ended | job running | running |
 | | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | job done, or no such job | cancelled if asked for, else lost |
+| | job done or gone, or no such job | cancelled if asked for, else lost |
 | | no answer | unknown |
 | no attempt yet | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | job done, or no such job | cancelled if asked for, else lost |
+| | job done or gone, or no such job | cancelled if asked for, else lost |
 | | no answer | unknown |
 | submitting, and no job id | (not asked) | unconfirmed |
 """

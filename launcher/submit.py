@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check
-from launcher.backends import sbatch
+from launcher import __version__, check, render
 from launcher.backends.base import QueryError
+from launcher.backends.detect import detect
+from launcher.backends.pbs_query import PBS
 from launcher.backends.scrub import job_environment
+from launcher.backends.slurm_query import Slurm
 from launcher.config import Config, Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.held import Held, allocation
@@ -74,7 +76,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     plan = make_plan(config, site)
     check.check_names(plan)
     check.check_limits(plan, config.cluster.limits)
-    if plan.scheduler == Scheduler.slurm.value:
+    if plan.queued:
         notes += _check_live(plan, config, environ)
         if dropped := job_environment(environ, plan).dropped:
             notes += (f"not handed on to the job: {', '.join(dropped)}",)
@@ -84,7 +86,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
         )
     # The token is made of the id, so that a second submission of it looks for the same job.
     token = "launcher-" + hashlib.sha256(f"{os.getuid()}:{plan.run_dir}".encode()).hexdigest()[:20]
-    sbatch.directives(plan, token)  # refuses extra directives that collide with keys
+    render.directives(plan, token)  # refuses extra ones that collide with keys
     return Prepared(plan, token, notes)
 
 
@@ -132,11 +134,8 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any]) -> None:
     """The run directory with its record."""
     plan = prepared.plan
-    if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
-        raise SubmissionError(
-            "sbatch is not on this machine's PATH, so nothing was submitted: "
-            "submit from a login node of the cluster, or use cluster=local"
-        )
+    if problem := _problem(plan):
+        raise SubmissionError(f"nothing was submitted: {problem}")
     Run.create(run.path)
     import hydra
     import submitit
@@ -156,9 +155,20 @@ def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
         from launcher.backends.slurm import SlurmExecutor
 
         return SlurmExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
+    if plan.scheduler == Scheduler.pbs.value:
+        from launcher.backends.pbs_run import PBSRunExecutor
+
+        return PBSRunExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
     from launcher.backends.local import LocalExecutor
 
     return LocalExecutor(run, plan, token).submit(payload.run, str(run.path))
+
+
+def _problem(plan: JobPlan) -> str | None:
+    """Why this machine cannot submit the plan."""
+    if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
+        return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+    return detect().problem() if plan.scheduler == Scheduler.pbs.value else None
 
 
 def _require_same(run: Run, plan: JobPlan) -> None:
@@ -197,9 +207,14 @@ def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
 
 
 def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
-    from launcher.backends.slurm_query import Slurm
-
     if not config.cluster.check:
+        return ()
+    if plan.scheduler == Scheduler.pbs.value:
+        try:
+            if queues := PBS(plan.submit_timeout).queues():
+                check.check_queue(plan, queues)
+        except QueryError as error:
+            return (f"not compared with the live queues: {error}",)
         return ()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.submit_timeout).partitions)

@@ -52,11 +52,16 @@ def _clock(days: str | None, fields: list[int], text: str) -> int:
 
 
 def format_time(seconds: int) -> str:
-    """`[days-]hours:minutes:seconds`, which Slurm and PBS both read (PBS without days)."""
+    """`[days-]hours:minutes:seconds`, as Slurm writes it."""
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{seconds:02}"
+
+
+def format_hours(seconds: int) -> str:
+    """`hours:minutes:seconds` with as many hours as it takes, which is how PBS writes a wall time."""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def parse_size(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from launcher.errors import LauncherError
 
@@ -13,13 +14,14 @@ class QueryError(LauncherError):
 
 
 class JobState(Enum):
-    """State of one job. UNKNOWN is what nobody can tell, and never counts as success."""
+    """State of one job. GONE and UNKNOWN are what nobody can tell, and never count as success."""
 
     PENDING = "pending"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    GONE = "gone"  # over, and the scheduler does not say how
     UNKNOWN = "unknown"
 
     @property
@@ -36,3 +38,22 @@ class SchedulerJob:
     word: str
     reason: str = ""
     comment: str = ""
+
+
+class Queries(Protocol):
+    """What is asked of a live scheduler. Everything raises QueryError when it does not answer."""
+
+    def jobs(self) -> dict[str, SchedulerJob]:
+        """All of this user's jobs, by `key`; one command. Those that are over may be left out."""
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job with this id."""
+
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What the scheduler remembers of a job that is over; None: nothing."""
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of the job that was submitted with this token and name."""
+
+    def cancel(self, job_id: str) -> None:
+        """Asks the scheduler to end a job; one that has ended already is no error."""

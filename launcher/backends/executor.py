@@ -7,13 +7,17 @@ from the moment the scheduler has taken a job, the job needs nothing more from t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from submitit.core import core, utils
 
 from launcher import render
+from launcher.backends.once import submit_once
+from launcher.live import read
 from launcher.plan import JobPlan
 from launcher.runs import Run
 
@@ -28,6 +32,12 @@ def private_files() -> Iterator[None]:
         os.umask(previous)
 
 
+def parts(count: int, most: int | None) -> list[range]:
+    """The indices of `count` elements, in arrays of at most `most`."""
+    step = most or count
+    return [range(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 class RunExecutor(core.PicklingExecutor):
     """A submitit executor for the resources of one plan.
 
@@ -35,16 +45,19 @@ class RunExecutor(core.PicklingExecutor):
     `map_array(fn, ...)` makes an array whose elements have directories of their own, numbered from 0.
     """
 
-    def __init__(self, run: Run, plan: JobPlan, token: str, throttle: int | None = None) -> None:
+    def __init__(
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, resumed: bool = False
+    ) -> None:
         """
         Args:
             run: the run's directory, which is there already.
             plan: what every job asks for.
             token: what the job is found by, if nobody hears whether it was submitted.
             throttle: elements of an array that may run at once.
+            resumed: an earlier process may have submitted this token already, so look before sending.
         """
         super().__init__(run.submitit_folder)
-        self.run, self.plan, self.token, self.throttle = run, plan, token, throttle
+        self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
@@ -62,38 +75,56 @@ class RunExecutor(core.PicklingExecutor):
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         return string if isinstance(string, str) else string.decode()
 
-    def _send(self, script: str) -> str:
+    def _send(self, script: Path, token: str) -> str:
         """Hands the script over and returns the job's id."""
         raise NotImplementedError
+
+    def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
+        """The id of the one job there is in the end; it may also be known from what the job itself has written."""
+        return submit_once(send, lambda: read(self.run).job_id or find(), before=self._resumed)
+
+    def _element_id(self, job_id: str, index: int) -> str:
+        return f"{job_id}_{index}"
+
+    def _largest_array(self) -> int | None:
+        """Most elements of one array, where the scheduler has a limit that it tells."""
+        return None
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        count = len(delayed_submissions)
-        if count == 1:
-            return [self._submit_one(delayed_submissions[0])]
+        if len(delayed_submissions) == 1:
+            self._dump(delayed_submissions[0], self.run)
+            return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
         for index, delayed in enumerate(delayed_submissions):
             element = Run(self.run.path / str(index))
             if not element.path.exists():
                 Run.create(element.path)
             self._dump(delayed, element)
-        array = f"0-{count - 1}" + (f"%{self.throttle}" if self.throttle else "")
-        script = render.script(self.plan, token=self.token, array=array)
+        jobs = []
+        for part in parts(len(delayed_submissions), self._largest_array()):
+            jobs += self._submit_part(part, f"{self.token}-{part[0]}" if part[0] else self.token)
+        return jobs
+
+    def _submit_part(self, part: range, token: str) -> list[core.Job[Any]]:
+        """Submits elements of an array; one alone becomes a plain job, for PBS has no arrays of one."""
+        if len(part) == 1:
+            element = Run(self.run.path / str(part[0]))
+            plan = dataclasses.replace(self.plan, run_dir=str(element.path))
+            return [self._submit(element, render.script(plan, token=token), token)]
+        array = f"{part[0]}-{part[-1]}" + (f"%{self.throttle}" if self.throttle else "")
         with private_files():
-            path = self.run.write_script(script)
-        job_id = self._send(str(path))
-        tasks = range(self._num_tasks())
+            path = self.run.write_script(render.script(self.plan, token=token, array=array))
+        job_id, tasks = self._send(path, token), range(self._num_tasks())
         return [
-            self.job_class(self.run.path / str(index) / "submitit", f"{job_id}_{index}", tasks)
-            for index in range(count)
+            self.job_class(self.run.path / str(index) / "submitit", self._element_id(job_id, index), tasks)
+            for index in part
         ]
 
-    def _submit_one(self, delayed: utils.DelayedSubmission) -> core.Job[Any]:
-        self._dump(delayed, self.run)
+    def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
         with private_files():
-            path = self.run.write_script(self._make_submission_file_text("", ""))
-        job_id = self._send(str(path))
-        return self.job_class(self.folder, job_id, range(self._num_tasks()))
+            path = run.write_script(script)
+        return self.job_class(run.submitit_folder, self._send(path, token), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)

@@ -52,14 +52,14 @@ class LocalExecutor(RunExecutor):
 
     job_class = LocalJob
 
-    def _send(self, script: str) -> str:
-        job_id = f"local-{self.token}"
+    def _send(self, script: Path, token: str) -> str:
+        job_id = f"local-{token}"
         environment = job_environment(os.environ, self.plan).environment
-        self.run.journal("submitting", token=self.token)
+        self.run.journal("submitting", token=token)
         output = os.open(self.run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(output, "wb") as log:
             process = subprocess.Popen(
-                ["bash", script], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
             )  # fmt: skip
         self.run.journal("process", **asdict(Process.of(process.pid)))

@@ -15,8 +15,13 @@ OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
     r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
 )
-# Where Slurm's configuration is, and settings that are nobody's place.
-KEPT = {"SLURM_CONF", "LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "HYDRA_FULL_ERROR"}
+# Where the configuration of a scheduler is, and settings that are nobody's place.
+KEPT = {
+    *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
+    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "HYDRA_FULL_ERROR"),
+}
+# PBS makes a folder on each node for the time of the job.
+OF_PBS = {"TMPDIR"}
 # sbatch puts these above the script's own lines (man sbatch, INPUT ENVIRONMENT VARIABLES); sites use them as defaults.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -41,11 +46,22 @@ def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
     Defaults of a site such as SBATCH_ACCOUNT are kept where the plan says nothing of the kind, and inside a held
     allocation so are the scheduler's variables: srun lives on them.
     """
-    kept = KEPT | {variable for variable, key in DEFAULTS.items() if getattr(plan, key) is None}
-    held = plan.scheduler == Scheduler.allocation.value
+    kept = {variable for variable, key in DEFAULTS.items() if getattr(plan, key) is None}
+    if plan.scheduler == Scheduler.pbs.value:
+        return pbs_environment(environ)
+    return _without(environ, kept, set(), schedulers=plan.scheduler != Scheduler.allocation.value)
+
+
+def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
+    """The environment for a job of PBS."""
+    return _without(environ, set(), OF_PBS)
+
+
+def _without(environ: Mapping[str, str], kept: set[str], own: set[str], *, schedulers: bool = True) -> Scrubbed:
     dropped = {
         name
         for name in environ
-        if name not in kept and (OF_LAUNCHERS.match(name) or (not held and OF_SCHEDULERS.match(name)))
+        if name not in KEPT | kept
+        and (name in own or OF_LAUNCHERS.match(name) or (schedulers and OF_SCHEDULERS.match(name)))
     }
     return Scrubbed({name: value for name, value in environ.items() if name not in dropped}, tuple(sorted(dropped)))

@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from submitit.slurm import slurm
 
 from launcher.backends.base import QueryError
 from launcher.backends.executor import RunExecutor
-from launcher.backends.once import NoAnswer, Refused, submit_once
+from launcher.backends.once import NoAnswer, Refused
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
 from launcher.plan import JobPlan
@@ -66,23 +67,16 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     job_class = SlurmJob
 
-    def __init__(
-        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, resumed: bool = False
-    ) -> None:
-        """
-        Args:
-            resumed: an earlier process may have submitted this token already, so look before sending.
-        """
-        super().__init__(run, plan, token, throttle)
-        self._resumed = resumed
+    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
+        super().__init__(run, plan, *arguments, **options)
         self._slurm = Slurm(plan.submit_timeout)
 
-    def _send(self, script: str) -> str:
-        return submit_once(lambda: self._sbatch(script), lambda: self._slurm.find(self.token), before=self._resumed)
+    def _send(self, script: Path, token: str) -> str:
+        return self._once(lambda: self._sbatch(script, token), lambda: self._slurm.find(token, self.plan.name))
 
-    def _sbatch(self, script: str) -> str:
-        command = ["sbatch", "--parsable", script]
-        self.run.journal("submitting", token=self.token)
+    def _sbatch(self, script: Path, token: str) -> str:
+        command = ["sbatch", "--parsable", str(script)]
+        self.run.journal("submitting", token=token)
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=self.plan.submit_timeout, umask=0o077,

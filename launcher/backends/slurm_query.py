@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.command import ask
 from launcher.check import NodeGroup, Partition
 from launcher.units import parse_time
 
@@ -56,23 +56,7 @@ class Slurm:
         Raises:
             QueryError: it is not there, fails, or takes too long.
         """
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self.timeout,
-                env=quiet_environment(),
-                check=False,
-            )
-        except FileNotFoundError:
-            raise QueryError(f"{command[0]} is not on this machine's PATH") from None
-        except subprocess.TimeoutExpired:
-            raise QueryError(f"{command[0]} did not answer within {self.timeout:g} s") from None
-        if done.returncode:
-            raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
-        return done.stdout
+        return ask(*command, timeout=self.timeout, environment=quiet_environment()).stdout
 
     def partitions(self) -> list[Partition]:
         """All partitions that this user can see."""
@@ -101,8 +85,16 @@ class Slurm:
             return {}
         return parse_accounting(text)
 
-    def find(self, token: str) -> str | None:
-        """The id of the job that carries this token as its comment.
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What accounting remembers of one job."""
+        return self.accounting([job_id]).get(job_id)
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job."""
+        return job_id
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of the job that carries this token as its comment; its name is not looked at.
 
         Raises:
             QueryError: Slurm did not answer, so nobody can tell.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,11 @@ def _row(seen: Seen) -> dict[str, Any]:
     }
 
 
+def _short_job(job_id: str) -> str:
+    """The id as one types it: without PBS's server, and without what all local ones have in common."""
+    return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
+
+
 def _print_table(rows: list[dict[str, Any]]) -> None:
     """Plain columns; the run's id is never cut, for it is what one copies."""
     from launcher.units import format_time
@@ -109,7 +115,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         (
             row["run"],
             row["state"],
-            (row["job"] or "-").removeprefix("local-launcher-")[:10],
+            _short_job(row["job"] or "-"),
             str(row["nodes"]),
             "-" if row["step"] is None else f"{row['step']}/{row['steps']}",
             "-" if row["elapsed"] is None else format_time(row["elapsed"]),

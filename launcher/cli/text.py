@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.config import Scheduler
 from launcher.runs import Run
 from launcher.state import RunState
 from launcher.units import format_size, format_time
@@ -27,7 +28,8 @@ def plan_table(plan: JobPlan) -> str:
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
-        ("cluster", f"{plan.cluster}" + (f", partition {plan.partition}" if plan.partition else "")),
+        ("cluster", plan.cluster + (f", partition {plan.partition}" if plan.partition else "")
+                    + (f", queue {plan.queue}" if plan.queue else "")),
         ("workload", f"{plan.workload} ({plan.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
         ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
@@ -42,7 +44,7 @@ def plan_table(plan: JobPlan) -> str:
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
 
 
-# Slurm's words for an end that no rank can know of.
+# Words of schedulers for an end that no rank can know of.
 TELLING = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 
 
@@ -60,7 +62,8 @@ def cause(seen: Seen) -> str | None:
         return f"set-up line {fault['line']} of cluster={seen.plan.cluster} failed on {fault['host']}: {line}"
     told = str(fault["cause"])
     # Who was told to stop was told by the scheduler, which may know why.
-    return f"{told}; Slurm says {seen.word}" if seen.word.partition(" ")[0] in TELLING else told
+    scheduler = "PBS" if seen.plan.scheduler == Scheduler.pbs.value else "Slurm"
+    return f"{told}; {scheduler} says {seen.word}" if seen.word.partition(" ")[0] in TELLING else told
 
 
 def _last_line(run: Run) -> str:

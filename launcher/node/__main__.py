@@ -15,6 +15,7 @@ from pathlib import Path
 def main(run_dir: str) -> int:
     os.umask(0o077)
     from launcher import errors
+    from launcher.node import guard
     from launcher.runs import Run
 
     run = Run(Path(run_dir))
@@ -27,6 +28,7 @@ def main(run_dir: str) -> int:
         print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
         return errors.NO_RETRY
 
+    guard.start()
     if "SLURM_JOB_ID" not in os.environ or os.environ.get("LAUNCHER_JOB_ID") != os.environ["SLURM_JOB_ID"]:
         _pose_as_local_job()
     else:

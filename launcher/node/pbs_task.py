@@ -29,8 +29,8 @@ PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status ma
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
 
 # What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
-OF_NODE = re.compile(r"CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
-OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_\w+")
+OF_NODE = re.compile(r"HOSTNAME|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
+OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 FUNCTION = re.compile(r"BASH_FUNC_([\w:.+-]+)%%", re.ASCII)
 
@@ -42,7 +42,7 @@ echo "$$" >{folder}/"$1".pid
 [ ! -e {folder}/stop ] || exit 143  # the run was stopped while this was on its way
 trap : TERM INT HUP  # the command is told as well; how it ends is still to be recorded
 . {folder}/environment.sh
-export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2"
+export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2" {guard}={folder}/"$1"
 if cd {cwd}; then
   {command}
 else

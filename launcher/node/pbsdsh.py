@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import errors
-from launcher.node import pbs_task, spawn
-from launcher.node.events import current_attempt
+from launcher.node import guard, pbs_task, spawn
 
 
 def hosts_of(node_file: str) -> dict[str, int]:
@@ -51,22 +50,34 @@ def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: Path) -> Iterator[N
         environment.unlink(missing_ok=True)  # it may hold secrets, and nobody needs it any more
 
 
-def find() -> str | None:
-    """The command: on PATH, else where PBS says that it is installed (a job's PATH may be without it)."""
+def find(command: str = "pbsdsh") -> str | None:
+    """A command of PBS: on PATH, else where PBS says that it is installed (a job's PATH may be without it)."""
     folders = [os.environ.get("PATH", os.defpath)]
     with contextlib.suppress(OSError):
         text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
         folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
-    return shutil.which("pbsdsh", path=os.pathsep.join(folders))
+    return shutil.which(command, path=os.pathsep.join(folders))
 
 
 def run(
-    nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int], *, go_on: bool
-) -> int:
-    """Runs the command on the first `nodes` hosts and stays until it has ended on all of them."""
+    folder: Path, nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int],
+    *, go_on: bool,
+) -> int:  # fmt: skip
+    """Runs the command on the first `nodes` hosts and stays until it has ended on all of them.
+
+    Args:
+        folder: a new folder for what the tasks need and how they end; see `pbs_task`.
+        nodes, tasks_per_node: how many hosts, and tasks on each.
+        grace: seconds between SIGTERM and SIGKILL.
+        command: what every task runs.
+        told: the signals that asked us to stop, as they come.
+        go_on: a task that fails does not end the others.
+
+    Returns:
+        The exit status of the task that failed first, else 0.
+    """
     os.umask(0o077)
-    attempt, pbsdsh = current_attempt(), find()
-    assert attempt is not None, "only a job script of the launcher starts this"
+    pbsdsh = find()
     if pbsdsh is None:
         print("launcher: pbsdsh is not on PATH: add the folder of the PBS commands to it", file=sys.stderr)
         return errors.NO_RETRY
@@ -76,13 +87,15 @@ def run(
         return errors.NO_RETRY
     hosts = list(lines)
     places = spawn.environments(hosts, tasks_per_node)
-    folder = attempt.path / "tasks"
     folder.mkdir()
     environment = folder / "environment.sh"
     environment.write_bytes(os.fsencode(pbs_task.exports({**os.environ, **places[0]})))
     (folder / "task.sh").write_text(
         pbs_task.SCRIPT.format(
-            folder=shlex.quote(str(folder)), cwd=shlex.quote(os.getcwd()), command=" ".join(map(shlex.quote, command))
+            folder=shlex.quote(str(folder)),
+            guard=guard.VARIABLE,
+            cwd=shlex.quote(os.getcwd()),
+            command=shlex.join(command),
         )
     )
     tasks = [

@@ -1,22 +1,25 @@
 """Starts the tasks of a run where no srun does, and ends them together: what srun is to Slurm.
 
-    python -m launcher.node.spawn [--go-on] [--pbsdsh] NODES TASKS_PER_NODE GRACE COMMAND...
+    python -m launcher.node.spawn [--go-on] [--pbsdsh | --mpiexec=WORDS] NODES TASKS_PER_NODE GRACE COMMAND...
 
 The nodes are simulated on this host, or with --pbsdsh the first NODES hosts of the PBS job that we are in. Every task
-finds its place in LAUNCHER_* variables. SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others
-get SIGTERM and, GRACE seconds later, SIGKILL, but with --go-on they go on, as a run that may lose nodes wants it. The
-exit status is that of the task that failed first.
+finds its place in LAUNCHER_* variables. With --mpiexec that command starts the tasks and tells them their places.
+SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others get SIGTERM and, GRACE seconds later,
+SIGKILL, but with --go-on they go on, as a run that may lose nodes wants it. The exit status is that of the task that
+failed first.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 
@@ -78,6 +81,17 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
         time.sleep(pause)
 
 
+def task_files() -> Path:
+    """A folder that is yet to be made, on a file system that all nodes share, for what tasks need and how they end."""
+    if named := os.environ.get("LAUNCHER_TASK_FILES"):
+        return Path(named)
+    from launcher.node.events import current_attempt
+
+    attempt = current_attempt()
+    assert attempt is not None, "only a job script of the launcher starts this"
+    return attempt.path / "tasks"
+
+
 def main(arguments: list[str]) -> int:
     told = listen()
     start = next(number for number, word in enumerate(arguments) if not word.startswith("--"))
@@ -87,7 +101,11 @@ def main(arguments: list[str]) -> int:
     if "--pbsdsh" in options:
         from launcher.node import pbsdsh
 
-        return pbsdsh.run(int(nodes), int(tasks_per_node), float(grace), command, told, go_on=go_on)
+        return pbsdsh.run(task_files(), int(nodes), int(tasks_per_node), float(grace), command, told, go_on=go_on)
+    if words := next((word for word in options if word.startswith("--mpiexec=")), None):
+        from launcher.node import mpiexec
+
+        return mpiexec.run(shlex.split(words.partition("=")[2]), task_files(), float(grace), command, told)
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
     return watch(tasks, told, float(grace), pause=0.02, go_on=go_on)

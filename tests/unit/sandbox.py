@@ -41,8 +41,15 @@ class Sandbox:
             stand_in.chmod(0o700)
 
     def plan(self, **fields: Any) -> JobPlan:
+        starter = {"slurm": "srun", "allocation": "srun", "pbs": "pbsdsh"}.get(fields.get("scheduler", "slurm"))
         return bare_plan(
-            **{"run_dir": str(self.run_dir), "workdir": str(self.work), "python": str(self.python), **fields}
+            **{
+                "starter": starter,
+                "run_dir": str(self.run_dir),
+                "workdir": str(self.work),
+                "python": str(self.python),
+                **fields,
+            }
         )
 
     def execute(
@@ -51,7 +58,9 @@ class Sandbox:
         """Renders the plan's script and runs it; the stand-in exits with `code`."""
         script = self.folder / "script.sh"
         script.write_text(render.script(plan, token="token", array=array))
-        return self.start(script, {"STAND_IN_EXIT": str(code), "SLURM_JOB_ID": job, **environ})
+        (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
+        id_of = "PBS_JOBID" if plan.scheduler == "pbs" else "SLURM_JOB_ID"
+        return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})
 
     def start(self, script: Path, environ: Mapping[str, str]) -> Outcome:
         path = f"{self.folder}/bin:{os.environ['PATH']}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -70,10 +71,41 @@ def test_the_workloads_keys_travel_as_plain_values() -> None:
 
 
 def test_the_site_becomes_fields() -> None:
-    plan = plan_of()
-    assert {f.name: getattr(plan, f.name) for f in fields(SITE)} == {
-        f.name: getattr(SITE, f.name) for f in fields(SITE)
+    site = replace(SITE, starter="pbsdsh")
+    plan = plan_of(site)
+    assert {f.name: getattr(plan, f.name) for f in fields(site)} == {
+        f.name: getattr(site, f.name) for f in fields(site)
     }
+
+
+@pytest.mark.parametrize(
+    ("cluster", "starter"),
+    [
+        ({"scheduler": Scheduler.slurm}, "srun"),
+        ({"scheduler": Scheduler.pbs}, "pbsdsh"),
+        ({"scheduler": Scheduler.pbs, "mpiexec": ["mpiexec"]}, "mpiexec"),
+        ({"scheduler": Scheduler.local}, None),
+    ],
+)
+def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: str | None) -> None:
+    assert plan_of(cluster=cluster).starter == starter
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "key", "value", "words"),
+    [
+        ("pbs", "partition", "gpu", "cluster.partition is a key for slurm, and cluster=here is pbs: use cluster.queue"),
+        ("pbs", "exclude", "node4", "PBS cannot exclude nodes"),
+        ("pbs", "gpu_type", "a100", "cluster.chunk"),
+        ("slurm", "queue", "gpu", "cluster.queue is a key for pbs, and cluster=here is slurm: use cluster.partition"),
+        ("slurm", "chunk", {"model": "a100"}, "use cluster.constraint"),
+        ("slurm", "mpiexec", ["mpiexec"], "srun starts the tasks"),
+    ],
+)
+def test_a_key_of_the_other_scheduler_is_refused(scheduler: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        plan_of(cluster={"scheduler": Scheduler(scheduler), key: value})
+    plan_of(cluster={"scheduler": Scheduler.local, key: value})  # nothing is submitted, so nothing is lost
 
 
 @pytest.mark.parametrize(
@@ -190,17 +222,31 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=10).filter(la
 plain = (
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
 )
-clusters = st.fixed_dictionaries(
-    {},
-    optional={
-        "partition": words,
-        "gpu_directive": st.sampled_from(GpuDirective),
-        "scheduler": st.sampled_from(Scheduler),
-        "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
-        "srun_args": st.lists(words, max_size=3),
-        "setup": st.lists(st.lists(words, max_size=3).map("\n".join), max_size=3),
-        "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
-    },
+common = {
+    "gpu_directive": st.sampled_from(GpuDirective),
+    "setup": st.lists(st.lists(words, max_size=3).map("\n".join), max_size=3),
+    "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
+}
+clusters = st.one_of(
+    st.fixed_dictionaries(
+        {"scheduler": st.sampled_from([Scheduler.slurm, Scheduler.local, Scheduler.allocation])},
+        optional={
+            **common,
+            "partition": words,
+            "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
+            "srun_args": st.lists(words, max_size=3),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"scheduler": st.just(Scheduler.pbs)},
+        optional={
+            **common,
+            "queue": words,
+            "chunk": st.dictionaries(words, plain, max_size=3),
+            "directives": st.dictionaries(st.sampled_from("lmMW"), plain | st.lists(words, max_size=3), max_size=3),
+            "mpiexec": st.lists(words, max_size=3),
+        },
+    ),
 )
 workloads = st.one_of(
     st.builds(P2P, st.just("p2p"), st.just("m:f"), seed=st.integers(0, 9), patterns=st.lists(words, max_size=3)),

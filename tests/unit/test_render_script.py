@@ -19,7 +19,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
     return Sandbox(tmp_path)
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "allocation", "local"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 @pytest.mark.parametrize("code", [0, 1, 75, 93, 143])
 def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, scheduler: str, code: int) -> None:
     outcome = sandbox.execute(sandbox.plan(scheduler=scheduler), code=code)
@@ -38,6 +38,7 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
                    "--kill-on-bad-exit=1"]),
         ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
                         "--kill-on-bad-exit=1", "--overlap"]),
+        ("pbs", ["py thon", "-m", "launcher.node.spawn", "--pbsdsh", "2", "1", "35"]),
         ("local", ["py thon", "-m", "launcher.node.spawn", "2", "1", "35"]),
     ],
 )  # fmt: skip
@@ -146,7 +147,7 @@ def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
     assert outcome.events()[-1] == {"event": "ended", "code": code}
 
 
-@pytest.mark.parametrize("kind", ["slurm", "local"])
+@pytest.mark.parametrize("kind", ["slurm", "pbs", "local"])
 def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sandbox, kind: str) -> None:
     for stand_in in (sandbox.folder / "bin/srun", sandbox.python):
         stand_in.write_text("#!/bin/bash\nkill -TERM $PPID\nexit 143\n")
@@ -187,7 +188,10 @@ def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "before", "threads"),
-    [("slurm", None, "3"), ("slurm", "8", "8"), ("allocation", None, "3"), ("local", None, None), ("local", "8", "8")],
+    [
+        *(("slurm", None, "3"), ("slurm", "8", "8"), ("pbs", None, "3"), ("pbs", "8", "8")),
+        *(("allocation", None, "3"), ("local", None, None), ("local", "8", "8")),
+    ],
 )
 def test_a_rank_of_a_job_has_as_many_threads_as_cpus(
     sandbox: Sandbox, scheduler: str, before: str | None, threads: str | None
@@ -222,6 +226,27 @@ def test_an_element_of_an_array_has_a_directory_and_a_job_of_its_own(sandbox: Sa
     assert outcome.events(run_dir=element)[0]["job"] == "9_3"
     assert os.readlink(element / "submitit/9_3_submitted.pkl") == "payload.pkl"
     assert not list((sandbox.run_dir / "attempts").iterdir())
+
+
+def test_an_element_of_a_pbs_array_has_a_directory_and_a_job_of_its_own(sandbox: Sandbox) -> None:
+    for folder in ("3/attempts", "3/submitit"):
+        (sandbox.run_dir / folder).mkdir(parents=True)
+    outcome = sandbox.execute(
+        sandbox.plan(scheduler="pbs"), array="0-9", job="9[3].srv", PBS_ARRAY_ID="9[].srv", PBS_ARRAY_INDEX="3"
+    )
+    element = sandbox.run_dir / "3"
+    assert outcome.environment["LAUNCHER_RUN_DIR"] == outcome.arguments[-1] == str(element)
+    assert outcome.environment["LAUNCHER_JOB_ID"] == "9.srv_3"
+    assert os.readlink(element / "submitit/9.srv_3_submitted.pkl") == "payload.pkl"
+
+
+def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(scheduler="pbs", setup=("export SEEN=$FROM_SUBMITTER",)))
+    assert (outcome.environment["FROM_SUBMITTER"], outcome.environment["SEEN"]) == ("yes", "yes")
+    (sandbox.run_dir / "environment.sh").unlink()
+    again = sandbox.start(sandbox.folder / "script.sh", {"PBS_JOBID": "8.srv"})
+    assert again.code == 93
+    assert "environment.sh" in again.stderr
 
 
 @pytest.mark.parametrize(("given", "job"), [({}, "7"), ({"LAUNCHER_JOB_ID": "local-1"}, "local-1")])

@@ -153,8 +153,8 @@ def test_one_question_answers_for_all_jobs(commands: Path) -> None:
     slurm = Slurm()
     assert list(slurm.jobs(["163", "159", "forgotten"])) == ["163", "159"]
     assert len(slurm.jobs()) == 8
-    assert slurm.find("tok-array") == "162_0"
-    assert slurm.find("tok") is None
+    assert slurm.find("tok-array", "any") == "162_0"
+    assert slurm.find("tok", "any") is None
     asked = (commands / "asked").read_text().splitlines()
     assert len(asked) == 4
     assert all("--me" in line and "--states=all" in line and "--jobs" not in line for line in asked)
@@ -177,7 +177,7 @@ def test_a_slurm_that_does_not_answer_is_told_and_never_taken_for_an_empty_one(
     if script is not None:
         put(commands, "squeue", script)
     slurm = Slurm(timeout)
-    for question in (slurm.jobs, lambda: slurm.find("token")):
+    for question in (slurm.jobs, lambda: slurm.find("token", "any")):
         with pytest.raises(QueryError, match=words):
             question()
 

@@ -1,0 +1,35 @@
+"""Runs one command of a scheduler, bounded in time."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Collection, Mapping
+
+from launcher.backends.base import QueryError
+
+
+def ask(
+    *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
+) -> subprocess.CompletedProcess[str]:
+    """The answer of a command.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds that it may take.
+        environment: its environment.
+        good: exit codes that are an answer.
+
+    Raises:
+        QueryError: it is not there, takes too long, or exits with another code.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout, env=environment, check=False
+        )
+    except FileNotFoundError:
+        raise QueryError(f"{command[0]} is not on this machine's PATH") from None
+    except subprocess.TimeoutExpired:
+        raise QueryError(f"{command[0]} did not answer within {timeout:g} s") from None
+    if done.returncode not in good:
+        raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
+    return done

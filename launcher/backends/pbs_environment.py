@@ -1,0 +1,135 @@
+"""The inside of a job of `PBSExecutor`: who this task is, and what it does when its time is up.
+
+PBS sends no signal before the end of a job's wall time, and a SIGUSR2 would kill the login shell that runs the job. So
+the first task of a job sets a timer. When it rings, a function that can checkpoint is checkpointed and submitted again,
+under the id of the first job. On SIGTERM (qdel, preemption, wall time) it is checkpointed only: if PBS preempted the
+job, PBS itself starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+from submitit.core import job_environment, logger, utils
+
+from launcher import errors
+from launcher.backends.pbs_query import TOKEN
+from launcher.node import topology
+from launcher.node.pbsdsh import find
+
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that one's id
+
+
+def resubmissions(paths: utils.JobPaths) -> Path:
+    """The file with the ids of the PBS jobs that went on with a job, one a line."""
+    return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
+
+
+class PBSJobEnvironment(job_environment.JobEnvironment):
+    """submitit's view of the task that this process is."""
+
+    _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
+
+    @property
+    def array_job_id(self) -> str | None:
+        return self._parts()[0]
+
+    @property
+    def array_task_id(self) -> str | None:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[str, str] | tuple[None, None]:
+        match = re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
+        return (match[1], match[2]) if match else (None, None)
+
+    @functools.cached_property
+    def _place(self) -> topology.Topology:
+        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+
+    @property
+    def hostnames(self) -> list[str]:
+        return list(self._place.hosts) or [self.hostname]
+
+    @property
+    def num_tasks(self) -> int:
+        return self._place.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        return self._place.nnodes
+
+    @property
+    def node(self) -> int:
+        return self._place.node_rank
+
+    @property
+    def global_rank(self) -> int:
+        return self._place.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._place.local_rank
+
+    def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
+        handler = _Handler(self, paths, submission)
+        signal.signal(signal.SIGTERM, handler.told_to_stop)
+        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
+            alarm = threading.Timer(handler.deadline - time.time(), os.kill, (os.getpid(), self._usr_sig()))
+            alarm.daemon = True
+            alarm.start()
+
+    def _requeue(self, countdown: int) -> None:
+        """Submits the job's own script again, to go on under the same id."""
+        script = Path(self.paths.submission_file).read_text()
+        first = os.environ["LAUNCHER_JOB_ID"]
+        done = subprocess.run(
+            # No -J: an element of an array goes on alone. -f: no helper process of qsub stays behind on this node.
+            [find("qsub") or "qsub", "-f", "-v", f"{FIRST_JOB}={first},{TOKEN}=launcher-{os.urandom(8).hex()}", "-"],
+            input=re.sub(r"^#PBS -J .*\n", "", script, flags=re.MULTILINE), capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise utils.UncompletedJobError(f"checkpointed, but qsub refused to go on with it: {done.stderr.strip()}")
+        self.tell_resubmission(done.stdout.split()[-1])
+        logger.get_logger().info(f"{first} goes on as {done.stdout.strip()} ({countdown} remaining timeouts)")
+
+    def tell_resubmission(self, job_id: str) -> None:
+        """Notes, once, that the PBS job with this id goes on with ours."""
+        file = resubmissions(self.paths)
+        known = ""
+        with contextlib.suppress(FileNotFoundError):
+            known = file.read_text()
+        if job_id not in known.split():
+            with open(file, "a") as lines:
+                lines.write(f"{job_id}\n")
+
+
+class _Handler(job_environment.SignalHandler):
+    """submitit's, with a deadline that is known instead of guessed."""
+
+    @functools.cached_property
+    def deadline(self) -> float:
+        """When to stop, in seconds since the epoch."""
+        return float(os.environ["LAUNCHER_DEADLINE"])
+
+    def has_timed_out(self) -> bool:
+        return time.time() >= self.deadline
+
+    def told_to_stop(self, signum: int, frame: types.FrameType | None = None) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # a second one must not interrupt the checkpoint
+        self.checkpoint_and_exit(signum, frame)
+
+    def _exit(self) -> None:
+        sys.exit(errors.RESUME)

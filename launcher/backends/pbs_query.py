@@ -1,0 +1,309 @@
+"""Questions to a live PBS: one command each, bounded in time. No call passes more than one job id to qstat.
+
+What is asked in bulk is `qstat -u`, which the server filters by user; the JSON of all jobs would be large, and none as
+soon as anybody's job is called `inf`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.command import ask
+from launcher.backends.once import NoAnswer, Refused
+from launcher.check import Queue
+from launcher.units import parse_size, parse_time
+
+# qstat(1B), job states. What is not here cannot be told.
+LETTERS = {
+    "Q": JobState.PENDING,
+    "H": JobState.PENDING,
+    "W": JobState.PENDING,
+    "T": JobState.PENDING,  # on its way to another queue
+    "R": JobState.RUNNING,
+    "E": JobState.RUNNING,
+    "S": JobState.RUNNING,
+    "U": JobState.RUNNING,  # suspended, for the workstation's owner is back
+    "B": JobState.RUNNING,  # an array that has begun
+    "X": JobState.GONE,
+    "F": JobState.GONE,
+}
+# How the comment of a job that is over ends, and what that means. Whoever deletes a job is named behind `terminated`.
+ENDS = (
+    (r" and terminated( by \S+)?$", JobState.CANCELLED, "CANCELLED"),
+    (r"exceeded resource walltime$", JobState.FAILED, "TIMEOUT"),
+    (r"^Job run at .* and failed$", JobState.FAILED, "FAILED"),
+    (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
+)
+# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
+UNKNOWN_JOB, FINISHED = 153, 35
+DELETED = "91"  # substate
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
+# Words of qsub when the server was not reached, or its answer was lost.
+NO_ANSWER = re.compile(
+    r"cannot connect|Connection refused|Communication failure|End of File|Premature|timed out|Protocol|try again"
+    r"|Unknown Host|No route to host|Server shutting down",
+    re.IGNORECASE,
+)
+# What to look at when qsub says no, by its exit code.
+HINTS = {
+    166: "a resource or the place statement has a value that PBS does not know",
+    170: "`qstat -Q` lists the queues",
+    175: "PBS takes no jobs from root, or from users whom its hosts do not know",
+    187: "`pbsnodes -av` shows what the nodes have; GPUs may be called something else than ngpus there",
+    188: "`qstat -Qf` shows the limits of the queues",
+}
+NEWEST = 100  # jobs of one name that are looked through for a token
+
+
+@dataclass(frozen=True)
+class PBS:
+    """The commands of one PBS server.
+
+    Attributes:
+        timeout: seconds that one command may take.
+    """
+
+    timeout: float = 60
+
+    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
+        """Standard output of a command.
+
+        Raises:
+            QueryError: it is not there, fails, or takes too long.
+        """
+        return ask(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+
+    def jobs(self) -> dict[str, SchedulerJob]:
+        """This user's jobs that are not over, and the subjobs of their arrays, by their short id."""
+        return parse_jobs(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
+
+    def history(self) -> dict[str, SchedulerJob]:
+        """This user's jobs that PBS remembers, over or not; none where a site keeps no history (the default)."""
+        return parse_jobs(self.run("qstat", "-x", "-t", "-w", "-s", "-u", getpass.getuser()))
+
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What PBS remembers of one job; None when it remembers nothing (job history is off by default)."""
+        record = self.record(job_id)
+        return None if record is None else parse_record(pbs_id(job_id), record)
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job."""
+        return short(job_id)
+
+    def record(self, job_id: str) -> dict[str, Any] | None:
+        """All attributes of one job, every value a text or a dictionary of texts; None when it is unknown."""
+        answer = self.run("qstat", "-x", "-f", "-F", "json", pbs_id(job_id), good=(0, UNKNOWN_JOB))
+        wanted = short(job_id)
+        return next((record for name, record in _section(answer, "Jobs").items() if short(name) == wanted), None)
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of the job of this name that carries the token, over or not.
+
+        Raises:
+            QueryError: PBS did not answer, so nobody can tell.
+        """
+        ids: set[str] = set()
+        for also_over in ([], ["-x"]):  # without history, -x finds nothing, not even what runs
+            ids.update(self.run("qselect", *also_over, "-u", getpass.getuser(), "-N", name).split())
+        for job_id in sorted(ids, key=_number, reverse=True)[:NEWEST]:
+            if (record := self.record(job_id)) and _variables(record).get(TOKEN) == token:
+                return job_id
+        return None
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        """Hands a script to qsub and returns the id of its job.
+
+        Raises:
+            Refused: PBS's own words, and where to look.
+            NoAnswer: nobody heard whether it took the job.
+        """
+        try:
+            done = subprocess.run(
+                ["qsub", *arguments, script], capture_output=True, text=True, errors="replace", timeout=self.timeout,
+                env={name: value for name, value in environment.items() if name != "PBS_DPREFIX"}, check=False,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
+        ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
+        if done.returncode == 0 and ids:
+            return str(ids[-1])
+        words = " ".join(done.stderr.split("usage:")[0].split()) or f"exit code {done.returncode}"
+        if done.returncode == 0 or NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        hint = HINTS.get(done.returncode)
+        raise Refused(f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""))
+
+    def cancel(self, job_id: str) -> None:
+        """Asks PBS to end a job; one that has ended already is no error."""
+        self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+
+    def queues(self) -> list[Queue]:
+        """All queues that take jobs from users."""
+        server = self._server()
+        found = _section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
+        try:
+            return [_queue(name, values, name == server.get("default_queue")) for name, values in found.items()]
+        except ValueError as error:
+            raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
+
+    def max_array_size(self, queue: str | None) -> int | None:
+        """Most subjobs of one array; None: no limit."""
+        sizes = [self._server().get("max_array_size")]
+        if queue is not None:
+            answer = self.run("qstat", "-Q", "-f", "-F", "json", queue)
+            sizes += [values.get("max_array_size") for values in _section(answer, "Queue").values()]
+        return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
+
+    def _server(self) -> dict[str, Any]:
+        return next(iter(_section(self.run("qstat", "-B", "-f", "-F", "json"), "Server").values()), {})
+
+
+# -- ids
+
+
+def short(job_id: str) -> str:
+    """The id without its server, an element of an array in brackets: `150[5]` for 150[5].pbs-srv and 150.pbs-srv_5.
+
+    qstat cuts long ids, but never in their number.
+    """
+    match = re.match(r"(\d+)(\[\d*\])?", job_id)
+    if match is None:
+        raise ValueError(f"{job_id!r} is not the id of a PBS job")
+    element = re.search(r"_(\d+)$", job_id)
+    return match[1] + (match[2] or (f"[{element[1]}]" if element else ""))
+
+
+def pbs_id(job_id: str) -> str:
+    """The id in PBS's words: `150[5].pbs-srv` for the fifth element as submitit counts them, 150.pbs-srv_5."""
+    if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
+        return f"{match[1]}[{match[3]}]{match[2] or ''}"
+    return job_id
+
+
+def element_id(array_id: str, index: int) -> str:
+    """The id of an array's element as submitit wants it: `150.pbs-srv_5` for 150[].pbs-srv and 5."""
+    return f"{array_id.replace('[]', '')}_{index}"
+
+
+def _number(job_id: str) -> int:
+    return int(re.match(r"\d*", job_id)[0] or 0)  # type: ignore[index]
+
+
+# -- answers
+
+
+def parse_jobs(text: str) -> dict[str, SchedulerJob]:
+    """The output of `qstat -w -s -u USER`: a line of eleven columns per job, and its comment indented below it."""
+    jobs: dict[str, SchedulerJob] = {}
+    last = None
+    for line in text.splitlines():
+        columns = line.split()
+        if re.match(r"\d+(\[\d*\])?[.*]", line) and len(columns) == 11:
+            last, letter = short(columns[0]), columns[9]
+            jobs[last] = SchedulerJob(last, LETTERS.get(letter, JobState.UNKNOWN), letter)
+        elif last is not None and line.startswith("   ") and (comment := line.strip()) != "--":
+            jobs[last] = _with_comment(jobs[last], comment)
+    return jobs
+
+
+def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
+    """The server ends the comment of a job that is over with what became of it, unless it is too long for qstat."""
+    state, word = job.state, job.word
+    if state is JobState.GONE and comment != "Subjob finished":
+        for pattern, ended, said in ENDS:
+            if re.search(pattern, comment):
+                state, word = ended, said
+                break
+    return SchedulerJob(job.id, state, word, comment)
+
+
+def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
+    """The state in a job's full record; words for the end of a job are Slurm's, which submitit knows.
+
+    | state | run_count | Exit_status, substate, comment | the job is |
+    |---|---|---|---|
+    | not F or X | any | not looked at: it may be left from before a requeue | as the letter says |
+    | F, X | none | comment `Subjob finished`, or any Exit_status | gone: that status is its array's |
+    | | none | no Exit_status, substate 91 | cancelled: deleted before it ran |
+    | | none | no Exit_status, other substates | failed: what it depends on did not come about |
+    | | there | substate 91 | cancelled, whatever its Exit_status |
+    | | there | no Exit_status | gone |
+    | | there | -29, or a comment that says `exceeded resource` | failed |
+    | | there | 0 | done |
+    | | there | anything else | failed |
+    """
+    letter, comment = str(record.get("job_state", "")), str(record.get("comment", ""))
+    state = LETTERS.get(letter, JobState.UNKNOWN)
+    if state is not JobState.GONE:
+        return SchedulerJob(job_id, state, letter, comment)
+    status, deleted = record.get("Exit_status"), record.get("substate") == DELETED
+    if "run_count" not in record:
+        if status is not None or comment == "Subjob finished":
+            return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
+        if deleted:
+            return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
+        return SchedulerJob(job_id, JobState.FAILED, "FAILED", comment or "never started: a dependency was not met")
+    if deleted:
+        return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
+    if status is None:
+        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
+    if status == "-29" or "exceeded resource walltime" in comment:
+        return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", comment)
+    if status == "0":
+        return SchedulerJob(job_id, JobState.DONE, "COMPLETED", comment)
+    return SchedulerJob(job_id, JobState.FAILED, "FAILED", f"{_end(status)}; {comment}")
+
+
+def _end(status: str) -> str:
+    """What an Exit_status means: 256 and more are signals, negative ones are PBS's own (pbs_job_purge, JOB_EXEC_*)."""
+    try:
+        number = int(status)
+        return f"killed by {signal.Signals(number - 256).name}" if number > 256 else f"exit status {number}"
+    except ValueError:
+        return f"exit status {status}"
+
+
+def _section(text: str, name: str) -> dict[str, Any]:
+    """A section of `qstat -F json`, every value in it a text.
+
+    qstat leaves anything that looks like a number without quotes, also where it makes no JSON (`inf`, `+5`, `5.`). It
+    writes one value a line, and no line break inside a value.
+    """
+    quoted = re.sub(r'^(\s*"(?:[^"\\]|\\.)*":)([^\s"{\[][^"]*?)(,?)$', r'\1"\2"\3', text, flags=re.MULTILINE)
+    try:
+        section = json.loads(quoted, strict=False).get(name, {})
+    except ValueError as error:
+        raise QueryError(f"qstat's answer could not be read: {error}") from None
+    return dict(section)
+
+
+def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = record.get("Variable_List")
+    return found if isinstance(found, dict) else {}
+
+
+def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
+    most = values.get("resources_max") or {}
+    number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
+    return Queue(
+        name,
+        default,
+        accepts=values.get("enabled") == "True",
+        routes=values.get("queue_type") == "Route",
+        time=parse_time(most["walltime"]) if "walltime" in most else None,
+        nodes=number["nodect"],
+        cpus=number["ncpus"],
+        gpus=number["ngpus"],
+        mem=parse_size(most["mem"]) if "mem" in most else None,
+    )

@@ -1,0 +1,42 @@
+"""Submits runs to PBS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import pbs_query
+from launcher.backends.executor import RunExecutor, private_files
+from launcher.backends.pbs import PBSJob
+from launcher.backends.scrub import job_environment
+from launcher.node.pbs_task import exports
+from launcher.plan import JobPlan
+from launcher.runs import Run
+
+
+class PBSRunExecutor(RunExecutor):
+    """Submits one plan with qsub."""
+
+    job_class = PBSJob
+
+    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
+        super().__init__(run, plan, *arguments, **options)
+        self._pbs = pbs_query.PBS(plan.submit_timeout)
+
+    def _send(self, script: Path, token: str) -> str:
+        environment = job_environment(os.environ, self.plan).environment
+        with private_files():  # PBS itself mangles values, and puts them where everybody can read them
+            script.with_name("environment.sh").write_bytes(os.fsencode(exports(environment)))
+
+        def send() -> str:
+            self.run.journal("submitting", token=token)
+            return self._pbs.submit(str(script), os.environ)
+
+        return self._once(send, lambda: self._pbs.find(token, self.plan.name))
+
+    def _element_id(self, job_id: str, index: int) -> str:
+        return pbs_query.element_id(job_id, index)
+
+    def _largest_array(self) -> int | None:
+        return self._pbs.max_array_size(self.plan.queue)

@@ -1,0 +1,186 @@
+"""From a plan, or from an executor's parameters, to #PBS lines. Pure; options are those of qsub(1B) of OpenPBS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.backends.pbs_query import TOKEN
+from launcher.config import GpuDirective
+from launcher.errors import ConfigError
+from launcher.plan import JobPlan
+from launcher.units import format_hours
+
+LONGEST_NAME = 230
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+# What a chunk's resource may be: no separators of a select statement, no quotes.
+RESOURCE = re.compile(r"[A-Za-z][\w-]*")
+VALUE = re.compile(r"""[^\s:+='",\\]+""")
+
+# Options that make the job what it is, and what to do instead of setting them behind our back.
+TAKEN = {
+    "N": "use the key name",
+    "J": "one command submits one run",
+    "q": "use the key cluster.queue",
+    "P": "use the key cluster.project",
+    "A": "use the key cluster.account",
+    "o": "`python -m launcher logs RUN` shows it, wherever it is",
+    "e": "`python -m launcher logs RUN` shows it, wherever it is",
+    "j": "`python -m launcher logs RUN` shows it, wherever it is",
+    "k": "`python -m launcher logs RUN` shows it, wherever it is",
+    "v": "use the key cluster.environment",
+    "V": "the environment is handed on anyway",
+    "C": "the script's lines would not count",
+    "I": "the job has a script",
+    "z": "the launcher finds its jobs by what qsub prints",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What qsub is asked for.
+
+    Attributes:
+        name: the job's name.
+        select: the select statement.
+        output: folder that gets the job's own output as `JOBID.OU`; may contain `^array_index^`.
+        token: what the job is found by later.
+        place: the place statement.
+        walltime: seconds; None leaves it to the site.
+        resources: more resources of the whole job (`-l`), such as filesystems.
+        array: indices and throttle (`0-14%4`).
+        rerunnable: PBS may start the job again after it was preempted or lost its node.
+        directives: more options by their letter; a list gives one line for each of its values, True none.
+    """
+
+    name: str
+    select: str
+    output: str
+    token: str
+    place: str | None = None
+    walltime: int | None = None
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    array: str | None = None
+    rerunnable: bool = True
+    directives: Mapping[str, Any] = field(default_factory=dict)
+
+
+def options(request: Request) -> list[tuple[str, str | None]]:
+    """Options in the order of the script, each with its value.
+
+    Raises:
+        ConfigError: the name is none, or an extra option collides with ours.
+    """
+    if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
+        raise ConfigError(
+            f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
+        )
+    ours: list[tuple[str, str | None]] = [
+        ("N", request.name),
+        ("q", request.queue),
+        ("P", request.project),
+        ("A", request.account),
+        ("l", f"select={request.select}"),
+        ("l", request.place and f"place={request.place}"),
+        ("l", None if request.walltime is None else f"walltime={format_hours(request.walltime)}"),
+        *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
+        ("J", request.array),
+        ("r", "y" if request.rerunnable else "n"),
+        # One file, written where it is read, and only by its owner.
+        ("o", request.output),
+        ("j", "oe"),
+        ("k", "oed"),
+        ("W", "umask=077"),
+        ("v", f"{TOKEN}={request.token}"),
+        ("S", "/bin/bash"),
+    ]
+    for option in request.directives:
+        if option in TAKEN:
+            raise ConfigError(f"the PBS option -{option} cannot be set: {TAKEN[option]}")
+    # Options that may stand more than once are added to ours, the others replace them.
+    replaced = set(request.directives) - {"l", "W"}
+    extra: list[tuple[str, str | None]] = []
+    for option, value in request.directives.items():
+        if value is True:
+            extra.append((option, ""))
+        elif value is not None and value is not False:
+            extra += [(option, str(each)) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return [*((o, v) for o, v in ours if v is not None and o not in replaced), *extra]
+
+
+def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
+    """The request of a run.
+
+    Args:
+        plan: the run.
+        token: what the job is found by later.
+        array: indices and throttle of an array.
+
+    Raises:
+        ConfigError: a resource cannot be written into a select statement.
+    """
+    chunk: dict[str, Any] = {
+        "ncpus": plan.cpus_per_node,
+        "mpiprocs": plan.tasks_per_node,
+        "ompthreads": plan.cpus_per_proc,
+    }
+    if plan.gpus_per_node and plan.gpu_directive == GpuDirective.ngpus.value:
+        chunk["ngpus"] = plan.gpus_per_node
+    if plan.mem is not None:
+        chunk["mem"] = size(plan.mem)
+    return Request(
+        name=plan.name,
+        select=select(plan.nodes, {**chunk, **plan.chunk}),
+        output=f"{plan.run_dir}/^array_index^/" if array else f"{plan.run_dir}/",
+        token=token,
+        place=plan.place or ("scatter" if plan.nodes > 1 else None),
+        walltime=plan.time,
+        queue=plan.queue,
+        project=plan.project,
+        account=plan.account,
+        resources=plan.resources,
+        array=array,
+        directives=plan.directives,
+    )
+
+
+def select(nodes: int, chunk: Mapping[str, Any]) -> str:
+    """The select statement for `nodes` equal chunks; a resource that is None is left out.
+
+    Raises:
+        ConfigError: a name or a value cannot stand in one.
+    """
+    words = [str(nodes)]
+    for name, value in chunk.items():
+        if value is None:
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not RESOURCE.fullmatch(name) or not VALUE.fullmatch(text):
+            raise ConfigError(
+                f"{name}={text!r} cannot be a resource of a chunk: names are letters, digits, _ and -; "
+                "values have no blanks, quotes, commas, colons, plus or equals signs"
+            )
+        words.append(f"{name}={text}")
+    return ":".join(words)
+
+
+def chunks(statement: str) -> int:
+    """How many chunks a select statement asks for (`2:ncpus=4+ncpus=1` -> 3).
+
+    Raises:
+        ConfigError: it is none.
+    """
+    counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
+    if not all(counts):
+        raise ConfigError(f"select={statement!r} is not a select statement such as 2:ncpus=4:ngpus=1")
+    return sum(int(match[1] or 1) for match in counts if match)
+
+
+def size(octets: int) -> str:
+    """A size in PBS's units, rounded up to KiB."""
+    return f"{-(-octets // 1024)}kb"

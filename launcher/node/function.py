@@ -1,0 +1,63 @@
+"""What a job of `PBSExecutor` runs for each task: `python -m launcher.node.function FOLDER [--merge-output]`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import errors
+from launcher.node import guard
+
+if TYPE_CHECKING:
+    from submitit.core.utils import JobPaths
+
+
+def main(folder: str, *options: str) -> int:
+    """Calls the submitted function, with its output in submitit's log files, and keeps its result."""
+    guard.start()
+    from submitit.core import plugins
+    from submitit.core.submission import process_job
+    from submitit.core.utils import JobPaths
+
+    from launcher.backends.pbs_environment import FIRST_JOB, PBSJobEnvironment
+    from launcher.runs import require_private
+
+    environment = PBSJobEnvironment()
+    plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # also where we are not installed
+    os.environ["SUBMITIT_FOLDER"] = folder
+    paths = environment.paths
+    try:
+        require_private(JobPaths.get_first_id_independent_folder(folder))
+    except (errors.RunError, OSError) as error:
+        print(f"launcher: {environment.hostname}: {error}", file=sys.stderr)
+        return errors.NO_RETRY
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    _redirect(paths, merged="--merge-output" in options)
+    if environment.global_rank == 0 and FIRST_JOB in os.environ:
+        environment.tell_resubmission(os.environ["PBS_JOBID"])
+    _name_payload(paths)
+    for left in paths.folder.glob(f"{environment.job_id}_*.save_tmp"):  # by a job that was killed while it wrote
+        left.unlink(missing_ok=True)
+    process_job(folder)
+    return errors.DONE
+
+
+def _redirect(paths: JobPaths, *, merged: bool) -> None:
+    for descriptor, path in ((1, paths.stdout), (2, paths.stdout if merged else paths.stderr)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(file, descriptor)
+        os.close(file)
+
+
+def _name_payload(paths: JobPaths) -> None:
+    """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
+    if not paths.submitted_pickle.exists():
+        with contextlib.suppress(OSError):
+            os.link(Path(os.environ["LAUNCHER_PAYLOAD"]), paths.submitted_pickle)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
