@@ -194,16 +194,14 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> None:
         ConfigError: the queue is unknown, or takes no such job.
     """
     known = {queue.name: queue for queue in queues}
-    if plan.queue is None:
-        queue = next((queue for queue in queues if queue.default), None)
-        if queue is None:
-            return  # the server has rules of its own for jobs that name no queue
-    elif plan.queue.partition("@")[0] not in known:  # queue@server
+    name = (plan.queue or "").partition("@")[0]  # queue@server
+    queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
+    if name and queue is None:
         raise ConfigError(
-            f"cluster.queue={plan.queue}: there is no such queue.{near(plan.queue, known)} Known: {', '.join(known)}"
+            f"cluster.queue={plan.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
-    else:
-        queue = known[plan.queue.partition("@")[0]]
+    if queue is None:
+        return  # the server has rules of its own for jobs that name no queue
     if problem := _refusal(plan, queue):
         others = [q.name for q in queues if q.accepts and not q.routes and _refusal(plan, q) is None]
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""

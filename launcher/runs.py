@@ -65,24 +65,32 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """Makes the directory.
+        """Makes the directory, or completes one whose submitter was killed before it had written the record.
 
         Raises:
             ConfigError: it cannot be made (`runs_dir` is not writable), or is there already.
+            RunError: it was left incomplete, and others can write to it.
         """
+        folders = (path, path / "submitit", path / "attempts")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.mkdir(mode=0o700)
-            for folder in ("submitit", "attempts"):
-                (path / folder).mkdir(mode=0o700)
+            if os.path.lexists(path):
+                names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
+                if not {name for name in names if not name.startswith(".record.json.")} <= {"submitit", "attempts"}:
+                    raise ConfigError(f"{path} is there already: choose another run_id")
+                require_private(path)
+            for folder in folders:
+                folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            if isinstance(error, FileExistsError) and os.path.lexists(path):
-                raise ConfigError(f"{path} is there already: choose another run_id") from None
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
                 "set runs_dir to a folder that you can write to and that all nodes share"
             ) from None
         return cls(path)
+
+    def recorded(self) -> bool:
+        """Whether its record is there; nothing is submitted before."""
+        return (self.path / "record.json").exists()
 
     def write_record(self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """The record: the plan, the resolved config, and facts about the submitting machine."""

@@ -86,7 +86,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
         )
     # The token is made of the id, so that a second submission of it looks for the same job.
     token = "launcher-" + hashlib.sha256(f"{os.getuid()}:{plan.run_dir}".encode()).hexdigest()[:20]
-    render.directives(plan, token)  # refuses extra ones that collide with keys
+    render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
     return Prepared(plan, token, notes)
 
 
@@ -103,13 +103,13 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
     """
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
-    resumed = run.path.exists()
+    resumed = run.recorded()
     if resumed:
         run.require_private()
-        _require_same(run, plan)
-    else:
+    else:  # or its submitter was killed before it had submitted anything
         _make(run, prepared, config)
     with run.only_submitter():
+        _require_same(run, plan)  # others may have been here at the same time
         if job_id := read(run).job_id:
             return Submitted(run, job_id, again=True)
         try:

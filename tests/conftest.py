@@ -1,9 +1,11 @@
-"""A real Slurm for every test that asks for one, and the closing table: which backend ran against what.
+"""A Slurm or a PBS for every test that asks for one, and the closing table: which backend ran against what.
 
 For test authors:
 
 - Ask for the fixture `slurm` (no accounting: sacct fails, as at many sites) or `slurm_with_accounting`. Each is a
   `SlurmCluster` of four nodes, started at first use, once per session; leave it idle, with `slurm.reset()` if need be.
+- Ask for the fixture `pbs`: the real PBS of this machine where it has one, else a stand-in; see tests/pbs/. What only a
+  stand-in can do (a server that goes down) asks for `pbs_stand_in`.
 - The table then counts the test by itself. A test of another backend, or one that runs inside an allocation, says so:
   `@pytest.mark.backend("local", "this machine")`, `@pytest.mark.backend("local", "allocation inside {slurm}")`;
   one that only knows while it runs calls the fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
@@ -21,6 +23,8 @@ from functools import cache
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
+from tests.pbs.pbs_cluster import PbsCluster
+from tests.pbs.real import RealPbs
 
 RECORD = "ran against"
 WIDTH = 80
@@ -39,6 +43,20 @@ def slurm() -> Iterator[SlurmCluster]:
 def slurm_with_accounting() -> Iterator[SlurmCluster]:
     """A real four-node Slurm with slurmdbd, so that sacct works."""
     yield from _cluster(accounting=True)
+
+
+@pytest.fixture(scope="session")
+def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluster]:
+    """A stand-in for OpenPBS."""
+    with PbsCluster(tmp_path_factory.mktemp("pbs") / "site") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def pbs(request: pytest.FixtureRequest) -> PbsCluster | RealPbs:
+    """The real PBS of this machine, else a stand-in."""
+    stand_in: PbsCluster | None = None if RealPbs.answers() else request.getfixturevalue("pbs_stand_in")
+    return stand_in or RealPbs()
 
 
 def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
@@ -69,6 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marker := item.get_closest_marker("backend"):
             name, against = marker.args
             _record(item, name, against.replace("{slurm}", _slurm()))
+        elif "pbs" in fixtures and RealPbs.answers():
+            _record(item, "pbs", RealPbs().against)
+        elif "pbs" in fixtures or "pbs_stand_in" in fixtures:
+            _record(item, "pbs", PbsCluster.against)
         elif "slurm_with_accounting" in fixtures:
             _record(item, "slurm", f"{_slurm()}, 4 real nodes, accounting")
         elif "slurm" in fixtures:

@@ -74,8 +74,12 @@ def _look(path: str, changed: int) -> Qsub:
             return str(error)
         return f"{done.stdout}\n{done.stderr}"
 
-    with open(path, "rb") as file:
-        return judge(path, file.read(8192), run)
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(8192)
+    except OSError:  # it can be run and not read
+        beginning = b""
+    return judge(path, beginning, run)
 
 
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:

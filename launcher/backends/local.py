@@ -54,13 +54,18 @@ class LocalExecutor(RunExecutor):
 
     def _send(self, script: Path, token: str) -> str:
         job_id = f"local-{token}"
-        environment = job_environment(os.environ, self.plan).environment
-        self.run.journal("submitting", token=token)
-        output = os.open(self.run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        environment, run = job_environment(os.environ, self.plan).environment, Run(script.parent)
+        run.journal("submitting", token=token)
+        output = os.open(run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(output, "wb") as log:
             process = subprocess.Popen(
                 ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
             )  # fmt: skip
-        self.run.journal("process", **asdict(Process.of(process.pid)))
+        run.journal("process", **asdict(Process.of(process.pid)))
         return job_id
+
+    def _largest_array(self) -> int:
+        if self.throttle:
+            raise ValueError("jobs of this machine are not throttled: leave it out")
+        return 1  # each element is a process group of its own

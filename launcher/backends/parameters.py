@@ -15,6 +15,10 @@ from launcher.errors import ConfigError, near
 from launcher.render import Raw
 from launcher.units import parse_size, parse_time
 
+LEAST = {
+    **{"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "ngpus": 0},
+    **{"array_parallelism": 1, "signal_delay_s": 0},
+}
 GRACE = 8  # seconds between SIGTERM and SIGKILL of a job's tasks; PBS itself gives ten
 
 
@@ -91,7 +95,10 @@ class Parameters:
             if "select" in values:
                 values["nodes"] = qsub.chunks(values["select"])
             parameters = cls(**values)
-            for name, least in (("nodes", 1), ("tasks_per_node", 1), ("cpus_per_task", 1), ("ngpus", 0)):
+            for name in ("setup", "teardown", "mpiexec"):
+                if isinstance(getattr(parameters, name), str):
+                    raise ValueError(f"{name}={getattr(parameters, name)!r}: it must be a list")
+            for name, least in LEAST.items():
                 if not isinstance(value := getattr(parameters, name), int) or value < least:
                     raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
             for option, value in qsub.options(parameters._request("", "", None)):
@@ -102,8 +109,8 @@ class Parameters:
         return parameters
 
     def script(
-        self, *, folder: Path, payload: Path, environment: Path, python: str, token: str, indices: range
-    ) -> str:  # fmt: skip
+        self, *, folder: Path, payload: Path, environment: Path, python: str, token: str, indices: range, umask: int
+    ) -> str:
         """The script of a job, or of an array of jobs.
 
         Args:
@@ -113,6 +120,7 @@ class Parameters:
             python: shell command that starts Python.
             token: what the job is found by later.
             indices: of the elements; one alone makes a plain job.
+            umask: for what the function writes.
         """
         whole = folder_of(folder)
         array = None
@@ -120,8 +128,6 @@ class Parameters:
             limit = f"%{self.array_parallelism}" if self.array_parallelism < len(indices) else ""
             array = f"{indices[0]}-{indices[-1]}{limit}"
         tasks = self.nodes * self.tasks_per_node
-        umask = os.umask(0o077)
-        os.umask(umask)
         options = qsub.options(self._request(f"{whole}/", token, array))
         return render.template("qsub_function.sh.j2").render(
             version=__version__,
@@ -144,7 +150,7 @@ class Parameters:
                 starter="mpiexec" if self.mpiexec else "pbsdsh", mpiexec=self.mpiexec, go_on=True,
             ),
             node=render.command([Raw(python), "-u", "-m", "launcher.node.function"]),
-            merged="--merge-output" if self.stderr_to_stdout else "",
+            merge_output=self.stderr_to_stdout,
         )  # fmt: skip
 
     def _request(self, output: str, token: str, array: str | None) -> qsub.Request:

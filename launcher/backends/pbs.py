@@ -208,17 +208,17 @@ class PBSExecutor(core.PicklingExecutor):
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        with private_files():
+        with private_files() as umask:
             folder.mkdir(parents=True, exist_ok=True)
             require_private(folder)
             count, jobs = len(delayed_submissions), []
             most = self._pbs.max_array_size(self.parameters.get("queue")) if count > 1 else None
             for part in parts(count, most):
-                jobs += self._submit_part(folder, part, delayed_submissions)
+                jobs += self._submit_part(folder, part, delayed_submissions, umask)
         return jobs
 
     def _submit_part(
-        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
+        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission], umask: int
     ) -> list[core.Job[Any]]:
         """One qsub: an array, or a plain job for one element, for PBS has no arrays of one."""
         uid = uuid.uuid4().hex
@@ -236,6 +236,7 @@ class PBSExecutor(core.PicklingExecutor):
             python=self.python,
             token=f"launcher-{uid}",
             indices=part,
+            umask=umask,
         )
         script = folder / f".{uid}.sh"
         script.write_text(text)

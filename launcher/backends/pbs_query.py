@@ -44,7 +44,7 @@ ENDS = (
     (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
 )
 # Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
-UNKNOWN_JOB, FINISHED = 153, 35
+UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE = 153, 35, 170
 DELETED = "91"  # substate
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
 # Words of qsub when the server was not reached, or its answer was lost.
@@ -142,7 +142,10 @@ class PBS:
         if done.returncode == 0 or NO_ANSWER.search(words):
             raise NoAnswer(words)
         hint = HINTS.get(done.returncode)
-        raise Refused(f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""))
+        raise Refused(
+            f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
+            surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
+        )
 
     def cancel(self, job_id: str) -> None:
         """Asks PBS to end a job; one that has ended already is no error."""
@@ -161,7 +164,7 @@ class PBS:
         """Most subjobs of one array; None: no limit."""
         sizes = [self._server().get("max_array_size")]
         if queue is not None:
-            answer = self.run("qstat", "-Q", "-f", "-F", "json", queue)
+            answer = self.run("qstat", "-Q", "-f", "-F", "json", queue, good=(0, UNKNOWN_QUEUE))
             sizes += [values.get("max_array_size") for values in _section(answer, "Queue").values()]
         return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
 
@@ -220,7 +223,9 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
     """The server ends the comment of a job that is over with what became of it, unless it is too long for qstat."""
     state, word = job.state, job.word
-    if state is JobState.GONE and comment != "Subjob finished":
+    if state is not JobState.GONE and comment == "Subjob finished":  # told of queued siblings of a deleted one as well
+        return job
+    if state is JobState.GONE:
         for pattern, ended, said in ENDS:
             if re.search(pattern, comment):
                 state, word = ended, said
@@ -239,7 +244,7 @@ def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
     | | none | no Exit_status, other substates | failed: what it depends on did not come about |
     | | there | substate 91 | cancelled, whatever its Exit_status |
     | | there | no Exit_status | gone |
-    | | there | -29, or a comment that says `exceeded resource` | failed |
+    | | there | -29, or a comment that says `exceeded resource walltime` | failed: out of time |
     | | there | 0 | done |
     | | there | anything else | failed |
     """
@@ -277,15 +282,26 @@ def _end(status: str) -> str:
 def _section(text: str, name: str) -> dict[str, Any]:
     """A section of `qstat -F json`, every value in it a text.
 
-    qstat leaves anything that looks like a number without quotes, also where it makes no JSON (`inf`, `+5`, `5.`). It
-    writes one value a line, and no line break inside a value.
+    What qstat prints need not be JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
+    backslashes and line breaks inside a text are not always escaped. But one value begins on each line, and it ends
+    where the next one begins or the section is closed. So the values are cut out and written anew.
     """
-    quoted = re.sub(r'^(\s*"(?:[^"\\]|\\.)*":)([^\s"{\[][^"]*?)(,?)$', r'\1"\2"\3', text, flags=re.MULTILINE)
     try:
-        section = json.loads(quoted, strict=False).get(name, {})
+        section = json.loads(VALUE.sub(_requoted, text)).get(name, {})
     except ValueError as error:
         raise QueryError(f"qstat's answer could not be read: {error}") from None
     return dict(section)
+
+
+VALUE = re.compile(r'^( *"[^"\n]*":)(?!\{$)(.*?)(,?)$(?=\n *(?:"[^"\n]*":|\})|\Z)', re.MULTILINE | re.DOTALL)
+ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def _requoted(match: re.Match[str]) -> str:
+    value = match[2]
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = re.sub(r'\\(["\\/bfnrt])', lambda found: ESCAPED.get(found[1], found[1]), value[1:-1])
+    return match[1] + json.dumps(value) + match[3]
 
 
 def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:

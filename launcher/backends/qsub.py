@@ -74,12 +74,14 @@ def options(request: Request) -> list[tuple[str, str | None]]:
     """Options in the order of the script, each with its value.
 
     Raises:
-        ConfigError: the name is none, or an extra option collides with ours.
+        ConfigError: the name or the output's folder is none for PBS, or an extra option collides with ours.
     """
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
         )
+    if not request.output.isascii():
+        raise ConfigError(f"{request.output}: qsub takes only ASCII characters in this path; use another folder")
     ours: list[tuple[str, str | None]] = [
         ("N", request.name),
         ("q", request.queue),
@@ -110,7 +112,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
             extra.append((option, ""))
         elif value is not None and value is not False:
             extra += [(option, str(each)) for each in (value if isinstance(value, (list, tuple)) else [value])]
-    return [*((o, v) for o, v in ours if v is not None and o not in replaced), *extra]
+    return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:

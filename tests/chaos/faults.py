@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -78,6 +79,20 @@ def sleeps(config: Any, env: Any) -> dict[str, Any]:
 
 def ignores_sigterm(config: Any, env: Any) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return sleeps(config, env)
+
+
+def says_that_it_was_told(config: Any, env: Any) -> dict[str, Any]:
+    def told(*_: object) -> None:
+        print("told to stop", flush=True)
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, told)
+    return sleeps(config, env)
+
+
+def hides_a_process(config: Any, env: Any) -> dict[str, Any]:
+    subprocess.Popen(["setsid", "sleep", os.environ["HIDDEN"]])
     return sleeps(config, env)
 
 

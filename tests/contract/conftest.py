@@ -10,7 +10,7 @@ import pytest
 from tests.launch import Launcher
 
 NODES = ("node1", "node2")
-BACKENDS = ("local", "slurm", "allocation")
+BACKENDS = ("local", "slurm", "pbs", "allocation")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -21,6 +21,12 @@ def launcher(
     if request.param == "local":
         ran_against("local", "this machine")
         yield Launcher(tmp_path / "runs", {}, ["cluster=local"])
+        return
+    if request.param == "pbs":
+        pbs = request.getfixturevalue("pbs")
+        ran_against("pbs", pbs.against)
+        yield Launcher(tmp_path / "runs", pbs.environment, ["cluster=pbs"], hosts=pbs.hosts)
+        pbs.reset()
         return
     slurm = request.getfixturevalue("slurm")
     environment = {name: value for name, value in slurm.env().items() if name == "SLURM_CONF"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.check import NodeGroup, Partition, check_limits, check_names, check_partition
-from launcher.config import P2P, Collective, DDPMnist, Limits, Workload
+from launcher.check import NodeGroup, Partition, Queue, check_limits, check_names, check_partition, check_queue
+from launcher.config import P2P, Collective, DDPMnist, Limits, Scheduler, Workload
 from launcher.errors import ConfigError
 from tests.unit.plans import plan_of
 
@@ -137,6 +137,82 @@ def test_what_no_partition_of_them_could_ever_run_is_refused(
 def test_a_site_without_a_default_partition_needs_a_choice() -> None:
     with pytest.raises(ConfigError, match=r"no default partition: choose one of debug, mixed, small, gone"):
         check_partition(plan_of(), NO_DEFAULT)
+
+
+def queue(name: str, *, default: bool = False, accepts: bool = True, routes: bool = False, **limits: int) -> Queue:
+    none = dict.fromkeys(("time", "nodes", "cpus", "gpus", "mem"))
+    return Queue(name, default, accepts, routes, **{**none, **limits})
+
+
+PBS_SITE = [
+    queue("workq", default=True, time=360000, nodes=4, cpus=64, gpus=8, mem=64 * GIB),
+    queue("debug", time=600, nodes=1),
+    queue("closed", accepts=False),
+    queue("route", routes=True),
+    queue("cpu", gpus=0, time=360000),
+]
+NO_DEFAULT_QUEUE = PBS_SITE[1:]
+
+
+def check_pbs(name: str | None, keys: dict[str, Any], queues: list[Queue]) -> None:
+    check_queue(plan_of(cluster={"scheduler": Scheduler.pbs, "queue": name}, **keys), queues)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (None, {}),
+        (None, {"nodes": 4, "gpus_per_node": 2, "cpus_per_proc": 8, "mem": "16G", "time": "100h"}),
+        ("workq@pbs-srv", {"nodes": 4}),
+        ("debug", {"time": "10m", "procs_per_node": 999, "mem": "9T"}),
+        ("route", {"nodes": 999, "time": "99d", "gpus_per_node": 9}),  # the limits of where it leads to count
+        ("cpu", {"nodes": 999}),
+    ],
+)
+def test_what_a_queue_takes_passes(name: str | None, keys: dict[str, Any]) -> None:
+    check_pbs(name, keys, PBS_SITE)
+
+
+@pytest.mark.parametrize("queues", [[], NO_DEFAULT_QUEUE])
+def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[Queue]) -> None:
+    check_pbs(None, {"nodes": 999, "time": "99d"}, queues)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "words"),
+    [
+        (None, {"nodes": 5}, "nodes=5: queue workq gives a job at most 4 nodes: ask for less; "
+                             "or cluster.queue=cpu, which takes it as it is"),
+        ("workq@pbs-srv", {"nodes": 5}, "nodes=5: queue workq gives a job at most 4 nodes: ask for less; "
+                                        "or cluster.queue=cpu, which takes it as it is"),
+        ("debug", {"time": "11m"}, "time=00:11:00: queue debug ends jobs after 00:10:00: use time=00:10:00 or less; "
+                                   "or cluster.queue=workq, which takes it as it is"),
+        (None, {"time": "101h"}, "time=101:00:00: queue workq ends jobs after 100:00:00: use time=100:00:00 or less"),
+        (None, {"nodes": 3, "gpus_per_node": 3},
+         "3 GPUs on nodes=3: queue workq gives a job at most 8 GPUs: ask for less"),
+        ("cpu", {"gpus_per_node": 1}, "1 GPUs on nodes=1: queue cpu gives a job at most 0 GPUs: ask for less; "
+                                      "or cluster.queue=workq, which takes it as it is"),
+        (None, {"nodes": 3, "procs_per_node": 2, "cpus_per_proc": 11},
+         "22 CPUs on nodes=3: queue workq gives a job at most 64 CPUs: ask for less; "
+         "or cluster.queue=cpu, which takes it as it is"),
+        (None, {"nodes": 3, "mem": "22G", "time": "1h"},
+         "mem=22G on nodes=3: queue workq gives a job at most 64G: ask for less; "
+         "or cluster.queue=cpu, which takes it as it is"),
+        ("closed", {"nodes": 999, "gpus_per_node": 1},
+         "cluster.queue=closed: queue closed takes no jobs now: choose another"),
+        ("closed", {}, "cluster.queue=closed: queue closed takes no jobs now: choose another; "
+                       "or cluster.queue=workq, which takes it as it is"),
+        ("dbug", {}, "cluster.queue=dbug: there is no such queue. Did you mean debug? "
+                     "Known: workq, debug, closed, route, cpu"),
+        ("workq,debug", {}, "cluster.queue=workq,debug: there is no such queue. Did you mean workq or debug? "
+                            "Known: workq, debug, closed, route, cpu"),
+        ("zzz@srv", {}, "cluster.queue=zzz@srv: there is no such queue. Known: workq, debug, closed, route, cpu"),
+    ],
+)  # fmt: skip
+def test_what_a_queue_would_not_take_is_refused(name: str | None, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_pbs(name, keys, PBS_SITE)
+    assert str(refusal.value) == words
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from launcher import datasets, live
 from launcher.backends.base import JobState
-from launcher.cli import commands
+from launcher.cli import commands, status
 from launcher.errors import LauncherError
 from launcher.paths import PACKAGE
 from launcher.runs import Run, append
@@ -201,6 +201,22 @@ def test_status_adds_a_line_only_when_it_says_something(
     lines = call("status", "a").out.splitlines()
     assert lines[2:] == ([] if remark is None else ["", f"a: {remark}"])
     assert len(call("status").out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("job_id", "shown"),
+    [
+        ("7", "7"),
+        ("162_0", "162_0"),
+        ("136.pbs-srv", "136"),
+        ("150.pbs01.cluster.example.org_5", "150_5"),
+        ("150[].pbs-srv", "150[]"),
+        ("local-launcher-1a2b3c4d5e6f", "1a2b3c4d5e"),
+        ("-", "-"),
+    ],
+)
+def test_a_jobs_id_is_shown_as_one_types_it(job_id: str, shown: str) -> None:
+    assert status._short_job(job_id) == shown
 
 
 # -- logs, cancel

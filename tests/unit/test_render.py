@@ -134,6 +134,28 @@ def test_directives_come_before_the_first_command() -> None:
     assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
 
 
+@pytest.mark.parametrize(
+    ("letter", "value", "line"),
+    [
+        ("N", "job", "-N job"),
+        ("h", "", "-h"),
+        ("l", "select=2:ncpus=4", "-l select=2:ncpus=4"),
+        ("o", "/a b/", "-o '/a b/'"),
+        ("A", "it's", "-A 'it'\"'\"'s'"),
+        ("A", "a\\b", "-A 'a\\b'"),  # qsub takes no backslash for an escape within quotes
+        ("J", "0-9%2", "-J 0-9%2"),
+    ],
+)
+def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, line: str) -> None:
+    assert render.qsub_option(letter, value) == line
+
+
+@pytest.mark.parametrize("char", ["\n", "\r", "\x00", "\x1b", "\x85", "\u2028"])
+def test_no_option_of_qsub_has_a_control_character(char: str) -> None:
+    with pytest.raises(ValueError, match="refusing to write the control character"):
+        render.qsub_option("A", f"a{char}b")
+
+
 CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u2029"]
 
 

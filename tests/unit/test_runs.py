@@ -93,9 +93,26 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert run.result() == {"step": 0}
 
 
-def test_a_directory_that_is_there_already_is_not_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["record.json", "thesis.tex", "logs"])
+def test_a_directory_that_is_there_already_is_not_taken(tmp_path: Path, content: str) -> None:
     make(tmp_path, "a")
+    (tmp_path / "a" / content).touch()
     with pytest.raises(ConfigError, match="is there already: choose another run_id"):
+        Run.create(tmp_path / "a")
+    (tmp_path / "b").touch()
+    with pytest.raises(ConfigError, match="is there already: choose another run_id"):
+        Run.create(tmp_path / "b")
+
+
+def test_a_directory_whose_submitter_was_killed_before_it_wrote_the_record_is_completed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    (tmp_path / "a/submitit").mkdir(mode=0o700)
+    (tmp_path / "a/.record.json.123").touch()
+    run = Run.create(tmp_path / "a")
+    assert not run.recorded()
+    assert (run.path / "attempts").is_dir()
+    run.path.chmod(0o777)
+    with pytest.raises(RunError, match="others can write to"):
         Run.create(tmp_path / "a")
 
 

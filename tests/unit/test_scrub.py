@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.scrub import job_environment
+from launcher.backends.scrub import job_environment, pbs_environment
 from launcher.config import Scheduler
 from tests.unit.plans import plan_of
 
@@ -42,6 +42,28 @@ def test_in_a_held_allocation_the_schedulers_variables_stay() -> None:
 def test_a_clean_environment_is_handed_on_as_it_is() -> None:
     scrubbed = job_environment(USERS, plan_of())
     assert (scrubbed.environment, scrubbed.dropped) == (USERS, ())
+
+
+OF_PBS = {
+    "PBS_CONF_FILE": "/etc/pbs.conf", "PBS_EXEC": "/opt/pbs", "PBS_SERVER": "srv", "PBS_DEFAULT": "srv", "PBSD": "1",
+    "TMPDIR_OF_MINE": "/x", "TMP": "/tmp",
+}  # fmt: skip
+# Of a job that one submits from: its TMPDIR is removed with it.
+OF_A_PBS_JOB = ["TMPDIR", "PBS_O_WORKDIR", "PBS_JOBCOOKIE", "PBS_ARRAY_INDEX", "PBS_DPREFIX", "SBATCH_ACCOUNT"]
+
+
+def test_a_pbs_job_gets_no_place_in_another_and_finds_the_same_server() -> None:
+    dirty = {**DIRTY, **OF_PBS, **dict.fromkeys(OF_A_PBS_JOB, "1")}
+    scrubbed = pbs_environment(dirty)
+    assert scrubbed.environment == {**USERS, **OF_PBS}
+    assert scrubbed.dropped == tuple(sorted({*SCHEDULERS, *LAUNCHERS, *OF_A_PBS_JOB}))
+    assert job_environment(dirty, plan_of(cluster={"scheduler": Scheduler.pbs})) == scrubbed
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.slurm, Scheduler.local, Scheduler.allocation])
+def test_elsewhere_a_users_folder_for_temporary_files_is_kept(scheduler: Scheduler) -> None:
+    plan = plan_of(cluster={"scheduler": scheduler})
+    assert job_environment({"TMPDIR": "/x"}, plan).environment == {"TMPDIR": "/x"}
 
 
 @pytest.mark.parametrize("key", ["account", "partition", "qos", "reservation", "constraint"])

@@ -15,17 +15,18 @@ from launcher.runs import Run
 from launcher.state import RunState, Story, run_state, tell
 from tests.unit.plans import plan_of
 
-P, R, D, F, C, U = (
+P, R, D, F, C, G, U = (
     JobState.PENDING,
     JobState.RUNNING,
     JobState.DONE,
     JobState.FAILED,
     JobState.CANCELLED,
+    JobState.GONE,
     JobState.UNKNOWN,
 )
 NO_ANSWER = "no answer"
-EVERY = (None, P, R, D, F, C, U, NO_ANSWER)
-NOT_LIVE = (None, D, F, C)
+EVERY = (None, P, R, D, F, C, G, U, NO_ANSWER)
+NOT_LIVE = (None, D, F, C, G)
 BOTH = (False, True)
 
 
@@ -51,17 +52,17 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     *(({"attempt": 0, "code": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 93, 143)),
     ({"attempt": 2}, (R,), BOTH, RunState.RUNNING),
     ({"attempt": 2}, (P,), BOTH, RunState.QUEUED),
-    ({"attempt": 2}, (None, D, F, C), (True,), RunState.CANCELLED),
+    ({"attempt": 2}, NOT_LIVE, (True,), RunState.CANCELLED),
     ({"attempt": 2}, (C,), (False,), RunState.CANCELLED),
     ({"attempt": 2}, (F,), (False,), RunState.FAILED),
-    ({"attempt": 2}, (None, D), (False,), RunState.LOST),
+    ({"attempt": 2}, (None, D, G), (False,), RunState.LOST),
     ({"attempt": 2}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
     ({}, (P,), BOTH, RunState.QUEUED),
     ({}, (R,), BOTH, RunState.RUNNING),
-    ({}, (None, D, F, C), (True,), RunState.CANCELLED),
+    ({}, NOT_LIVE, (True,), RunState.CANCELLED),
     ({}, (C,), (False,), RunState.CANCELLED),
     ({}, (F,), (False,), RunState.FAILED),
-    ({}, (None, D), (False,), RunState.LOST),
+    ({}, (None, D, G), (False,), RunState.LOST),
     ({}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
     ({"job": None}, EVERY, BOTH, RunState.UNCONFIRMED),
     ({"job": None, "attempt": 0}, (R,), BOTH, RunState.RUNNING),  # it started before its id was written down
@@ -110,6 +111,11 @@ def test_who_waits_for_a_run_exits_as_it_ended(state: RunState, code: int | None
 
 def test_every_state_is_in_the_tables() -> None:
     assert {state for *_, state in CASES} == set(RunState)
+    assert {job for job in EVERY if isinstance(job, JobState)} == set(JobState)
+
+
+def test_only_what_waits_or_runs_is_live() -> None:
+    assert {state for state in JobState if state.live} == {P, R}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.units import format_size, format_time, parse_size, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_size, parse_time
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,18 @@ def test_a_written_time_reads_as_itself(seconds: int) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(59, "00:00:59"), (5400, "01:30:00"), (129600, "1-12:00:00")])
 def test_times_are_written_as_slurm_reads_them(seconds: int, text: str) -> None:
     assert format_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59, "00:00:59"), (5400, "01:30:00"), (129600, "36:00:00"), (3600000, "1000:00:00")]
+)
+def test_times_are_written_as_pbs_reads_them(seconds: int, text: str) -> None:
+    assert format_hours(seconds) == text
+
+
+@given(st.integers(1, 400 * 24 * 3600))
+def test_a_time_in_hours_reads_as_itself(seconds: int) -> None:
+    assert parse_time(format_hours(seconds)) == seconds
 
 
 @pytest.mark.parametrize(

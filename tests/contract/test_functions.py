@@ -1,0 +1,199 @@
+"""What every executor must do with a function, an array of them, and the jobs that come of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+from submitit.core.core import Executor, Job
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from launcher.backends.local import LocalExecutor
+from launcher.backends.pbs_run import PBSRunExecutor
+from launcher.backends.slurm import SlurmExecutor
+from launcher.config import Scheduler
+from launcher.errors import SubmissionError
+from launcher.plan import Site
+from launcher.runs import Run
+from tests.contract import functions
+from tests.launch import ROOT
+from tests.unit.plans import plan_of
+
+RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor}
+
+
+@dataclass
+class Place:
+    """Where functions are sent: an executor of runs, or submitit's own way to PBS.
+
+    Attributes:
+        kind: `local`, `slurm`, `pbs run` or `pbs function`.
+        folder: for everything that is submitted.
+    """
+
+    kind: str
+    folder: Path
+    made: list[Executor] = field(default_factory=list)
+
+    def executor(self, *, nodes: int = 1, tasks: int = 1, throttle: int | None = None, queue: str | None = None) -> Any:
+        """A new one. `queue` is a partition with Slurm."""
+        folder = self.folder / f"e{len(self.made)}"
+        if self.kind == "pbs function":
+            executor: Any = submitit.AutoExecutor(folder, cluster="pbs")
+            limit = {} if throttle is None else {"pbs_array_parallelism": throttle}
+            executor.update_parameters(
+                timeout_min=5, nodes=nodes, tasks_per_node=tasks, pbs_queue=queue, **limit,
+            )  # fmt: skip
+        else:
+            scheduler = Scheduler(self.kind.split()[0])
+            key = "partition" if scheduler is Scheduler.slurm else "queue"
+            site = Site(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
+            plan = plan_of(
+                site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {})},
+                nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks()},
+            )  # fmt: skip
+            executor = RUNS[self.kind](Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle)
+        self.made.append(executor)
+        return executor
+
+    def results(self, jobs: Sequence[Job[Any]]) -> list[list[Any]]:
+        return [job.results() for job in jobs]
+
+
+def all_tasks() -> Any:
+    """Every task calls the function."""
+    from launcher.config import LaunchMode
+
+    return LaunchMode.tasks
+
+
+@pytest.fixture(params=["local", "slurm", "pbs run", "pbs function"])
+def site(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    ran_against: Callable[[str, str], None],
+) -> Iterator[Place]:  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    if request.param == "local":
+        ran_against("local", "this machine")
+        yield Place("local", tmp_path)
+        return
+    backend = request.param.split()[0]
+    cluster = request.getfixturevalue(backend)
+    if backend == "slurm":
+        ran_against("slurm", f"Slurm {cluster.version()}, 4 real nodes")
+        monkeypatch.setenv("SLURM_CONF", cluster.env()["SLURM_CONF"])
+    else:
+        ran_against("pbs", cluster.against)
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
+    yield Place(request.param, tmp_path)
+    cluster.reset()
+
+
+def until(condition: Callable[[], object], what: str, patience: float = 60) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {patience:g} s"
+        time.sleep(0.1)
+
+
+def test_a_function_gives_its_result(site: Place) -> None:
+    job = site.executor().submit(functions.square, 7)
+    assert job.result() == 49
+    assert job.exception() is None
+    until(lambda: job.done(force_check=True), "it is done")
+
+
+def test_a_job_that_runs_says_so(site: Place) -> None:
+    job = site.executor().submit(functions.waits, str(site.folder))
+    until((site.folder / "runs").exists, "it runs")
+    until(lambda: job.watcher.update() or job.state == "RUNNING", "its state is RUNNING")
+    assert not job.done(force_check=True)
+    job.cancel()
+
+
+def test_a_function_that_fails_brings_its_traceback(site: Place) -> None:
+    job = site.executor().submit(functions.divide, 7)
+    error = job.exception()
+    assert isinstance(error, FailedJobError)
+    assert "ZeroDivisionError" in str(error)
+    with pytest.raises(FailedJobError, match="ZeroDivisionError"):
+        job.result()
+
+
+def test_a_cancelled_job_is_done_and_has_no_result(site: Place) -> None:
+    job = site.executor().submit(functions.waits, str(site.folder))
+    until((site.folder / "runs").exists, "it runs")
+    job.cancel()
+    until(lambda: job.done(force_check=True), "it is done")
+    job._results_timeout_s = 0
+    assert isinstance(job.exception(), UncompletedJobError)
+    if site.kind != "local":
+        assert job.state in ("CANCELLED", "FORGOTTEN")
+
+
+def test_an_array_gives_its_results_in_order(site: Place) -> None:
+    executor = site.executor()
+    jobs = executor.map_array(functions.square, range(6))
+    assert site.results(jobs) == [[0], [1], [4], [9], [16], [25]]
+    assert len({job.job_id for job in jobs}) == 6
+
+
+def test_an_array_of_one_is_a_job(site: Place) -> None:
+    [job] = site.executor().map_array(functions.square, [3])
+    assert job.result() == 9
+
+
+def test_an_element_that_fails_leaves_the_others_alone(site: Place) -> None:
+    jobs = site.executor().submit_array([lambda: 1, lambda: 1 / 0, lambda: 3])
+    assert [type(job.exception()).__name__ for job in jobs] == ["NoneType", "FailedJobError", "NoneType"]
+    assert (jobs[0].result(), jobs[2].result()) == (1, 3)
+
+
+def test_a_throttled_array_runs_so_many_at_once(site: Place) -> None:
+    if site.kind == "local":
+        with pytest.raises(ValueError, match="not throttled"):
+            site.executor(throttle=2).map_array(functions.square, range(3))
+        return
+    (spans := site.folder / "spans").mkdir()
+    jobs = site.executor(throttle=2).map_array(functions.sleep_in, [str(spans)] * 5, [0.5] * 5)
+    site.results(jobs)
+    assert len(list(spans.iterdir())) == 5
+    assert functions.most_at_once(spans) <= 2
+
+
+def test_every_task_of_several_nodes_knows_its_place(site: Place) -> None:
+    job = site.executor(nodes=2, tasks=2).submit(functions.place)
+    assert job.results() == [(0, 0, 0, 4), (1, 1, 0, 4), (2, 0, 1, 4), (3, 1, 1, 4)]
+
+
+def test_a_bad_request_is_refused_in_the_schedulers_words(site: Place) -> None:
+    if site.kind == "local":
+        pytest.skip("there is nobody to refuse it")
+    with pytest.raises(SubmissionError, match=r"nvalid partition|Unknown queue"):
+        site.executor(queue="no-such-queue").submit(functions.square, 7)
+    left = [path for path in site.folder.rglob("*.pkl") if site.kind == "pbs function"]
+    assert not left
+
+
+def test_a_job_that_somebody_else_killed_is_done_and_not_a_success(site: Place) -> None:
+    job = site.executor().submit(functions.waits, str(site.folder))
+    until((site.folder / "runs").exists, "it runs")
+    if site.kind == "local":
+        os.killpg(job._process.pid, 9)
+    elif site.kind == "slurm":
+        subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=True)
+    else:
+        subprocess.run(["qdel", "-W", "force", job.job_id], check=True)
+    until(lambda: job.done(force_check=True), "it is done")
+    job._results_timeout_s = 0
+    assert isinstance(job.exception(), UncompletedJobError)
+    assert job.state != "COMPLETED"

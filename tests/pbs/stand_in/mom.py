@@ -1,0 +1,313 @@
+"""What the MoMs do: processes of jobs, their environment, node files, output files and signals.
+
+A job's session on its first node is its main script's; each pbsdsh task leads a session of its own. Sessions are what
+MoM knows: a process that called setsid is out of its sight and outlives the job (no cgroups hook).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.pbs.stand_in.jobs import Job
+from tests.pbs.stand_in.resources import Chunk
+
+NOT_STARTED = 254
+SIGNALS = ("HUP", "INT", "QUIT", "ILL", "TRAP", "IOT", "ABRT", "FPE", "KILL", "BUS", "SEGV", "PIPE", "ALRM", "TERM",
+           "URG", "STOP", "TSTP", "CONT", "CHLD", "CLD", "TTIN", "TTOU", "IO", "POLL", "XCPU", "XFSZ", "VTALRM",
+           "PROF", "WINCH", "USR1", "USR2")  # fmt: skip
+
+
+def signal_number(name: str) -> int | None:
+    """The number of SIGUSR1, USR1 or 10 (resmom/linux/mom_start.c, sig_tbl); None for anything else."""
+    if name.isdecimal():
+        return int(name)
+    bare = name.removeprefix("SIG")
+    return int(getattr(signal, f"SIG{bare}")) if bare in SIGNALS else 0 if bare == "NULL" else None
+
+
+@dataclass
+class Task:
+    """What pbsdsh started, or the main script (number 0).
+
+    Attributes:
+        node: its host's place in the job.
+        status: as PBS tells it; None while it runs.
+    """
+
+    number: int
+    node: int
+    process: subprocess.Popen[bytes] | None
+    status: int | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def session(self) -> int | None:
+        return self.process.pid if self.process else None
+
+
+@dataclass
+class Run:
+    """One run of a job: a requeued job has several."""
+
+    job: Job
+    hosts: list[str]
+    environment: dict[str, str]
+    output: Path
+    error: Path
+    folder: Path
+    main: Task
+    tasks: list[Task] = field(default_factory=list)
+    status_instead: int | None = None  # -29, -11: what PBS says of a job that it ended itself
+    kill_at: float | None = None
+
+    def signal(self, number: int) -> None:
+        """To all processes of the sessions on the first node (resmom/linux/mom_mach.c, kill_job)."""
+        for task in [self.main, *self.tasks]:
+            if task.node == 0 and task.status is None and task.session:
+                signal_session(task.session, number)
+
+    def end_tasks(self) -> None:
+        """What a job's end means for all that is left of its sessions, on all nodes."""
+        for task in [self.main, *self.tasks]:
+            if task.session:
+                signal_session(task.session, signal.SIGKILL)
+
+
+def sessions_of_processes() -> dict[int, int]:
+    """The session of each process there is, zombies left out."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text(errors="replace")
+                state, _, _, session = stat[stat.rindex(")") + 2 :].split()[:4]
+                if state != "Z":
+                    found[int(entry.name)] = int(session)
+    return found
+
+
+def members(session: int | None) -> list[int]:
+    """The live processes of a session, its leader first."""
+    found = [pid for pid, its in sessions_of_processes().items() if its == session]
+    return sorted(found, key=lambda pid: pid != session)
+
+
+def signal_session(session: int, number: int) -> None:
+    """To every process of a session."""
+    for pid in members(session):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+class Mom:
+    """The MoMs of all nodes, which share their file systems.
+
+    Attributes:
+        folder: PBS_HOME; its `home` is every user's $HOME.
+        ended: called from a thread of its own when the top process of a run has ended.
+    """
+
+    def __init__(self, folder: Path, exec_folder: Path, ended: Callable[[Run, int], None]) -> None:
+        self.folder = folder
+        self.home = exec_folder / "home"
+        self._ended = ended
+        self._exec = exec_folder
+        self._user = pwd.getpwuid(os.getuid()).pw_name
+        self.reset()
+
+    # -- a job
+
+    def start(self, job: Job, hosts: Sequence[str]) -> Run:
+        """Start the main script; hosts are those of the chunks."""
+        asked = job.submission
+        node_file = self.folder / "aux" / job.id
+        chunks = asked.request.chunks
+        lines = [host for chunk, host in zip(chunks, hosts, strict=True) for _ in range(chunk.lines)]
+        node_file.write_text("".join(f"{line}\n" for line in lines or [""]))
+        folder = self.folder / "scratch" / f"pbs.{job.id}"
+        folder.mkdir(mode=0o700)
+        output, error = self._output_files(job)
+        run = Run(
+            job, list(dict.fromkeys(hosts)), self._environment(job, node_file, folder, chunks[0]), output, error,
+            folder, Task(0, 0, None),
+        )  # fmt: skip
+        if asked.executable is not None:
+            run.main.process = self._launch(run, [asked.executable, *asked.arg_list], run.environment)
+        else:
+            run.main.process = self._launch_shell(run)
+        threading.Thread(target=self._wait, args=(run,), daemon=True).start()
+        return run
+
+    def spawn(self, run: Run, line: int, command: Sequence[str]) -> Task:
+        """A task of pbsdsh on the node of that line of the node file."""
+        lines = Path(run.environment["PBS_NODEFILE"]).read_text().splitlines()
+        host = lines[line % len(lines)]
+        node = run.hosts.index(host) if host in run.hosts else 0
+        count = sum(task.node == node for task in run.tasks) + (2 if node == 0 else 1)
+        names = ("USER", "LOGNAME", "SHELL")
+        environment = {name: value for name, value in run.environment.items() if name not in names}
+        environment |= {"PBS_NODENUM": str(node), "PBS_TASKNUM": f"{node * 0x20000000 + count:08X}"}
+        task = Task(node * 0x40000000 + count, node, self._launch(run, list(command), environment))
+        run.tasks.append(task)
+        threading.Thread(target=self._wait_task, args=(task,), daemon=True).start()
+        return task
+
+    def clear(self, run: Run) -> None:
+        """Remove what a run had on its nodes; its script stays for as long as the job may run again."""
+        shutil.rmtree(run.folder, ignore_errors=True)
+        (self.folder / "aux" / run.job.id).unlink(missing_ok=True)
+
+    def reset(self) -> None:
+        """No file of any job."""
+        for name in ("mom_priv/jobs", "aux", "spool", "scratch"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+
+    def remove_script(self, job: Job) -> None:
+        self._script(job).unlink(missing_ok=True)
+
+    # -- how
+
+    def _script(self, job: Job) -> Path:
+        return self.folder / "mom_priv/jobs" / f"{job.id}.SC"
+
+    def _environment(self, job: Job, node_file: Path, folder: Path, first: Chunk) -> dict[str, str]:
+        """The job's variables, in the order of resmom/start_exec.c; nothing of the submitter's shell but PBS_O_*."""
+        asked = job.submission
+        made = {
+            # The file pbs_environment: where a site says what all jobs get. Ours says which pbs.conf is meant.
+            "PATH": "/bin:/usr/bin", "PBS_CONF_FILE": str(self._exec / "pbs.conf"),
+            **asked.variables, "HOME": str(self.home), "LOGNAME": self._user, "PBS_JOBNAME": asked.name,
+            "PBS_JOBID": job.id, "PBS_QUEUE": asked.queue, "SHELL": "/bin/bash", "USER": self._user,
+            "PBS_JOBCOOKIE": secrets.token_hex(16).upper(), "PBS_NODENUM": "0", "PBS_TASKNUM": "1",
+            "PBS_MOMPORT": "15003", "OMP_NUM_THREADS": str(first.threads), "NCPUS": str(first.number("ncpus")),
+            "PBS_NODEFILE": str(node_file), "PBS_JOBDIR": str(self.home), "TMPDIR": str(folder),
+            "PBS_ENVIRONMENT": "PBS_BATCH", "ENVIRONMENT": "BATCH",
+        }  # fmt: skip
+        if asked.account:
+            made["PBS_ACCOUNT"] = asked.account
+        if job.parent is not None:
+            made |= {"PBS_ARRAY_INDEX": str(job.index), "PBS_ARRAY_ID": job.parent.id}
+        return made
+
+    def _output_files(self, job: Job) -> tuple[Path, Path]:
+        """Where the job writes while it runs: the spool, or with `-k d` the files it asked for."""
+        asked = job.submission
+        files = []
+        for which, suffix in (("o", "OU"), ("e", "ER")):
+            direct = "d" in asked.keep and which in asked.keep
+            files.append(destination(job, which) if direct else self.folder / "spool" / f"{job.id}.{suffix}")
+        output, error = files
+        if asked.join == "oe":
+            error = output
+        if asked.join == "eo":
+            output = error
+        for path in {output, error}:
+            with contextlib.suppress(OSError):
+                path.touch()
+                path.chmod(_mode(asked.umask))
+        return output, error
+
+    def _launch_shell(self, run: Run) -> subprocess.Popen[bytes] | None:
+        """A login shell that reads the script's name, brackets escaped, from a pipe, and runs it as its child."""
+        job = run.job
+        script = self._script(job)
+        script.write_bytes(job.submission.script or b"")
+        script.chmod(0o700)
+        shell = job.submission.shell or "/bin/bash"
+        process = self._launch(
+            run, [shell], run.environment, stdin=subprocess.PIPE, name=f"-{os.path.basename(shell)}"
+        )  # fmt: skip
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(str(script).replace("[", "\\[").replace("]", "\\]").encode() + b"\n")
+                process.stdin.close()
+        return process
+
+    def _launch(
+        self, run: Run, command: list[str], environment: dict[str, str], *, stdin: int = subprocess.DEVNULL,
+        name: str | None = None,
+    ) -> subprocess.Popen[bytes] | None:  # fmt: skip
+        """A session of its own in $HOME; None when it cannot be executed. No PATH is searched."""
+        umask = _umask(run.job.submission.umask, 0o077)
+        try:
+            with open(run.output, "ab") as output, open(run.error, "ab") as error:
+                return subprocess.Popen(
+                    [name or command[0], *command[1:]], executable=os.path.join(self.home, command[0]),
+                    env=environment, cwd=self.home, stdin=stdin, stdout=output, stderr=error, umask=umask,
+                    start_new_session=True,
+                )  # fmt: skip
+        except (OSError, ValueError):
+            return None
+
+    def _wait(self, run: Run) -> None:
+        self._wait_task(run.main)
+        self._ended(run, run.main.status or 0)
+
+    @staticmethod
+    def _wait_task(task: Task) -> None:
+        code = task.process.wait() if task.process else NOT_STARTED
+        task.status = code if code >= 0 else 256 - code
+        task.ended.set()
+
+
+def destination(job: Job, which: str) -> Path:
+    """The file that was asked for; in a directory it is called `76.pbs-srv.OU`."""
+    index = str(job.index) if job.index is not None else ""
+    path = job.path(which, index).partition(":")[2]
+    if path.endswith("/"):
+        path += f"{job.id}.{'OU' if which == 'o' else 'ER'}"
+    return Path(path)
+
+
+def deliver(run: Run, home: Path) -> None:
+    """Bring the output from the spool to its place when the job has ended; where that fails, nobody is told."""
+    asked = run.job.submission
+    for which, source in (("o", run.output), ("e", run.error)):
+        if asked.join != "n" and asked.join[0] != which:
+            continue
+        if which in (asked.remove or "") and run.job.exit_status == 0:
+            source.unlink(missing_ok=True)
+        elif not ("d" in asked.keep and which in asked.keep):
+            _copy(source, _target(run.job, which, home), _mode(asked.umask))
+
+
+def _mode(umask: str | None) -> int:
+    """Of an output file: private, unless -W umask says otherwise."""
+    return 0o666 & ~_umask(umask, 0o066)
+
+
+def _umask(text: str | None, default: int) -> int:
+    """The digits of -W umask are octal; 9, which is none, is accepted and means nothing."""
+    octal = re.match("[0-7]*", text or "")
+    return int(octal[0], 8) if octal and octal[0] else default
+
+
+def _target(job: Job, which: str, home: Path) -> Path:
+    """With `-k oe` the file stays on the first node, in $HOME under its default name."""
+    target = destination(job, which)
+    if which in job.submission.keep and "d" not in job.submission.keep:
+        dot = f".{job.index}" if job.index is not None else ""
+        return home / f"{job.submission.name}.{which}{job.number}{dot}"
+    return target
+
+
+def _copy(source: Path, target: Path, mode: int) -> None:
+    with contextlib.suppress(OSError):
+        if target == Path("/dev/null"):
+            source.unlink()
+            return
+        shutil.copyfile(source, target)
+        target.chmod(mode)
+        source.unlink()

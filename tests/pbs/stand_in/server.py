@@ -1,0 +1,619 @@
+"""The life of jobs: submission, holds and dependencies, running, deletion, the end, and what is remembered of them.
+
+All of it happens under one lock, which whoever calls in holds; a thread of MoM's that brings an end takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.pbs.stand_in import errors, jobs, mom, resources
+from tests.pbs.stand_in.arguments import SERVER
+from tests.pbs.stand_in.jobs import Job, Submission
+from tests.pbs.stand_in.placement import Node, Refusal, needs, place
+
+WALLTIME, RERUN = -29, -11  # Exit_status of a job that PBS ended itself (job.h, JOB_EXEC_*)
+DEPENDENCIES = {"after": "before", "afterok": "beforeok", "afternotok": "beforenotok", "afterany": "beforeany"}
+
+
+@dataclass
+class Queue:
+    """A queue with its limits: resources_max as qstat shows them."""
+
+    name: str
+    enabled: bool = True
+    most: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Settings:
+    """What a test may change; reset() brings these values back.
+
+    Attributes:
+        history: job_history_enable. It is on here; a real server's default is off.
+        kill_delay: seconds between SIGTERM and SIGKILL (a queue's attribute, 10 by default, and seen to take 10 to 22).
+        frozen: nothing is started.
+        down: the server does not answer.
+        hang: seconds until a qsub that was accepted gets its answer.
+        resources: names of the resources that the site defined.
+        start_delay: seconds that a job is in substate 41, without session_id and resources_used.
+        walltime_poll: seconds between two looks at how long jobs have run.
+        delivery_delay: seconds that a job is in state E before its output is delivered.
+        next_number: of the next job; reset() leaves it, so that no id is given twice.
+    """
+
+    history: bool = True
+    max_array_size: int = 10000
+    kill_delay: float = 3.0
+    frozen: bool = False
+    down: bool = False
+    hang: float = 0.0
+    resources: list[str] = field(default_factory=lambda: ["ngpus"])
+    start_delay: float = 0.1
+    walltime_poll: float = 1.0
+    delivery_delay: float = 0.05
+    next_number: int = 0
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A server that cannot be reached: what the library says, the server's name, and the error."""
+
+    words: str
+    server: str
+    code: int
+
+    def text(self, command: str) -> str:
+        return f"{self.words}\n{command}: cannot connect to server {self.server} (errno={self.code})"
+
+
+def standard_queues() -> dict[str, Queue]:
+    queues = (
+        Queue("workq"), Queue("debug", most={"walltime": "00:10:00"}), Queue("small", most={"nodect": "1"}),
+        Queue("off", enabled=False),
+    )  # fmt: skip
+    return {queue.name: queue for queue in queues}
+
+
+class Server:
+    """The server and its scheduler."""
+
+    def __init__(self, folder: Path, exec_folder: Path, hosts: Sequence[str], user: str) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.settings = Settings()
+        self.queues = standard_queues()
+        self._stale = False
+        self.jobs: dict[int, Job] = {}
+        self.runs: dict[str, mom.Run] = {}
+        self.user = user
+        self.mom = mom.Mom(folder, exec_folder, self._ended)
+        self._totals = {host: {"ncpus": 16, "ngpus": 4, "mem": 64 << 20} for host in hosts}
+        self._taken: dict[str, list[tuple[str, resources.Chunk]]] = {}
+        self._slots: dict[str, list[tuple[str, int]]] = {}
+        threading.Thread(target=self._schedule_forever, daemon=True).start()
+
+    def outage(self, environ: Mapping[str, str]) -> Outage | None:
+        """Why a command with this environment gets no answer, if it gets none."""
+        named = environ.get("PBS_DEFAULT") or SERVER
+        if named != SERVER:
+            return Outage("Unknown Host.", named, errors.BAD_HOST)
+        return Outage("Connection refused", SERVER, errors.NO_CONNECTION) if self.settings.down else None
+
+    # -- finding
+
+    def live(self, *, history: bool) -> list[Job]:
+        """All jobs in the order of their numbers, arrays without their elements; those that are over with history."""
+        return [job for job in self.jobs.values() if history or job.state != "F"]
+
+    def find(self, job_id: str) -> list[Job]:
+        """The job, the array, or the elements `12[3]`, `12[3-7:2]`.
+
+        Raises:
+            PbsError: there is none.
+        """
+        match = re.match(r"(\d+)(\[([\d:-]*)\])?", job_id)
+        job = self.jobs.get(int(match[1])) if match else None
+        if match is None or job is None or job.is_array != bool(match[2]):
+            raise errors.unknown_job()
+        if not match[3]:
+            return [job]
+        found = [job.subjobs[index] for index in indices(match[3]) if index in job.subjobs]
+        if not found:
+            raise errors.unknown_job()
+        return found
+
+    # -- qsub
+
+    def take_number(self) -> int:
+        """Every submission that gets this far uses one up, also one that is refused then."""
+        number = self.settings.next_number
+        self.settings.next_number += 1
+        return number
+
+    def known_resources(self) -> frozenset[str]:
+        return frozenset(resources.TYPES) - {"ngpus"} | set(self.settings.resources)
+
+    def admit(self, queue_name: str | None, asked: dict[str, str], *, array: Sequence[int] | None) -> tuple[
+        str, resources.Request
+    ]:  # fmt: skip
+        """The queue, and the request as it came to be there.
+
+        Raises:
+            PbsError: it is not accepted.
+        """
+        queue = self.queues.get(queue_name or "workq")
+        if queue is None:
+            raise errors.unknown_queue()
+        if array is not None and len(array) > self.settings.max_array_size:
+            raise errors.array_too_large()
+        request = resources.request(asked, self.known_resources())
+        limit = queue.most.get("walltime")
+        if limit and request.walltime is None:
+            request = resources.Request(request.chunks, dict(sorted({**request.values, "walltime": limit}.items())))
+        if not queue.enabled:
+            raise errors.queue_disabled()
+        if limit and (request.walltime or 0) > resources.seconds(limit):
+            raise errors.exceeds_queue()
+        if "nodect" in queue.most and len(request.chunks) > int(queue.most["nodect"]):
+            raise errors.exceeds_queue()
+        return queue.name, request
+
+    def submit(self, number: int, submission: Submission, depend: str | None) -> Job:
+        """Take the job in; what it depends on may end it at once."""
+        job = Job(number, submission)
+        if submission.indices is not None:
+            job.subjobs = {index: Job(number, submission, parent=job, index=index) for index in submission.indices}
+        self.jobs[number] = job
+        if submission.held:
+            job.hold = "u"
+        if depend:
+            self._depend(job, depend)
+        self._settle(job)
+        self.tell()
+        return job
+
+    def _settle(self, job: Job) -> None:
+        """The state of a job that is not running, by its holds and its time."""
+        if job.over or job.state in ("R", "E", "B"):
+            return
+        if job.hold != "n":
+            job.say("H", jobs.HELD_BY_DEPENDENCY if "s" in job.hold else jobs.HELD)
+        elif (job.submission.start_after or 0) > time.time():
+            job.say("W", jobs.WAITING)
+        else:
+            job.say("Q", jobs.QUEUED)
+            job.eligible = job.eligible or time.time()
+
+    # -- dependencies
+
+    def _depend(self, job: Job, text: str) -> None:
+        for part in text.split(","):
+            kind, *ids = part.split(":")
+            for one in ids:
+                other = self.jobs.get(int(re.match(r"\d+", one)[0]))  # type: ignore[index]
+                job.depend.setdefault(kind, []).append(f"{one}@{SERVER}")
+                if other is None or kind not in DEPENDENCIES or not one.startswith(other.id):
+                    job.hold = "s"
+                    self._finish(job, jobs.FINISHED)
+                    return
+                other.depend.setdefault(DEPENDENCIES[kind], []).append(f"{job.id}@{SERVER}")
+                job.hold = "su" if job.submission.held else "s"
+                self._judge(job, kind, other)
+
+    def _judge(self, job: Job, kind: str, other: Job) -> None:
+        """Release, or end, what depends in this way on another job, if that is far enough."""
+        if job.over or f"{other.id}@{SERVER}" not in job.depend.get(kind, ()):
+            return
+        met = _is_met(kind, other)
+        if met:
+            job.depend[kind].remove(f"{other.id}@{SERVER}")
+            job.depend = {name: ids for name, ids in job.depend.items() if ids}
+            if not any(name in DEPENDENCIES for name in job.depend):
+                job.hold = "u" if "u" in job.hold else "n"
+                self._settle(job)
+        elif met is False:
+            self._finish(job, jobs.FINISHED)
+
+    def _tell_dependents(self, other: Job) -> None:
+        for job in list(self.jobs.values()):
+            for kind in DEPENDENCIES:
+                self._judge(job, kind, other)
+
+    # -- running
+
+    def tell(self) -> None:
+        """Wake up whoever waits for a change: the scheduler, and commands that block."""
+        self._stale = True
+        self.changed.notify_all()
+
+    def _schedule_forever(self) -> None:
+        checked = time.monotonic()
+        while True:
+            with self.lock:
+                self.changed.wait(0.1)
+                for job in self.jobs.values():
+                    if job.state == "W":
+                        self._settle(job)
+                        self._stale = True
+                self._confirm_starts()
+                if time.monotonic() - checked >= self.settings.walltime_poll:
+                    checked = time.monotonic()
+                    self._check_walltimes()
+                self._kill_the_late()
+                if self._stale and not self.settings.frozen:
+                    self._stale = False
+                    self._schedule()
+
+    def _schedule(self) -> None:
+        """First come, first served; who does not fit now lets others pass."""
+        nodes = self.nodes()
+        for job in list(self.jobs.values()):
+            waiting: list[Job] = []
+            if job.state in ("Q", "B"):
+                waiting = [one for one in job.subjobs.values() if one.state == "Q"] if job.is_array else [job]
+            for one in waiting:
+                if not self._may_start(one):
+                    break
+                hosts = place(one.submission.request, nodes)
+                if isinstance(hosts, Refusal):
+                    if job.state == "Q":
+                        job.comment = hosts.comment
+                    break
+                self._start(one, hosts)
+                nodes = self.nodes()
+
+    @staticmethod
+    def _may_start(job: Job) -> bool:
+        most = job.submission.max_run_subjobs
+        if job.parent is None or most is None:
+            return True
+        return sum(one.state in ("R", "E") for one in job.parent.subjobs.values()) < most
+
+    def nodes(self) -> list[Node]:
+        nodes = []
+        for host, total in self._totals.items():
+            free = dict(total)
+            for taken in self._taken.values():
+                for its, chunk in taken:
+                    if its == host:
+                        for name, amount in needs(chunk).items():
+                            free[name] -= amount
+            nodes.append(Node(host, total, free, whole=not any(its == host for its, _ in self._all_taken())))
+        return nodes
+
+    def _all_taken(self) -> Iterator[tuple[str, resources.Chunk]]:
+        for taken in self._taken.values():
+            yield from taken
+
+    def _start(self, job: Job, hosts: Sequence[str]) -> None:
+        now, chunks = time.time(), job.submission.request.chunks
+        stamp = time.strftime("%a %b %d at %H:%M", time.localtime(now))
+        if job.parent is not None and job.parent.state != "B":
+            job.parent.say("B", jobs.BEGUN)
+            job.parent.started, job.parent.comment = now, f"Job Array Began at {stamp}"
+        placed = self._taken[job.id] = list(zip(hosts, chunks, strict=True))
+        job.exec_host = "+".join(self._slot(job, host, chunk.number("ncpus")) for host, chunk in placed)
+        job.exec_vnode = "+".join(f"({host}:{_consumed(chunk)})" for host, chunk in placed)
+        job.comment = f"Job run at {stamp} on {job.exec_vnode}"
+        job.started, job.run_count, job.eligible = now, (job.run_count or 0) + 1, job.eligible or now
+        job.say("R", jobs.STARTING)
+        self.runs[job.id] = self.mom.start(job, hosts)
+        self._tell_dependents(job.parent or job)
+
+    def _confirm_starts(self) -> None:
+        """A little later MoM tells what it has started; of a job that is over by then the session stays unknown."""
+        for run in self.runs.values():
+            job = run.job
+            if job.substate == jobs.STARTING and time.time() - (job.started or 0) >= self.settings.start_delay:
+                job.say("R", jobs.RUNNING)
+                job.session, job.used_s, job.jobdir = run.main.session, 0, str(self.mom.home)
+
+    def _slot(self, job: Job, host: str, cpus: int) -> str:
+        """`host/2*4`: the smallest number of this host that no other chunk has, and its CPUs if not one."""
+        slots = self._slots.setdefault(host, [])
+        number = next(number for number in range(len(slots) + 1) if number not in [its for _, its in slots])
+        slots.append((job.id, number))
+        return f"{host}/{number}" + (f"*{cpus}" if cpus != 1 else "")
+
+    def _check_walltimes(self) -> None:
+        for run in self.runs.values():
+            job, limit = run.job, run.job.submission.request.walltime
+            if job.state == "R" and job.started:
+                job.used_s = int(time.time() - job.started)
+                if limit is not None and time.time() - job.started > limit and run.kill_at is None:
+                    with contextlib.suppress(OSError), open(run.error, "a") as error:
+                        error.write(f"=>> PBS: job killed: walltime {job.used_s} exceeded limit {limit}\n")
+                    run.status_instead = WALLTIME
+                    self._terminate(run)
+
+    def _kill_the_late(self) -> None:
+        for run in self.runs.values():
+            if run.kill_at is not None and time.monotonic() >= run.kill_at and run.main.status is None:
+                run.signal(signal.SIGKILL)
+
+    def _terminate(self, run: mom.Run) -> None:
+        """SIGTERM to the sessions of the first node now, SIGKILL after the delay."""
+        run.kill_at = time.monotonic() + self.settings.kill_delay
+        run.signal(signal.SIGTERM)
+
+    # -- the end of a run
+
+    def _ended(self, run: mom.Run, status: int) -> None:
+        """The top process has ended. When it was told to, what is left of its session has until the SIGKILL."""
+        while run.kill_at is not None and time.monotonic() < run.kill_at and mom.members(run.main.session):
+            time.sleep(0.05)
+        job = run.job
+        with self.lock:
+            if self.runs.get(job.id) is not run:
+                return
+            run.end_tasks()
+            job.exit_status = status if run.status_instead is None else run.status_instead
+            requeued = job.exit_status == RERUN and job.deleted_by is None
+            job.say("E", jobs.RERUNNING if requeued else jobs.DELIVERING)
+            self.tell()
+        time.sleep(self.settings.delivery_delay)
+        with self.lock:
+            if self.runs.pop(job.id, None) is not run:
+                return
+            if not requeued:
+                mom.deliver(run, self.mom.home)
+            self._release(run)
+            if requeued:
+                job.exec_host = job.exec_vnode = None
+                job.say("Q", jobs.QUEUED)
+            else:
+                job.ended, job.stage_out, job.jobdir = time.time(), True, str(self.mom.home)
+                job.used_s = int(job.ended - (job.started or job.ended))
+                self._finish(job, self._how(job))
+            self.tell()
+
+    def _release(self, run: mom.Run) -> None:
+        self.mom.clear(run)
+        del self._taken[run.job.id]
+        for host, slots in self._slots.items():
+            self._slots[host] = [slot for slot in slots if slot[0] != run.job.id]
+
+    @staticmethod
+    def _how(job: Job) -> int:
+        """The last substate of a job that ran; its comment says the same."""
+        if job.deleted_by is not None:
+            return jobs.DELETED
+        word = {0: "finished", WALLTIME: "exceeded resource walltime"}.get(job.exit_status or 0, "failed")
+        job.comment = f"{job.comment} and {word}"
+        return jobs.FAILED if job.exit_status else jobs.FINISHED
+
+    def _finish(self, job: Job, substate: int) -> None:
+        """The job is over: history remembers it, or nobody does."""
+        for subjob in list(job.subjobs.values()):
+            if not subjob.over:
+                self._forget(subjob)
+            job.subjobs[subjob.index or 0].state = "F"
+        job.say("F" if job.parent is None else "X", substate)
+        job.history_since = time.time()
+        self.mom.remove_script(job)
+        if job.parent is not None:
+            if job.exit_status is not None:
+                job.parent.exit_status = int(bool(job.parent.exit_status or job.exit_status))
+            if not self.settings.history:
+                self._forget(job)
+            self._finish_array(job.parent)
+            return
+        self._tell_dependents(job)
+        if job.purge or not self.settings.history:
+            self.jobs.pop(job.number, None)
+
+    def _finish_array(self, array: Job) -> None:
+        """An array is over when all its elements are."""
+        if array.over or not all(job.over for job in array.subjobs.values()):
+            return
+        if any(job.run_count for job in array.subjobs.values()):
+            array.ended, array.stage_out = time.time(), True
+        deleted = array.deleted_by is not None or any(job.substate == jobs.DELETED for job in array.subjobs.values())
+        if array.comment:
+            word = "terminated" if array.deleted_by else "failed" if array.exit_status else "finished"
+            array.comment += f" and {word}"
+        self._finish(array, jobs.DELETED if deleted else jobs.FAILED if array.exit_status else jobs.FINISHED)
+
+    @staticmethod
+    def _forget(job: Job) -> None:
+        """Of an element's record nothing stays but that it is over: a shadow of its array's record."""
+        assert job.parent is not None
+        assert job.index is not None
+        job.parent.subjobs[job.index] = Job(
+            job.number, job.submission, "X", parent=job.parent, index=job.index, forgotten=True
+        )
+
+    # -- qdel
+
+    def delete(self, job_id: str, who: str, *, force: bool, with_history: bool) -> None:
+        """Asks for a job's end; a running one lives until it has had its signals.
+
+        Raises:
+            PbsError: it is unknown, or over.
+        """
+        for job in self.find(job_id):
+            if job.state == "F" and not with_history:
+                raise errors.finished()
+            array = job.parent or job
+            array.purge = array.purge or (with_history and job.parent is None)
+            if job.state == "F":
+                self.jobs.pop(array.number, None)
+            elif job.is_array:
+                job.deleted_by = who
+                for subjob in list(job.subjobs.values()):
+                    self._delete(subjob, who, force=force)
+                    if subjob.state == "X":
+                        self._forget(subjob)
+                self._finish_array(job)
+            else:
+                self._delete(job, who, force=force)
+        self.tell()
+
+    def _delete(self, job: Job, who: str, *, force: bool) -> None:
+        run = self.runs.get(job.id)
+        if run is not None:
+            if job.deleted_by is None:
+                job.deleted_by = who
+                job.comment = f"{job.comment} and terminated by {who}"
+                if not force:
+                    self._terminate(run)
+            if force:
+                run.kill_at = time.monotonic()
+                run.signal(signal.SIGKILL)
+        elif job.parent is not None:
+            if job.state == "Q":
+                self._forget(job)
+                self._finish_array(job.parent)
+        else:
+            # Those that depend on it are not told: they stay held for good.
+            job.deleted_by, job.history_since = who, time.time()
+            job.comment = f"{job.comment} and terminated" if job.comment else None
+            job.say("F", jobs.DELETED)
+            if job.purge or not self.settings.history:
+                self.jobs.pop(job.number, None)
+
+    # -- qsig, qrerun, qhold, qrls, qalter
+
+    def signal(self, job_id: str, name: str) -> None:
+        """To a job's sessions on its first node; of an array, to all elements that run.
+
+        Raises:
+            PbsError: it is not running, or there is no such signal.
+        """
+        targets = self.find(job_id)
+        if any(job.state == "F" for job in targets):
+            raise errors.finished()
+        if name in ("suspend", "resume", "admin-suspend", "admin-resume"):
+            raise errors.permission()
+        elements = [one for job in targets for one in (job.subjobs.values() if job.is_array else [job])]
+        running = [self.runs[job.id] for job in elements if job.state == "R"]
+        if not running:
+            raise errors.bad_state()
+        number = mom.signal_number(name)
+        if number is None:
+            raise errors.unknown_signal()
+        for run in running:
+            run.signal(number)
+
+    def rerun(self, job_id: str) -> None:
+        """What a manager's qrerun does: end the run with signals, and put the job back into its queue.
+
+        Raises:
+            PbsError: it is not running, or must not run twice.
+        """
+        for job in self.find(job_id):
+            run = self.runs.get(job.id)
+            if run is None or job.state != "R":
+                raise errors.bad_state()
+            if not job.submission.rerunable:
+                raise errors.not_rerunnable()
+            run.status_instead = RERUN
+            job.say("R", jobs.RERUNNING)
+            self._terminate(run)
+
+    def hold(self, job_id: str, *, release: bool = False) -> None:
+        """A user's hold, or its end; a running job goes on.
+
+        Raises:
+            PbsError: it is unknown, or over.
+        """
+        for job in self.find(job_id):
+            if job.over:
+                raise errors.finished()
+            kept = job.hold.replace("u", "").replace("n", "")
+            job.hold = (kept if release else f"{kept}u") or "n"
+            self._settle(job)
+        self.tell()
+
+    def alter(self, job_id: str, *, name: str | None, asked: dict[str, str], max_run_subjobs: int | None) -> None:
+        """Change a job's name, resources, or limit of elements that run at once.
+
+        Raises:
+            PbsError: it is over, or it may not be changed any more.
+        """
+        for job in self.find(job_id):
+            old = job.submission
+            if job.state == "F":
+                raise errors.finished()
+            if max_run_subjobs is not None and not job.is_array:
+                raise errors.only_for_arrays()
+            old.name = name or old.name
+            old.max_run_subjobs = old.max_run_subjobs if max_run_subjobs is None else max_run_subjobs
+            if not asked:
+                continue
+            if job.state == "R":
+                limit, wanted = old.request.walltime, resources.seconds(asked.get("walltime", "0"))
+                if set(asked) != {"walltime"} or (limit is not None and wanted > limit):
+                    raise errors.permission()
+            values = {key: value for key, value in old.request.values.items() if key not in resources.OF_CHUNK}
+            if not {"select", "nodes"} & set(asked) and resources.OF_CHUNK & set(asked):
+                values = {key: value for key, value in values.items() if key not in ("select", "place")}
+            values.pop("nodect")
+            old.request = resources.request({**values, **asked}, self.known_resources())
+
+    # -- for tests
+
+    def purge(self) -> None:
+        """History is switched off: what it had is gone; of elements that ended, a shadow stays with their array."""
+        self.jobs = {number: job for number, job in self.jobs.items() if job.state != "F"}
+        for job in self.jobs.values():
+            for subjob in list(job.subjobs.values()):
+                if subjob.state == "X":
+                    self._forget(subjob)
+
+    def reset(self) -> None:
+        """No job, no process of a job, and all settings as they were."""
+        for run in self.runs.values():
+            run.end_tasks()
+        for job in self.jobs.values():
+            job.say("F", jobs.DELETED)  # for those who wait for its end
+        self.mom.reset()
+        self.jobs, self.runs, self._taken, self._slots = {}, {}, {}, {}
+        self.settings = Settings(next_number=self.settings.next_number)
+        self.queues = standard_queues()
+        self.tell()
+
+
+def indices(text: str) -> list[int]:
+    """`3`, `0-3` or `1-7:2`.
+
+    Raises:
+        PbsError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text)
+    if match is None or match[3] == "0":
+        raise errors.unknown_job()
+    return list(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+
+
+def _is_met(kind: str, other: Job) -> bool | None:
+    """Whether a dependency has come about; None: that is still open, for good if the other was deleted before it ran.
+
+    | | not begun | runs | over, status 0 | over, another |
+    |---|---|---|---|---|
+    | after | open | met | met | met |
+    | afterany | open | open | met | met |
+    | afterok | open | open | met | not met |
+    | afternotok | open | open | not met | met |
+    """
+    if kind == "after":
+        return True if other.started else None
+    if not other.over or other.exit_status is None:
+        return None
+    return kind == "afterany" or (kind == "afterok") == (other.exit_status == 0)
+
+
+def _consumed(chunk: resources.Chunk) -> str:
+    """The part of exec_vnode that says what a chunk takes of its node."""
+    taken = needs(chunk)
+    return ":".join(
+        f"{name}={f'{taken[name]}kb' if name == 'mem' else taken[name]}" for name in chunk.items if name in taken
+    )

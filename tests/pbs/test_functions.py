@@ -1,0 +1,331 @@
+"""PBSExecutor: what only PBS makes difficult. What every executor does is in tests/contract/test_functions.py."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from launcher.backends.once import Refused, submit_once
+from launcher.backends.pbs import PBSExecutor, PBSJob
+from launcher.backends.pbs_query import PBS
+from launcher.errors import ConfigError, RunError, SubmissionError
+from tests.pbs import functions
+from tests.pbs.pbs_cluster import PbsCluster
+from tests.pbs.real import RealPbs
+
+Site = PbsCluster | RealPbs
+
+
+def executor(folder: Path, **parameters: Any) -> submitit.AutoExecutor:
+    made = submitit.AutoExecutor(folder / "logs", cluster="pbs")
+    made.update_parameters(**{"timeout_min": 5, **parameters})
+    return made
+
+
+def until(condition: Callable[[], object], what: str, patience: float = 60) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {patience:g} s"
+        time.sleep(0.1)
+
+
+def over(job: PBSJob) -> bool:
+    return job.done(force_check=True)
+
+
+def test_output_goes_where_submitit_looks_for_it(site: Site, tmp_path: Path) -> None:
+    job = executor(tmp_path).submit(functions.double, 4)
+    assert job.result() == 8
+    assert "out 4" in job.stdout()
+    assert job.stderr() == "err 4\n"
+    merged = executor(tmp_path, stderr_to_stdout=True).submit(functions.double, 5)
+    assert merged.result() == 10
+    assert "err 5" in merged.stdout()
+    assert not merged.paths.stderr.exists()
+
+
+def test_all_files_are_private_and_nothing_unneeded_is_left(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path)
+    jobs = [made.submit(functions.double, 1), *made.map_array(functions.double, [2, 3])]
+    made.update_parameters(nodes=2)
+    jobs.append(made.submit(functions.double, 4))
+    for job in jobs:
+        job.results()
+    until(lambda: all(map(over, jobs)), "they are done")
+    folder = tmp_path / "logs"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    kinds = {path.name.split("_")[-1] for path in folder.iterdir() if not path.name.startswith(".environment-")}
+    until(lambda: not list(folder.glob(".tasks-*")), "the tasks' folder is removed")
+    kinds = {path.name.split("_")[-1] for path in folder.iterdir() if not path.name.startswith(".environment-")}
+    assert kinds == {"submission.sh", "submitted.pkl", "result.pkl", "log.out", "log.err"}
+    assert len(list(folder.glob(".environment-*"))) == 1
+
+
+@pytest.mark.parametrize("name", ["logs/%j", 'it\'s a "folder" $(touch oops)', "back\\slash, comma; 50%"])
+def test_the_folder_may_have_any_name(site: Site, tmp_path: Path, name: str) -> None:
+    made = submitit.AutoExecutor(tmp_path / name, cluster="pbs")
+    job = made.submit(functions.double, 4)
+    assert job.result() == 8
+    assert job.paths.result_pickle.exists()
+    assert not Path("oops").exists()
+
+
+def test_the_environment_arrives_to_the_letter(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "COMMA": "a,b", "QUOTES": """ "a" 'b' """, "BACKSLASH": "\\\\ \\n \\", "LINES": "one\ntwo\n",
+        "SHELL_CODE": "$(id) `id`", "JSON": '{"k": [1, 2]}', "EMPTY": "", "UNICODE": "größe ☃",
+    }  # fmt: skip
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PBS_ARRAY_INDEX", "77")  # as from inside of another job
+    monkeypatch.setenv("RANK", "5")
+    job = executor(tmp_path).submit(functions.tell, [*values, "PBS_ARRAY_INDEX", "RANK"])
+    assert job.result() == [*values.values(), None, None]
+
+
+def test_a_job_starts_where_it_was_submitted_with_the_users_umask(site: Site, tmp_path: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        job = executor(tmp_path).submit(functions.umask_and_folder)
+    finally:
+        os.umask(previous)
+    assert job.result() == (0o027, os.getcwd())
+
+
+def test_a_batch_of_functions_is_one_array(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path)
+    with made.batch():
+        jobs = [made.submit(functions.double, number) for number in range(3)]
+    assert [job.result() for job in jobs] == [0, 2, 4]
+    assert {job.job_id.rpartition("_")[0] for job in jobs} == {jobs[0].job_id.rpartition("_")[0]}
+
+
+def test_set_up_and_teardown_lines_run_around_the_function(site: Site, tmp_path: Path) -> None:
+    setup, teardown = [f"export MARK='two words'\ntouch {tmp_path}/before"], [f"touch {tmp_path}/after"]
+    job = executor(tmp_path, pbs_setup=setup, pbs_teardown=teardown).submit(functions.tell, ["MARK"])
+    assert job.result() == ["two words"]
+    until((tmp_path / "after").exists, "the teardown has run")
+    assert (tmp_path / "before").exists()
+
+
+def test_what_calls_setsid_does_not_outlive_the_job(site: Site, tmp_path: Path) -> None:
+    seconds = f"100{os.getpid()}"
+    made = executor(tmp_path)
+    made.submit(functions.leaves_a_session, seconds).result()
+    made.update_parameters(nodes=2, tasks_per_node=2)
+    made.submit(functions.leaves_a_session, seconds).results()
+    until(lambda: not sleeping(seconds), "nothing is left", 10)
+
+
+def sleeping(seconds: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if entry.read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(entry.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+# -- checkpoints
+
+
+def test_a_job_that_runs_out_of_time_is_checkpointed_and_goes_on_as_another(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
+    job = made.submit(functions.Counter(), 100, str(tmp_path))
+    log = job.result()
+    assert [number for _, number in log] == sorted(number for _, number in log)
+    assert 2 <= len({name for name, _ in log}) <= 4
+    assert log[0][0] == job.job_id
+    assert log[1][1] > 20  # what was counted is not counted again
+    until(lambda: over(job), "it is done")
+
+
+def test_elements_of_an_array_go_on_alone(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
+    short, long = made.map_array(functions.Counter(), [2, 90], [str(tmp_path)] * 2)
+    assert len(short.result()) == 1
+    log = long.result()
+    assert len(log) == 2
+    assert "[1]" in log[0][0]
+    assert "[" not in log[1][0]
+
+
+def test_out_of_time_too_often_ends_with_the_reason(site: Site, tmp_path: Path) -> None:
+    made = submitit.AutoExecutor(tmp_path / "logs", cluster="pbs", pbs_max_num_timeout=1)
+    made.update_parameters(pbs_walltime="00:00:06", pbs_signal_delay_s=5)
+    job = made.submit(functions.Counter(), 1000, str(tmp_path))
+    with pytest.raises(FailedJobError, match="timed-out too many times"):
+        job.result()
+
+
+def test_a_deleted_job_is_checkpointed_but_does_not_go_on(site: Site, tmp_path: Path) -> None:
+    job = executor(tmp_path).submit(functions.Counter(), 1000, str(tmp_path))
+    until((tmp_path / "runs").exists, "it runs")
+    time.sleep(1)
+    job.cancel()
+    until(lambda: over(job), "it is done")
+    assert job.submission().function.number > 5
+    assert not (tmp_path / f"logs/{job.job_id}_resubmitted.txt").exists()
+
+
+def test_a_preempted_job_goes_on_from_its_checkpoint(stand_in: PbsCluster, tmp_path: Path) -> None:
+    """PBS queues it again by itself: the same job, told by SIGTERM only."""
+    job = executor(tmp_path).submit(functions.Counter(), 30, str(tmp_path))
+    until((tmp_path / "runs").exists, "it runs")
+    time.sleep(1)
+    stand_in.rerun(job.job_id)
+    log = job.result()
+    assert [name for name, _ in log] == [job.job_id] * 2
+    assert log[1][1] > 5
+
+
+# -- states
+
+
+def test_a_thousand_jobs_cost_one_qstat(stand_in: PbsCluster, tmp_path: Path) -> None:
+    stand_in.freeze_scheduler()
+    jobs = executor(tmp_path).map_array(functions.double, range(1000))
+    assert stand_in.submissions() == 1
+    before = len(stand_in.calls("qstat"))
+    assert {job.state for job in jobs} == {"PENDING"}
+    assert len(stand_in.calls("qstat")) - before == 1
+
+
+def test_a_server_without_history_forgets_and_that_is_no_success(stand_in: PbsCluster, tmp_path: Path) -> None:
+    stand_in.set(history=False)
+    job = executor(tmp_path).submit(functions.waits, str(tmp_path))
+    until((tmp_path / "runs").exists, "it runs")
+    subprocess.run(["qdel", "-W", "force", job.job_id], check=True)
+    until(lambda: over(job), "it is done")
+    assert job.state == "FORGOTTEN"
+    job._results_timeout_s = 0
+    assert isinstance(job.exception(), UncompletedJobError)
+
+
+def test_out_of_time_without_a_checkpoint_is_told(site: Site, tmp_path: Path) -> None:
+    job = executor(tmp_path, pbs_walltime="00:00:03").submit(functions.waits, str(tmp_path))
+    until(lambda: over(job), "it is done", 120)
+    assert job.state in ("TIMEOUT", "FORGOTTEN")  # a site may keep no history
+    job._results_timeout_s = 0
+    assert "TIMEOUT" in str(job.exception()) or job.state == "FORGOTTEN"
+
+
+def test_a_server_that_does_not_answer_changes_nothing(stand_in: PbsCluster, tmp_path: Path) -> None:
+    job = executor(tmp_path).submit(functions.waits, str(tmp_path), 3)
+    until((tmp_path / "runs").exists, "it runs")
+    until(lambda: job.watcher.update() or job.state == "RUNNING", "its state is known")
+    stand_in.down()
+    assert not job.done(force_check=True)
+    assert job.state == "RUNNING"
+    stand_in.up()
+    assert job.result() == job.job_id
+
+
+# -- requests
+
+
+def test_an_array_over_the_servers_limit_becomes_several(stand_in: PbsCluster, tmp_path: Path) -> None:
+    stand_in.set(max_array_size=4)
+    jobs = executor(tmp_path).map_array(functions.double, range(9))
+    assert [job.result() for job in jobs] == [2 * number for number in range(9)]
+    assert len({job.job_id.partition("_")[0] for job in jobs}) == 3  # 4 + 4 + 1, the last of which is a plain job
+    assert stand_in.submissions() == 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"pbs_queue": "no-such-queue"}, r"Unknown queue \(`qstat -Q` lists the queues\)"),
+        ({"pbs_chunk": {"nosuch": 1}}, r"Unknown resource: nosuch \(`pbsnodes -av`"),
+        ({"pbs_queue": "debug", "timeout_min": 600}, r"violates queue and/or server resource limits \(`qstat -Qf`"),
+        ({"pbs_place": "everywhere"}, r"Illegal attribute or resource value"),
+    ],
+)
+def test_a_refusal_tells_where_to_look_and_leaves_nothing(
+    site: Site, tmp_path: Path, parameters: dict[str, Any], words: str
+) -> None:
+    made = executor(tmp_path, **parameters)
+    for submit in (lambda: made.submit(functions.double, 1), lambda: made.map_array(functions.double, [1, 2])):
+        with pytest.raises(Refused, match=words):
+            submit()
+    assert [path.name for path in (tmp_path / "logs").iterdir() if not path.name.startswith(".environment")] == []
+
+
+def test_a_job_that_can_never_run_says_why(site: Site, tmp_path: Path) -> None:
+    job = executor(tmp_path, cpus_per_task=5000).submit(functions.double, 1)
+    until(lambda: "Can Never Run" in job.get_info().get("Reason", ""), "PBS says so")
+    assert job.state == "PENDING"
+    job.cancel()
+
+
+def test_a_lost_answer_makes_no_second_job(
+    stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = PBSExecutor(tmp_path / "logs")
+    monkeypatch.setattr(made, "_pbs", PBS(timeout=2))
+    stand_in.hang(5)  # qsub hears of it only when nobody listens any more
+    job = made.submit(functions.double, 4)
+    stand_in.hang(0)
+    assert job.result() == 8
+    assert stand_in.submissions() == 1
+
+
+def test_a_server_that_is_down_is_waited_for(stand_in: PbsCluster, tmp_path: Path) -> None:
+    made = executor(tmp_path)
+    stand_in.down()
+    threading.Timer(2, stand_in.up).start()
+    assert made.submit(functions.double, 4).result() == 8
+
+
+def test_a_folder_whose_name_pbs_does_not_take_is_told(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="qsub takes only ASCII"):
+        submitit.AutoExecutor(tmp_path / "größe", cluster="pbs").submit(functions.double, 4)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs").chmod(0o777)
+    with pytest.raises(RunError, match="others can write to"):
+        executor(tmp_path).submit(functions.double, 4)
+
+
+def test_another_qsub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qsub").write_text(
+        "#!/usr/bin/perl\n# qsub - submit a batch job in familiar PBS format\nuse Slurmdb;\n"
+    )
+    (tmp_path / "qsub").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(
+        RuntimeError, match=r"is not PBS's qsub but Slurm's wrapper around sbatch .*: use cluster=slurm"
+    ):
+        submitit.AutoExecutor(tmp_path, cluster="pbs")
+    assert PBSExecutor.affinity() == -1
+
+
+def test_a_misspelt_parameter_is_named(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(NameError, match="walltme"):
+        executor(tmp_path, pbs_walltme="1:00:00")
+    with pytest.raises(ValueError, match="Did you mean walltime"):
+        PBSExecutor(tmp_path).update_parameters(walltme="1:00:00")
+
+
+def test_nobody_hears_for_long_whether_there_is_a_job(
+    stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.backends.pbs.submit_once", functools.partial(submit_once, patience=1))
+    made = executor(tmp_path)
+    stand_in.down()
+    with pytest.raises(SubmissionError, match="nobody knows whether it took the job"):
+        made.submit(functions.double, 4)

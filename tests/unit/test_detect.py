@@ -1,0 +1,144 @@
+"""Whose qsub it is, told by what such commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.detect import Kind, Qsub, detect, judge
+
+ELF = b"\x7fELF\x02\x01\x01 slurm"  # a program may contain any word
+PERL = b"""\
+#! /usr/bin/perl -w
+###############################################################################
+#
+# qsub - submit a batch job in familar pbs/Grid Engine format.
+#
+###############################################################################
+#  Copyright (C) 2015-2016 SchedMD LLC
+#
+#  This file is part of Slurm, a resource management program.
+"""
+SBATCH = b'#!/bin/sh\nexec sbatch "$@"\n'
+WRAPPER = b'#!/bin/sh\nexec /opt/pbs/bin/qsub "$@"\n'
+TORQUE = "\nVersion: 6.1.2\nCommit: 661e092552de43a785c15d39a3634a541d86898e\n"
+# Grid Engine's reads the option as the name of a script, or not at all.
+UNREADABLE = 'Unable to read script file because of error: ERROR! invalid option argument "--version"\n'
+
+
+def says(version: str, help_text: str = "") -> Callable[..., str]:
+    """A qsub that prints these."""
+    return lambda option: {"--version": version, "-help": help_text}[option]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "run", "kind", "version"),
+    [
+        (ELF, says("pbs_version = 23.06.06\n\n"), Kind.PBS, "23.06.06"),
+        (ELF, says("pbs_version = 2022.1.3.20230524131519\n"), Kind.PBS, "2022.1.3.20230524131519"),
+        (ELF, says("pbs_version = PBSPro_13.0.1.152173\n"), Kind.PBS, "PBSPro_13.0.1.152173"),
+        (ELF, says("\nWelcome!\npbs_version=19.1.3"), Kind.PBS, "19.1.3"),
+        (WRAPPER, says("pbs_version = 23.06.06\n\n"), Kind.PBS, "23.06.06"),
+        (PERL, says("nobody calls it"), Kind.SLURM, ""),
+        (SBATCH, says("nobody calls it"), Kind.SLURM, ""),
+        (ELF, says(TORQUE), Kind.TORQUE, "6.1.2"),
+        (ELF, says("Version: 4.2.10\nRevision: \n"), Kind.TORQUE, "4.2.10"),
+        (ELF, says(UNREADABLE, "SGE 8.1.9\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "8.1.9"),
+        (ELF, says(UNREADABLE, "UGE 8.6.5\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "8.6.5"),
+        (ELF, says(UNREADABLE, "GE 6.2u5\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "6.2u5"),
+        (ELF, says(UNREADABLE, "OGS/GE 2011.11p1\nusage: qsub [options]\n"), Kind.GRID_ENGINE, "2011.11p1"),
+        (ELF, says("SGE 8.1.9\nqsub: Unknown option --version\n"), Kind.GRID_ENGINE, "8.1.9"),
+        (ELF, says("", ""), Kind.UNKNOWN, ""),
+        (ELF, says("Version: unknown", "Version 3"), Kind.UNKNOWN, ""),
+        (ELF, says("[Errno 8] Exec format error", "[Errno 8] Exec format error"), Kind.UNKNOWN, ""),
+        (b"#!/bin/sh\n", says("qsub: command line of the site", "MERGE 2.0"), Kind.UNKNOWN, ""),
+        (b"", says("", ""), Kind.UNKNOWN, ""),
+    ],
+)
+def test_the_table(beginning: bytes, run: Callable[..., str], kind: Kind, version: str) -> None:
+    found = judge("/opt/bin/qsub", beginning, run)
+    assert (found.kind, found.path, found.version) == (kind, "/opt/bin/qsub", version)
+    assert found.evidence
+
+
+def test_slurms_wrapper_is_not_called() -> None:
+    def run(*_: str) -> str:
+        raise AssertionError("it would submit a job")
+
+    assert judge("/usr/bin/qsub", PERL, run).kind is Kind.SLURM
+
+
+@pytest.mark.parametrize(
+    ("beginning", "run", "problem"),
+    [
+        (ELF, says("pbs_version = 23.06.06"), None),
+        (PERL, says(""), "/bin/qsub is not PBS's qsub but Slurm's wrapper around sbatch (a script that calls Slurm): "
+                         "use cluster=slurm"),
+        (ELF, says(TORQUE), "/bin/qsub is not PBS's qsub but Torque (Version: 6.1.2), which is not supported: "
+                            "put the PBS commands in front of it on PATH, if there are any"),
+        (ELF, says(UNREADABLE, "SGE 8.1.9\nusage"),
+         "/bin/qsub is not PBS's qsub but Grid Engine (SGE 8.1.9), which is not supported: "
+         "put the PBS commands in front of it on PATH, if there are any"),
+        (ELF, says("\n  what?\nno\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
+                                       "(`qsub --version` says 'what?')"),
+        (ELF, says("\n"), "/bin/qsub is not PBS's qsub, and nobody's that is known "
+                          "(`qsub --version` says 'nothing')"),
+    ],
+)  # fmt: skip
+def test_a_problem_says_what_was_found_and_what_to_do(
+    beginning: bytes, run: Callable[..., str], problem: str | None
+) -> None:
+    assert judge("/bin/qsub", beginning, run).problem() == problem
+
+
+def test_without_a_qsub_one_submits_from_elsewhere() -> None:
+    assert Qsub(Kind.NONE).problem() == (
+        "qsub is not on this machine's PATH: submit from a login node of the PBS cluster"
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PBS])
+def test_only_pbs_is_no_problem(kind: Kind) -> None:
+    assert Qsub(kind).problem()
+    assert Qsub(Kind.PBS).problem() is None
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH; what is put there can be called."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def put(folder: Path, script: str) -> None:
+    (folder / "qsub").write_text(script)
+    (folder / "qsub").chmod(0o700)
+
+
+def test_the_qsub_on_path_is_looked_at_once_for_each_version_of_it(commands: Path) -> None:
+    assert detect() == Qsub(Kind.NONE)
+    put(commands, f'#!/bin/sh\necho called >>{commands}/calls\n[ "$1" = --version ] && echo "pbs_version = 23.06.06"\n')
+    wanted = Qsub(Kind.PBS, str(commands / "qsub"), "23.06.06", "pbs_version = 23.06.06")
+    assert detect() == detect() == wanted
+    assert (commands / "calls").read_text() == "called\n"
+    (commands / "qsub").unlink()
+    put(commands, PERL.decode())
+    assert detect().kind is Kind.SLURM
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        ("#!/bin/sh\necho 'Version: 6.1.2' >&2\n", Kind.TORQUE),  # which prints it there
+        ("#!/bin/sh\n[ \"$1\" = -help ] && echo 'UGE 8.6.5' && exit 0\necho 'qsub: Unknown option'; exit 1\n",
+         Kind.GRID_ENGINE),
+        ("#!/bin/sh\ncat; exit 3\n", Kind.UNKNOWN),  # it gets no standard input to wait for
+        ("#!/no/such/interpreter\n", Kind.UNKNOWN),
+        ("#!/bin/sh\nprintf '\\377\\376'\n", Kind.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_whatever_is_on_path_is_judged(commands: Path, script: str, kind: Kind) -> None:
+    put(commands, script)
+    assert detect().kind is kind
