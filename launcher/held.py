@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.node.pbsdsh import hosts_of
+from launcher.node.hostlist import hosts_of
 
 
 @dataclass(frozen=True)

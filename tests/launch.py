@@ -21,6 +21,21 @@ PYTHON = sys.executable
 _INHERITED = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "LAUNCHER_", "PBS_"))}
 
 
+def until(condition: Callable[[], object], what: str, patience: float = 60, said: Callable[[], str] = str) -> None:
+    """Waits for something.
+
+    Args:
+        condition: whether it has come.
+        what: it is, for the message of a failure.
+        patience: seconds.
+        said: more for that message.
+    """
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {patience:g} s; {said()}"
+        time.sleep(0.1)
+
+
 @dataclass(frozen=True)
 class Launcher:
     """The command line with a runs_dir of its own.
@@ -88,10 +103,7 @@ class Launcher:
 
     def until(self, condition: Callable[[], object], what: str, patience: float = 60) -> None:
         """Waits for something that the run is to do."""
-        deadline = time.monotonic() + patience
-        while not condition():
-            assert time.monotonic() < deadline, f"{what} within {patience:g} s; {self.printed()}"
-            time.sleep(0.1)
+        until(condition, what, patience, self.printed)
 
     def printed(self) -> str:
         """What the newest run has printed so far."""

@@ -55,7 +55,7 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
 
     @functools.cached_property
     def _place(self) -> topology.Topology:
-        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
 
     @property
     def hostnames(self) -> list[str]:

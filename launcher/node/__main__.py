@@ -56,7 +56,7 @@ def _pose_as_local_job() -> None:
     """The variables that submitit's own LocalJobEnvironment reads, for jobs that are ours to number."""
     from launcher.node import topology
 
-    place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+    place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     os.environ.update(
         SUBMITIT_EXECUTOR="local",
         SUBMITIT_LOCAL_JOB_ID=os.environ["LAUNCHER_JOB_ID"],

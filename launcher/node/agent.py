@@ -48,7 +48,7 @@ def run(run_dir: str) -> dict[str, Any]:
     for number in (signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text().splitlines())
+        place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     except topology.TopologyError as error:
         raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
     events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]

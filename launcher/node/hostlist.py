@@ -1,4 +1,4 @@
-"""Slurm's compressed node lists (`rack[1-2]n[01-04,7]`), read without scontrol. Pure."""
+"""Lists of nodes: Slurm's compressed ones (`rack[1-2]n[01-04,7]`), read without scontrol, and PBS's files. Pure."""
 
 from __future__ import annotations
 
@@ -71,3 +71,12 @@ def expand_counts(text: str) -> list[int]:
         count, _, times = item.strip().partition("(x")
         counts.extend([int(count)] * int(times.rstrip(")") or 1))
     return counts
+
+
+def hosts_of(node_file: str) -> dict[str, int]:
+    """The distinct hosts of a PBS node file in its order, each with its first line (pbsdsh's -n)."""
+    lines: dict[str, int] = {}
+    for number, line in enumerate(node_file.splitlines()):
+        if host := line.strip():  # a chunk without CPUs leaves an empty line
+            lines.setdefault(host, number)
+    return lines

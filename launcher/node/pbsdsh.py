@@ -16,15 +16,7 @@ from pathlib import Path
 
 from launcher import errors
 from launcher.node import guard, pbs_task, spawn
-
-
-def hosts_of(node_file: str) -> dict[str, int]:
-    """The distinct hosts of a PBS node file in its order, each with its first line (pbsdsh's -n). Pure."""
-    lines: dict[str, int] = {}
-    for number, line in enumerate(node_file.splitlines()):
-        if host := line.strip():  # a chunk without CPUs leaves an empty line
-            lines.setdefault(host, number)
-    return lines
+from launcher.node.hostlist import hosts_of
 
 
 @contextlib.contextmanager

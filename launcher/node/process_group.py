@@ -91,7 +91,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         BackendError: the backend or the device cannot be had here.
     """
     host = socket.gethostname()
-    place = topology.derive(os.environ, host, lambda path: Path(path).read_text().splitlines())
+    place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
     chosen_device = _device(device, place)
     chosen_backend = _backend(backend, chosen_device)
     if chosen_backend == "mpi":

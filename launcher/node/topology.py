@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from launcher.node.hostlist import expand, expand_counts
+from launcher.node.hostlist import expand, expand_counts, hosts_of
 
 Environ = Mapping[str, str]
 
@@ -78,13 +78,13 @@ class _Place:
         return next((self.number(name) for name in names if self.has(name)), None)
 
 
-def derive(environ: Environ, hostname: str, read_lines: Callable[[str], list[str]]) -> Topology:
+def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
     """The topology of this process.
 
     Args:
         environ: its environment.
         hostname: its host's name, for the sources that give no list of hosts.
-        read_lines: reads PBS's node file, given its path.
+        read: reads PBS's node file, given its path.
 
     Returns:
         The first complete source of `SOURCES`; a world of one rank when there is none.
@@ -93,7 +93,7 @@ def derive(environ: Environ, hostname: str, read_lines: Callable[[str], list[str
         TopologyError: a source is there, and its values contradict each other or leave the master unknown.
     """
     try:
-        place = _Place(environ, hostname, _allocation(environ, read_lines))
+        place = _Place(environ, hostname, _allocation(environ, read))
         topology = next(filter(None, (source(place) for source in SOURCES.values())), None)
     except (ValueError, ZeroDivisionError) as error:  # a list of nodes or counts that is none, no ranks on a node
         raise TopologyError(f"the variables of this job contradict each other: {error}") from None
@@ -110,12 +110,12 @@ def derive(environ: Environ, hostname: str, read_lines: Callable[[str], list[str
     return topology
 
 
-def _allocation(environ: Environ, read_lines: Callable[[str], list[str]]) -> tuple[str, ...]:
+def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]:
     """Distinct hosts of the allocation in its order, or nothing."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
-        return tuple(dict.fromkeys(line.strip() for line in read_lines(path) if line.strip()))
+        return tuple(hosts_of(read(path)))
     return ()
 
 

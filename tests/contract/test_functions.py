@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from launcher.errors import SubmissionError
 from launcher.plan import Site
 from launcher.runs import Run
 from tests.contract import functions
-from tests.launch import ROOT
+from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
 
 RUNS = {"local": LocalExecutor, "slurm": SlurmExecutor, "pbs run": PBSRunExecutor}
@@ -96,13 +95,6 @@ def site(
             monkeypatch.setenv(name, value)
     yield Place(request.param, tmp_path)
     cluster.reset()
-
-
-def until(condition: Callable[[], object], what: str, patience: float = 60) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} within {patience:g} s"
-        time.sleep(0.1)
 
 
 def test_a_function_gives_its_result(site: Place) -> None:

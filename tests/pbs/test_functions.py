@@ -7,7 +7,6 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from launcher.backends.once import Refused, submit_once
 from launcher.backends.pbs import PBSExecutor, PBSJob
 from launcher.backends.pbs_query import PBS
 from launcher.errors import ConfigError, RunError, SubmissionError
+from tests.launch import until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
@@ -30,13 +30,6 @@ def executor(folder: Path, **parameters: Any) -> submitit.AutoExecutor:
     made = submitit.AutoExecutor(folder / "logs", cluster="pbs")
     made.update_parameters(**{"timeout_min": 5, **parameters})
     return made
-
-
-def until(condition: Callable[[], object], what: str, patience: float = 60) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} within {patience:g} s"
-        time.sleep(0.1)
 
 
 def over(job: PBSJob) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from launcher import held
 from launcher.errors import ConfigError
 from launcher.node import pbsdsh
+from launcher.node.hostlist import hosts_of
 from launcher.node.pbs_task import exports
 
 
@@ -27,8 +28,8 @@ from launcher.node.pbs_task import exports
     ],
 )
 def test_each_host_once_with_its_first_line(node_file: str, hosts: dict[str, int]) -> None:
-    assert pbsdsh.hosts_of(node_file) == hosts
-    assert list(pbsdsh.hosts_of(node_file)) == list(hosts)
+    assert hosts_of(node_file) == hosts
+    assert list(hosts_of(node_file)) == list(hosts)
 
 
 def after(folder: Path, environ: dict[str, str], **own: str) -> dict[str, str]:

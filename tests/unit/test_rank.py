@@ -50,7 +50,7 @@ def test_the_variables_are_those_that_a_rank_finds_its_topology_in(members: list
             "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "m", "MASTER_PORT": "1",
             **place_variables(members, index, local),
         }  # fmt: skip
-        topology = derive(environ, members[index].host, lambda path: [])
+        topology = derive(environ, members[index].host, lambda path: "")
         assert (topology.source, topology.rank, topology.world_size) == ("torchrun", rank, world)
         assert topology.hosts[topology.node_rank] == members[index].host
         seen.add((topology.node_rank, topology.local_rank))

@@ -25,7 +25,7 @@ def test_every_task_learns_its_place() -> None:
 @pytest.mark.parametrize("hosts", [["h"], ["a", "b", "c"], ["h", "h"]])
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_the_place_is_one_that_the_topology_reads(hosts: list[str], tasks: int) -> None:
-    places = [derive(environ, "h", lambda path: []) for environ in environments(hosts, tasks)]
+    places = [derive(environ, "h", lambda path: "") for environ in environments(hosts, tasks)]
     assert [(place.rank, place.node_rank, place.local_rank) for place in places] == [
         (node * tasks + task, node, task) for node in range(len(hosts)) for task in range(tasks)
     ]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from launcher.node.topology import SOURCES, Topology, TopologyError, derive
 
 NODE_FILES = {
-    "/aux/two": ["n1.site", "n1.site", "n2.site", "n2.site", ""],
-    "/aux/one": ["n1.site"],
-    "/aux/empty": [],
+    "/aux/two": "n1.site\nn1.site\nn2.site\nn2.site\n\n",
+    "/aux/one": "n1.site\n",
+    "/aux/empty": "",
 }
 
 
@@ -197,7 +197,7 @@ VALUES = ["", "0", "1", "2", "3", "8", "-1", "x", "n1", "n[1-2]", "n[1-", "2(x2)
 def test_any_environment_gives_a_place_or_an_error_of_ours(changes: dict[str, str], start: dict[str, str]) -> None:
     environ = {**start, **changes}
     try:
-        topology = derive(environ, "n1", lambda path: [path])
+        topology = derive(environ, "n1", lambda path: path)
     except TopologyError:
         return
     assert 0 <= topology.rank < topology.world_size
