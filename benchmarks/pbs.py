@@ -106,7 +106,7 @@ def _delete(job_id: str) -> None:
 def _site(folder: Path) -> Iterator[str]:
     """The real PBS or a stand-in; what it is."""
     if RealPbs.answers():
-        yield RealPbs().against
+        yield RealPbs.described()
         return
     before = dict(os.environ)
     with PbsCluster(folder) as pbs:

@@ -222,7 +222,7 @@ def _refusal(plan: JobPlan, queue: Queue) -> str | None:
         (f"{plan.cpus_per_node} CPUs on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPUs"),
     ):
         if limit is not None and wanted > limit:
-            return f"{what}: {where} gives a job at most {limit} {unit}: ask for less"
+            return f"{what}: {where} gives a job at most {limit} {unit[:-1] if limit == 1 else unit}: ask for less"
     if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
         most = format_size(queue.mem)
         return f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"

@@ -17,6 +17,10 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
 LONGEST_NAME = 64
+GPU_DIRECTIVES = {
+    Scheduler.slurm: (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none),
+    Scheduler.pbs: (GpuDirective.ngpus, GpuDirective.none),
+}
 # Keys that only one scheduler knows, and what to write for the other.
 KEYS_OF = {
     "partition": (Scheduler.slurm, "use cluster.queue"),
@@ -221,7 +225,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
     _refuse_control_characters("", as_dict(plan))
-    _refuse_foreign_keys(cluster)
+    _refuse_foreign_keys(cluster, gpus)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
@@ -317,10 +321,16 @@ def _plain_values(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
-def _refuse_foreign_keys(cluster: Cluster) -> None:
+def _refuse_foreign_keys(cluster: Cluster, gpus: int) -> None:
     """A key of the other scheduler would be ignored without a word."""
     if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
         return
+    fitting = GPU_DIRECTIVES[cluster.scheduler]
+    if gpus and cluster.gpu_directive not in fitting:
+        raise ConfigError(
+            f"cluster.gpu_directive={cluster.gpu_directive.value} is no way to ask {cluster.scheduler.value} for GPUs: "
+            f"use {' or '.join(each.value for each in fitting)}"
+        )
     for key, (scheduler, instead) in KEYS_OF.items():
         if getattr(cluster, key) and cluster.scheduler is not scheduler:
             raise ConfigError(

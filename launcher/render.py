@@ -123,7 +123,7 @@ def spawn(
             options.append("--mpiexec=" + shlex.join(word.format(**counts) for word in mpiexec))
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"cluster.mpiexec: {error} cannot be filled in; there are {{nodes}}, {{tasks}} and {{tasks_per_node}}"
+                f"mpiexec: {error} cannot be filled in; there are {{nodes}}, {{tasks}} and {{tasks_per_node}}"
             ) from None
     return command([python, "-m", "launcher.node.spawn", *options, nodes, tasks_per_node, grace])
 

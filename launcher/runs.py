@@ -101,6 +101,10 @@ class Run:
     def write_script(self, text: str) -> Path:
         return self._write("script.sh", text)
 
+    def write_environment(self, text: str) -> None:
+        """What the job takes over of the submitter's environment, as shell text."""
+        self._write("environment.sh", text)
+
     def write_result(self, metrics: Mapping[str, Any]) -> None:
         self._write("result.json", json.dumps(metrics, indent=1))
 
@@ -128,8 +132,8 @@ class Run:
     def _write(self, name: str, text: str) -> Path:
         """Whole or not at all: a reader never sees half a file."""
         path, temporary = self.path / name, self.path / f".{name}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -53,10 +53,10 @@ def pbs_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PbsCluste
 
 
 @pytest.fixture(scope="session")
-def pbs(request: pytest.FixtureRequest) -> PbsCluster | RealPbs:
+def pbs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PbsCluster | RealPbs:
     """The real PBS of this machine, else a stand-in."""
     stand_in: PbsCluster | None = None if RealPbs.answers() else request.getfixturevalue("pbs_stand_in")
-    return stand_in or RealPbs()
+    return stand_in or RealPbs(tmp_path_factory.getbasetemp())
 
 
 def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             name, against = marker.args
             _record(item, name, against.replace("{slurm}", _slurm()))
         elif "pbs" in fixtures and RealPbs.answers():
-            _record(item, "pbs", RealPbs().against)
+            _record(item, "pbs", RealPbs.described())
         elif "pbs" in fixtures or "pbs_stand_in" in fixtures:
             _record(item, "pbs", PbsCluster.against)
         elif "slurm_with_accounting" in fixtures:

@@ -57,3 +57,9 @@ class Queries(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """Asks the scheduler to end a job; one that has ended already is no error."""
+
+
+def parts(count: int, most: int | None) -> list[range]:
+    """The indices of `count` elements, in arrays of at most `most`."""
+    step = most or count
+    return [range(start, min(start + step, count)) for start in range(0, count, step)]

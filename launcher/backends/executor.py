@@ -16,7 +16,9 @@ from typing import Any
 from submitit.core import core, utils
 
 from launcher import render
+from launcher.backends.base import parts
 from launcher.backends.once import submit_once
+from launcher.errors import SubmissionError
 from launcher.live import read
 from launcher.plan import JobPlan
 from launcher.runs import Run
@@ -30,12 +32,6 @@ def private_files() -> Iterator[int]:
         yield previous
     finally:
         os.umask(previous)
-
-
-def parts(count: int, most: int | None) -> list[range]:
-    """The indices of `count` elements, in arrays of at most `most`."""
-    step = most or count
-    return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 class RunExecutor(core.PicklingExecutor):
@@ -101,9 +97,16 @@ class RunExecutor(core.PicklingExecutor):
             if not element.path.exists():
                 Run.create(element.path)
             self._dump(delayed, element)
-        jobs = []
+        jobs: list[core.Job[Any]] = []
         for part in parts(len(delayed_submissions), self._largest_array()):
-            jobs += self._submit_part(part, f"{self.token}-{part[0]}" if part[0] else self.token)
+            try:
+                jobs += self._submit_part(part, f"{self.token}-{part[0]}" if part[0] else self.token)
+            except SubmissionError as error:
+                if not jobs:
+                    raise
+                raise SubmissionError(
+                    f"{error}; elements 0 to {part[0] - 1} were submitted, from {jobs[0].job_id} on: cancel those"
+                ) from None
         return jobs
 
     def _submit_part(self, part: range, token: str) -> list[core.Job[Any]]:

@@ -92,14 +92,21 @@ class Parameters:
                 values["walltime"] = parse_time(str(values["walltime"]))
             if "mem" in values:
                 values["mem"] = parse_size(str(values["mem"]))
+            for name in ("chunk", "resources", "directives"):
+                if not isinstance(values.get(name, {}), Mapping):
+                    raise ValueError(f"{name}={values[name]!r}: it must be a dictionary")
             if "select" in values:
+                for name in ("nodes", "ngpus", "mem", "chunk", "cpus_per_task"):
+                    if name in values:
+                        raise ValueError(f"{name} and select exclude each other: say it in select, or leave that out")
                 values["nodes"] = qsub.chunks(values["select"])
             parameters = cls(**values)
             for name in ("setup", "teardown", "mpiexec"):
                 if isinstance(getattr(parameters, name), str):
                     raise ValueError(f"{name}={getattr(parameters, name)!r}: it must be a list")
             for name, least in LEAST.items():
-                if not isinstance(value := getattr(parameters, name), int) or value < least:
+                value = getattr(parameters, name)
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
             for option, value in qsub.options(parameters._request("", "", None)):
                 render.qsub_option(option, value)
@@ -154,19 +161,16 @@ class Parameters:
         )  # fmt: skip
 
     def _request(self, output: str, token: str, array: str | None) -> qsub.Request:
-        chunk: dict[str, Any] = {
-            "ncpus": self.tasks_per_node * self.cpus_per_task,
-            "mpiprocs": self.tasks_per_node,
-            "ompthreads": self.cpus_per_task,
-            "ngpus": self.ngpus or None,
-            "mem": None if self.mem is None else qsub.size(self.mem),
-        }
+        chunk = qsub.chunk(
+            ncpus=self.tasks_per_node * self.cpus_per_task, mpiprocs=self.tasks_per_node,
+            ompthreads=self.cpus_per_task, ngpus=self.ngpus, mem=self.mem,
+        )  # fmt: skip
         return qsub.Request(
             name=self.name,
             select=self.select or qsub.select(self.nodes, {**chunk, **self.chunk}),
             output=output,
             token=token,
-            place=self.place or ("scatter" if self.nodes > 1 else None),
+            place=self.place or qsub.place(self.nodes),
             walltime=self.walltime,
             queue=self.queue,
             project=self.project,

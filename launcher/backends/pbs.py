@@ -13,8 +13,10 @@ This module and what it imports need neither torch nor Hydra.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shlex
 import sys
 import time
@@ -25,14 +27,14 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from launcher.backends import pbs_query
-from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends import pbs_query, qsub
+from launcher.backends.base import JobState, QueryError, SchedulerJob, parts
 from launcher.backends.detect import Kind, detect
-from launcher.backends.executor import parts, private_files
 from launcher.backends.once import Refused, submit_once
-from launcher.backends.parameters import Parameters
+from launcher.backends.parameters import Parameters, folder_of
 from launcher.backends.pbs_environment import resubmissions
 from launcher.backends.scrub import pbs_environment
+from launcher.errors import ConfigError
 from launcher.node.pbs_task import exports
 from launcher.runs import require_private
 
@@ -157,10 +159,15 @@ class PBSExecutor(core.PicklingExecutor):
 
         Raises:
             RuntimeError: the qsub on PATH is not PBS's; the text says whose it is.
+            ValueError: the folder's name is none for PBS.
         """
         super().__init__(folder, max_num_timeout, max_pickle_size_gb)
         if problem := detect().problem():
             raise RuntimeError(problem)
+        try:
+            qsub.check_folder(str(folder_of(self.folder)))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         self.python = shlex.quote(sys.executable) if python is None else python
         self._pbs = pbs_query.PBS()
 
@@ -207,60 +214,78 @@ class PBSExecutor(core.PicklingExecutor):
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        with private_files() as umask:
-            folder.mkdir(parents=True, exist_ok=True)
-            require_private(folder)
-            count, jobs = len(delayed_submissions), []
-            most = self._pbs.max_array_size(self.parameters.get("queue")) if count > 1 else None
-            for part in parts(count, most):
-                jobs += self._submit_part(folder, part, delayed_submissions, umask)
+        folder = folder_of(self.folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_private(folder)
+        jobs: list[core.Job[Any]] = []
+        try:
+            for part in parts(len(delayed_submissions), self._largest_array(len(delayed_submissions))):
+                jobs += self._submit_part(folder, part, delayed_submissions)
+        except BaseException:
+            for job_id in {pbs_query.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
+                with contextlib.suppress(QueryError):
+                    self._pbs.cancel(job_id)
+            raise
         return jobs
 
+    def _largest_array(self, count: int) -> int | None:
+        if count == 1:
+            return None
+        try:
+            return self._pbs.max_array_size(self.parameters.get("queue"))
+        except QueryError:  # qsub is tried for longer, and tells if it is too large
+            return None
+
     def _submit_part(
-        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission], umask: int
+        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
         """One qsub: an array, or a plain job for one element, for PBS has no arrays of one."""
         uid = uuid.uuid4().hex
         parameters = Parameters.of(self.parameters)
+        script, told = folder / f".{uid}.sh", folder / f".{uid}.job"
         payloads = [folder / f".{uid}_{index}.pkl" for index in part]
-        for index, payload in zip(part, payloads, strict=True):
-            submissions[index].set_timeout(-(-parameters.walltime // 60), self.max_num_timeout)
-            submissions[index].dump(payload)
-            if payload == payloads[0]:
-                self._check_size(payload, len(submissions))
-        text = parameters.script(
-            folder=self.folder,
-            payload=folder / f".{uid}",
-            environment=self._environment(folder),
-            python=self.python,
-            token=f"launcher-{uid}",
-            indices=part,
-            umask=umask,
-        )
-        script = folder / f".{uid}.sh"
-        script.write_text(text)
+        try:
+            for index, payload in zip(part, payloads, strict=True):
+                submissions[index].set_timeout(-(-parameters.walltime // 60), self.max_num_timeout)
+                payload.touch(mode=0o600)
+                submissions[index].dump(payload)
+                if payload == payloads[0]:
+                    self._check_size(payload, len(submissions))
+            text = parameters.script(
+                folder=self.folder,
+                payload=folder / f".{uid}",
+                environment=self._environment(folder),
+                python=self.python,
+                token=f"launcher-{uid}",
+                indices=part,
+                umask=_umask(),
+            )
+            script.touch(mode=0o600)
+            script.write_text(text)
+        except BaseException:
+            _remove(script, *payloads)
+            raise
         try:
             job_id = submit_once(
                 lambda: self._pbs.submit(str(script), os.environ),
-                lambda: self._pbs.find(f"launcher-{uid}", parameters.name),
+                lambda: _read(told) or self._pbs.find(f"launcher-{uid}", parameters.name),
             )
         except Refused:
-            for path in (script, *payloads):
-                path.unlink(missing_ok=True)
+            _remove(script, *payloads)
             raise
         ids = [job_id] if len(part) == 1 else [pbs_query.element_id(job_id, index) for index in part]
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
-        # The job finds its payload under either name, so it may start at any time, and we may be killed at any time.
+        # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
         for job, payload in zip(jobs, payloads, strict=True):
-            job.paths.move_temporary_file(payload, "submitted_pickle")
-        jobs[0].paths.move_temporary_file(script, "submission_file")
+            _link(payload, job.paths.submitted_pickle)
+            payload.unlink()
+        _remove(told)
+        _link(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
         return jobs
 
     def _check_size(self, payload: Path, count: int) -> None:
         size = payload.stat().st_size / 1024**3
         if count * size > self.max_pickle_size_gb:
-            payload.unlink()
             raise RuntimeError(
                 f"about {count} x {size:.2f} GB of functions and arguments would be submitted, and "
                 f"max_pickle_size_gb={self.max_pickle_size_gb}: pass large data by file, or raise it"
@@ -271,7 +296,8 @@ class PBSExecutor(core.PicklingExecutor):
         text = os.fsencode(exports(dict(sorted(pbs_environment(os.environ).environment.items()))))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
-            temporary = path.with_suffix(f".{os.getpid()}")
+            temporary = path.with_suffix(f".{uuid.uuid4().hex}")
+            temporary.touch(mode=0o600)
             temporary.write_bytes(text)
             temporary.replace(path)
         return path
@@ -287,3 +313,32 @@ class PBSExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         raise NotImplementedError
+
+
+def _link(file: Path, name: Path) -> None:
+    """Gives a file another name, unless a file of that name is there."""
+    name.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        os.link(file, name)
+
+
+def _read(file: Path) -> str:
+    """What a job has told of itself, or nothing."""
+    with contextlib.suppress(OSError):
+        return file.read_text()
+    return ""
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """This process's umask, without changing it for other threads where the system tells it (man 5 proc)."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,10 +23,13 @@ from pathlib import Path
 from submitit.core import job_environment, logger, utils
 
 from launcher import errors
-from launcher.backends.pbs_query import TOKEN
+from launcher.backends.once import submit_once
+from launcher.backends.pbs_query import PBS, TOKEN
+from launcher.errors import SubmissionError
 from launcher.node import topology
 from launcher.node.pbsdsh import find
 
+PATIENCE = 45.0  # seconds until a resubmission is given up; the job itself ends then
 FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that one's id
 
 
@@ -92,18 +94,22 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
 
     def _requeue(self, countdown: int) -> None:
         """Submits the job's own script again, to go on under the same id."""
-        script = Path(self.paths.submission_file).read_text()
-        first = os.environ["LAUNCHER_JOB_ID"]
-        done = subprocess.run(
-            # No -J: an element of an array goes on alone. -f: no helper process of qsub stays behind on this node.
-            [find("qsub") or "qsub", "-f", "-v", f"{FIRST_JOB}={first},{TOKEN}=launcher-{os.urandom(8).hex()}", "-"],
-            input=re.sub(r"^#PBS -J .*\n", "", script, flags=re.MULTILINE), capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise utils.UncompletedJobError(f"checkpointed, but qsub refused to go on with it: {done.stderr.strip()}")
-        self.tell_resubmission(done.stdout.split()[-1])
-        logger.get_logger().info(f"{first} goes on as {done.stdout.strip()} ({countdown} remaining timeouts)")
+        if qsub := find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
+        # An element of an array goes on alone.
+        text = re.sub(r"^#PBS -J .*\n", "", Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), flags=re.MULTILINE)
+        pbs, arguments = PBS(timeout=15), ("-f", "-v", f"{FIRST_JOB}={first},{TOKEN}={token}")
+        try:
+            job_id = submit_once(
+                lambda: pbs.submit("-", os.environ, *arguments, text=text),
+                lambda: pbs.find(token, os.environ["PBS_JOBNAME"]),
+                patience=PATIENCE,
+            )
+        except SubmissionError as error:
+            raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
+        self.tell_resubmission(job_id)
+        logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
 
     def tell_resubmission(self, job_id: str) -> None:
         """Notes, once, that the PBS job with this id goes on with ours."""
@@ -128,8 +134,19 @@ class _Handler(job_environment.SignalHandler):
         return time.time() >= self.deadline
 
     def told_to_stop(self, signum: int, frame: types.FrameType | None = None) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # a second one must not interrupt the checkpoint
+        self._only_this_one()
+        if self.env.global_rank:
+            self._exit()  # the first task checkpoints
         self.checkpoint_and_exit(signum, frame)
+
+    def checkpoint_and_try_requeue(self, signum: int, frame: types.FrameType | None = None) -> None:
+        self._only_this_one()
+        super().checkpoint_and_try_requeue(signum, frame)
+
+    def _only_this_one(self) -> None:
+        """Another signal must not interrupt the checkpoint, or begin a second one inside of it."""
+        for number in (signal.SIGTERM, self.env._usr_sig()):
+            signal.signal(number, signal.SIG_IGN)
 
     def _exit(self) -> None:
         sys.exit(errors.RESUME)

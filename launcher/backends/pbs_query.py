@@ -101,9 +101,14 @@ class PBS:
 
     def record(self, job_id: str) -> dict[str, Any] | None:
         """All attributes of one job, every value a text or a dictionary of texts; None when it is unknown."""
-        answer = self.run("qstat", "-x", "-f", "-F", "json", pbs_id(job_id), good=(0, UNKNOWN_JOB))
         wanted = short(job_id)
-        return next((record for name, record in _section(answer, "Jobs").items() if short(name) == wanted), None)
+        for also_over in (["-x"], []):  # without history, -x finds nothing, not even what runs
+            command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
+            answer = self.run(*command, good=(0, UNKNOWN_JOB, FINISHED))
+            for name, record in (_section(answer, "Jobs") if answer.strip() else {}).items():
+                if short(name) == wanted:
+                    return dict(record)
+        return None
 
     def find(self, token: str, name: str) -> str | None:
         """The id of the job of this name that carries the token, over or not.
@@ -112,15 +117,22 @@ class PBS:
             QueryError: PBS did not answer, so nobody can tell.
         """
         ids: set[str] = set()
-        for also_over in ([], ["-x"]):  # without history, -x finds nothing, not even what runs
+        for also_over in ([], ["-x"]):
             ids.update(self.run("qselect", *also_over, "-u", getpass.getuser(), "-N", name).split())
         for job_id in sorted(ids, key=_number, reverse=True)[:NEWEST]:
             if (record := self.record(job_id)) and _variables(record).get(TOKEN) == token:
                 return job_id
         return None
 
-    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
         """Hands a script to qsub and returns the id of its job.
+
+        Args:
+            script: its path; with `text` it is `-`.
+            environment: of qsub.
+            arguments: more of them. With -f qsub does all itself; without, later calls go through a process that the
+                first one leaves behind, which is faster, and submits even when it is not waited for any more.
+            text: the script itself.
 
         Raises:
             Refused: PBS's own words, and where to look.
@@ -129,6 +141,7 @@ class PBS:
         try:
             done = subprocess.run(
                 ["qsub", *arguments, script], capture_output=True, text=True, errors="replace", timeout=self.timeout,
+                **({"stdin": subprocess.DEVNULL} if text is None else {"input": text}),
                 env={name: value for name, value in environment.items() if name != "PBS_DPREFIX"}, check=False,
             )  # fmt: skip
         except FileNotFoundError:
@@ -142,6 +155,8 @@ class PBS:
         if done.returncode == 0 or NO_ANSWER.search(words):
             raise NoAnswer(words)
         hint = HINTS.get(done.returncode)
+        if "Unknown resource Resource_List." in words:
+            hint = "the site has no such resource of a whole job"
         raise Refused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
             surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
@@ -162,8 +177,9 @@ class PBS:
 
     def max_array_size(self, queue: str | None) -> int | None:
         """Most subjobs of one array; None: no limit."""
-        sizes = [self._server().get("max_array_size")]
-        if queue is not None:
+        server = self._server()
+        sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
+        if queue:
             answer = self.run("qstat", "-Q", "-f", "-F", "json", queue, good=(0, UNKNOWN_QUEUE))
             sizes += [values.get("max_array_size") for values in _section(answer, "Queue").values()]
         return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
@@ -197,6 +213,11 @@ def pbs_id(job_id: str) -> str:
 def element_id(array_id: str, index: int) -> str:
     """The id of an array's element as submitit wants it: `150.pbs-srv_5` for 150[].pbs-srv and 5."""
     return f"{array_id.replace('[]', '')}_{index}"
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array that an element belongs to, `150[].pbs-srv` for 150.pbs-srv_5; a plain job's own."""
+    return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
 
 
 def _number(job_id: str) -> int:

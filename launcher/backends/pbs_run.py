@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends import pbs_query
-from launcher.backends.executor import RunExecutor, private_files
+from launcher.backends.executor import RunExecutor
 from launcher.backends.pbs import PBSJob
 from launcher.backends.scrub import job_environment
 from launcher.node.pbs_task import exports
@@ -25,13 +25,11 @@ class PBSRunExecutor(RunExecutor):
         self._pbs = pbs_query.PBS(plan.submit_timeout)
 
     def _send(self, script: Path, token: str) -> str:
-        environment = job_environment(os.environ, self.plan).environment
-        with private_files():  # PBS itself mangles values, and puts them where everybody can read them
-            script.with_name("environment.sh").write_bytes(os.fsencode(exports(environment)))
-
         def send() -> str:
+            # PBS itself mangles values, and puts them where everybody can read them.
+            Run(script.parent).write_environment(exports(job_environment(os.environ, self.plan).environment))
             self.run.journal("submitting", token=token)
-            return self._pbs.submit(str(script), os.environ)
+            return self._pbs.submit(str(script), os.environ, "-f")
 
         return self._once(send, lambda: self._pbs.find(token, self.plan.name))
 

@@ -21,16 +21,13 @@ VALUE = re.compile(r"""[^\s:+='",\\]+""")
 
 # Options that make the job what it is, and what to do instead of setting them behind our back.
 TAKEN = {
-    "N": "use the key name",
-    "J": "one command submits one run",
-    "q": "use the key cluster.queue",
-    "P": "use the key cluster.project",
-    "A": "use the key cluster.account",
-    "o": "`python -m launcher logs RUN` shows it, wherever it is",
-    "e": "`python -m launcher logs RUN` shows it, wherever it is",
-    "j": "`python -m launcher logs RUN` shows it, wherever it is",
-    "k": "`python -m launcher logs RUN` shows it, wherever it is",
-    "v": "use the key cluster.environment",
+    "N": "use name",
+    "J": "the array is the launcher's",
+    "q": "use queue",
+    "P": "use project",
+    "A": "use account",
+    **dict.fromkeys("oejk", "the output's place is the launcher's"),
+    "v": "set the variable in the environment",
     "V": "the environment is handed on anyway",
     "C": "the script's lines would not count",
     "I": "the job has a script",
@@ -80,8 +77,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         raise ConfigError(
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
         )
-    if not request.output.isascii():
-        raise ConfigError(f"{request.output}: qsub takes only ASCII characters in this path; use another folder")
+    check_folder(request.output)
     ours: list[tuple[str, str | None]] = [
         ("N", request.name),
         ("q", request.queue),
@@ -103,7 +99,15 @@ def options(request: Request) -> list[tuple[str, str | None]]:
     ]
     for option in request.directives:
         if option in TAKEN:
-            raise ConfigError(f"the PBS option -{option} cannot be set: {TAKEN[option]}")
+            raise ConfigError(f"the qsub option -{option} cannot be among the directives: {TAKEN[option]}")
+        if not re.fullmatch(r"[A-Za-z]", option):
+            raise ConfigError(f"directives: {option!r} is not the letter of a qsub option")
+    for name, value in request.resources.items():
+        if value is not None and not (RESOURCE.fullmatch(name) and re.fullmatch(r"""[^\s,'"\\]+""", str(value))):
+            raise ConfigError(
+                f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
+                "blanks, quotes, commas or backslashes"
+            )
     # Options that may stand more than once are added to ours, the others replace them.
     replaced = set(request.directives) - {"l", "W"}
     extra: list[tuple[str, str | None]] = []
@@ -113,6 +117,16 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         elif value is not None and value is not False:
             extra += [(option, str(each)) for each in (value if isinstance(value, (list, tuple)) else [value])]
     return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
+
+
+def check_folder(path: str) -> None:
+    """Refuses a folder that cannot be that of a job's output.
+
+    Raises:
+        ConfigError: qsub would not take it.
+    """
+    if not path.isascii():
+        raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
 
 
 def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
@@ -126,21 +140,16 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
     Raises:
         ConfigError: a resource cannot be written into a select statement.
     """
-    chunk: dict[str, Any] = {
-        "ncpus": plan.cpus_per_node,
-        "mpiprocs": plan.tasks_per_node,
-        "ompthreads": plan.cpus_per_proc,
-    }
-    if plan.gpus_per_node and plan.gpu_directive == GpuDirective.ngpus.value:
-        chunk["ngpus"] = plan.gpus_per_node
-    if plan.mem is not None:
-        chunk["mem"] = size(plan.mem)
+    ours = chunk(
+        ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
+        ngpus=plan.gpus_per_node if plan.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
+    )  # fmt: skip
     return Request(
         name=plan.name,
-        select=select(plan.nodes, {**chunk, **plan.chunk}),
+        select=select(plan.nodes, {**ours, **plan.chunk}),
         output=f"{plan.run_dir}/^array_index^/" if array else f"{plan.run_dir}/",
         token=token,
-        place=plan.place or ("scatter" if plan.nodes > 1 else None),
+        place=plan.place or place(plan.nodes),
         walltime=plan.time,
         queue=plan.queue,
         project=plan.project,
@@ -149,6 +158,22 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
         array=array,
         directives=plan.directives,
     )
+
+
+def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
+    """The resources of one node; memory in bytes."""
+    return {
+        "ncpus": ncpus,
+        "mpiprocs": mpiprocs,
+        "ompthreads": ompthreads,
+        "ngpus": ngpus or None,
+        "mem": None if mem is None else size(mem),
+    }
+
+
+def place(nodes: int) -> str | None:
+    """Without it several chunks may end up on one node."""
+    return "scatter" if nodes > 1 else None
 
 
 def select(nodes: int, chunk: Mapping[str, Any]) -> str:

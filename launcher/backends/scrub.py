@@ -20,8 +20,8 @@ KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "HYDRA_FULL_ERROR"),
 }
-# PBS makes a folder on each node for the time of the job.
-OF_PBS = {"TMPDIR"}
+# What PBS sets anew in each job: a folder on each node, its own word on CPUs, and where it is.
+OF_PBS = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
 # sbatch puts these above the script's own lines (man sbatch, INPUT ENVIRONMENT VARIABLES); sites use them as defaults.
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -54,7 +54,9 @@ def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
 
 def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
     """The environment for a job of PBS."""
-    return _without(environ, set(), OF_PBS)
+    # Inside of a job it is that job's number of CPUs, elsewhere the user's wish.
+    threads = {"OMP_NUM_THREADS"} if "PBS_JOBID" in environ else set()
+    return _without(environ, set(), OF_PBS | threads)
 
 
 def _without(environ: Mapping[str, str], kept: set[str], own: set[str], *, schedulers: bool = True) -> Scrubbed:

@@ -55,9 +55,13 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
 def _follow(run: runs.Run, output: bool, foreground: bool) -> Seen:
     live, tails = Live(), Tails(run)
     pause = POLL if foreground else 1.0
+    why = ""
     with progress_line() as show:
         while True:
             seen = look(run, live)
+            if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
+                why = seen.word  # it may never start, and then this is all that there is to see
+                print(f"queued: {why}", file=sys.stderr, flush=True)
             if output:
                 for text in tails.new():
                     show.print(text)

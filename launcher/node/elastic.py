@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from launcher import errors, runs
@@ -172,7 +173,7 @@ class Agent(LocalElasticAgent):
             ]
         except Exception:
             silent = [f"{master.host}, which runs rank 0,"]
-        cause = f"{me.host} was told to stop ({number.name})"
+        cause = f"{self._told_first() or me.host} was told to stop ({number.name})"
         if silent:
             cause = f"{', '.join(silent)} ended without a word (killed, or lost); then {cause}"
         self.tell_fault(cause, 128 + number)
@@ -181,6 +182,8 @@ class Agent(LocalElasticAgent):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # it is ending already, and must not be cut short
         with contextlib.suppress(Exception):  # before the ranks are given their time to end
+            if isinstance(sys.exc_info()[1], SignalException):  # torch calls this while it handles one
+                self._words.compare_set("stop", "", self._host())  # PBS tells the first node only
             self._words.set(f"leaving/{self._index}", "1")
         super()._shutdown(death_sig, self._shutdown_timeout)  # torch itself passes its own 30 s in one place
 
@@ -224,6 +227,8 @@ class Agent(LocalElasticAgent):
                 self._next_look = time.monotonic() + FAULT_INTERVAL
                 if self._fault_elsewhere() or (self._index == 0 and self._not_joined()):
                     return RunResult(state=WorkerState.FAILED)
+                if self._told_first():
+                    raise SignalException("another agent was told to stop", signal.SIGTERM)
         return result
 
     def _tell_first_failure(self, result: RunResult) -> None:
@@ -258,6 +263,12 @@ class Agent(LocalElasticAgent):
             master = self._meeting.members[0].host
             self.tell_fault(f"{self._host()} lost contact with {master}, which runs rank 0")
             return True
+
+    def _told_first(self) -> str | None:
+        """The host of the agent that was told to stop, if any was."""
+        with contextlib.suppress(Exception):
+            return self._words.get("stop").decode() if self._words.check(["stop"]) else None
+        return None
 
     def _not_joined(self) -> bool:
         """Whether time is up for ranks that hang before they join the others; the ranks themselves may all do."""

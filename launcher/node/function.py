@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def main(folder: str, *options: str) -> int:
     """Calls the submitted function, with its output in submitit's log files, and keeps its result."""
     guard.start()
+    os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # what starts several tasks has one of its own
     from submitit.core import plugins
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths
@@ -38,25 +39,42 @@ def main(folder: str, *options: str) -> int:
     _redirect(paths, merged="--merge-output" in options)
     if environment.global_rank == 0 and FIRST_JOB in os.environ:
         environment.tell_resubmission(os.environ["PBS_JOBID"])
+    _clear_up(paths, first=environment.global_rank == 0)
     _name_payload(paths)
-    for left in paths.folder.glob(f"{environment.job_id}_*.save_tmp"):  # by a job that was killed while it wrote
-        left.unlink(missing_ok=True)
     process_job(folder)
     return errors.DONE
 
 
 def _redirect(paths: JobPaths, *, merged: bool) -> None:
     for descriptor, path in ((1, paths.stdout), (2, paths.stdout if merged else paths.stderr)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
 
 
 def _name_payload(paths: JobPaths) -> None:
     """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
+    payload = Path(os.environ["LAUNCHER_PAYLOAD"])
+    if payload.exists():  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
+        told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
+        told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
     if not paths.submitted_pickle.exists():
         with contextlib.suppress(OSError):
-            os.link(Path(os.environ["LAUNCHER_PAYLOAD"]), paths.submitted_pickle)
+            os.link(payload, paths.submitted_pickle)
+
+
+def _clear_up(paths: JobPaths, *, first: bool) -> None:
+    """What this task left half-written when it was killed; with it there, submitit would refuse to write again.
+
+    submitit removes a file before it moves the new one into its place: alone, the new one is all that there is.
+    """
+    Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
+    left = Path(f"{paths.submitted_pickle}.save_tmp")
+    if first and left.exists():
+        if paths.submitted_pickle.exists():
+            left.unlink()
+        else:
+            left.rename(paths.submitted_pickle)
 
 
 if __name__ == "__main__":

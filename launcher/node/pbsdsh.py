@@ -75,7 +75,9 @@ def run(
         return errors.NO_RETRY
     lines = dict(list(hosts_of(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
     if len(lines) < nodes:
-        print(f"launcher: the PBS job has {len(lines)} hosts and the run needs {nodes}", file=sys.stderr)
+        print(
+            f"launcher: the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed", file=sys.stderr
+        )
         return errors.NO_RETRY
     hosts = list(lines)
     places = spawn.environments(hosts, tasks_per_node)

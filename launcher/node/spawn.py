@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from launcher import errors
+
 
 class Task(Protocol):
     """What is watched: a process of this host, or one of another node that pbsdsh started."""
@@ -71,7 +73,8 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        if kill_at is None and (told or (first_failure and not go_on)):
+        ending = told or (first_failure and not go_on) or errors.RESUME in codes  # it goes on elsewhere
+        if kill_at is None and ending:
             kill_at = time.monotonic() + grace
             for task in left:
                 task.terminate()

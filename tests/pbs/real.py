@@ -6,10 +6,11 @@ import getpass
 import os
 import subprocess
 import time
+from pathlib import Path
 
 from launcher.backends.base import QueryError
 from launcher.backends.detect import Kind, detect
-from launcher.backends.pbs_query import PBS, TOKEN
+from launcher.backends.pbs_query import PBS
 
 
 class RealPbs:
@@ -20,11 +21,15 @@ class RealPbs:
         environment: where its configuration is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        """
+        Args:
+            root: only jobs whose output is below this folder are ours to delete.
+        """
+        self._root = root
         names = ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER")
         self.environment = {name: os.environ[name] for name in names if name in os.environ}
-        lines = subprocess.run(["pbsnodes", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
-        self.hosts = tuple(line for line in lines if line and not line[0].isspace())
+        self.hosts, self.against = self._nodes(), self.described()
         self._before = self._jobs()
 
     @staticmethod
@@ -38,21 +43,26 @@ class RealPbs:
             return False
         return True
 
-    @property
-    def against(self) -> str:
+    @classmethod
+    def described(cls) -> str:
         """What the closing table says of it."""
-        return f"a real OpenPBS {detect().version}, {len(self.hosts)} nodes"
+        return f"a real OpenPBS {detect().version}, {len(cls._nodes())} nodes"
+
+    @staticmethod
+    def _nodes() -> tuple[str, ...]:
+        lines = subprocess.run(["pbsnodes", "-a"], capture_output=True, text=True, check=True).stdout.splitlines()
+        return tuple(line for line in lines if line and not line[0].isspace())
 
     def reset(self) -> None:
         """Deletes the launcher's jobs that were submitted since the beginning, and waits until they are gone."""
         deadline = time.monotonic() + 30
         while (jobs := [job for job in self._jobs() - self._before if self._ours(job)]) and time.monotonic() < deadline:
-            subprocess.run(["qdel", "-W", "force", *jobs], capture_output=True, check=False)
+            for job in jobs:  # several ids of which some are unknown crash the server of 23.06.06
+                subprocess.run(["qdel", "-W", "force", job], capture_output=True, check=False)
             time.sleep(0.2)
 
-    @staticmethod
-    def _ours(job: str) -> bool:
-        return TOKEN in ((PBS().record(job) or {}).get("Variable_List") or {})
+    def _ours(self, job: str) -> bool:
+        return f":{self._root}/" in str((PBS().record(job) or {}).get("Output_Path"))
 
     @staticmethod
     def _jobs() -> set[str]:

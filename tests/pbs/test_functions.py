@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
+from launcher.backends import pbs
 from launcher.backends.once import Refused, submit_once
 from launcher.backends.pbs import PBSExecutor, PBSJob
 from launcher.backends.pbs_query import PBS
-from launcher.errors import ConfigError, RunError, SubmissionError
+from launcher.errors import RunError, SubmissionError
 from tests.launch import until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster
@@ -57,11 +59,13 @@ def test_all_files_are_private_and_nothing_unneeded_is_left(site: Site, tmp_path
     until(lambda: all(map(over, jobs)), "they are done")
     folder = tmp_path / "logs"
     assert folder.stat().st_mode & 0o777 == 0o700
-    kinds = {path.name.split("_")[-1] for path in folder.iterdir() if not path.name.startswith(".environment-")}
     until(lambda: not list(folder.glob(".tasks-*")), "the tasks' folder is removed")
-    kinds = {path.name.split("_")[-1] for path in folder.iterdir() if not path.name.startswith(".environment-")}
+    kinds = {path.name.split("_")[-1] for path in folder.iterdir() if not path.name.startswith(".")}
     assert kinds == {"submission.sh", "submitted.pkl", "result.pkl", "log.out", "log.err"}
-    assert len(list(folder.glob(".environment-*"))) == 1
+    hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert sum(name.startswith(".environment-") for name in hidden) == 1
+    assert sum(name.endswith(".sh") for name in hidden) == len(hidden) == 4  # and a script for each qsub
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir() if "result" not in path.name} == {0}
 
 
 @pytest.mark.parametrize("name", ["logs/%j", 'it\'s a "folder" $(touch oops)', "back\\slash, comma; 50%"])
@@ -89,10 +93,10 @@ def test_the_environment_arrives_to_the_letter(site: Site, tmp_path: Path, monke
 def test_a_job_starts_where_it_was_submitted_with_the_users_umask(site: Site, tmp_path: Path) -> None:
     previous = os.umask(0o027)
     try:
-        job = executor(tmp_path).submit(functions.umask_and_folder)
+        jobs = [executor(tmp_path, tasks_per_node=tasks).submit(functions.umask_and_folder) for tasks in (1, 2)]
     finally:
         os.umask(previous)
-    assert job.result() == (0o027, os.getcwd())
+    assert [job.results() for job in jobs] == [[(0o027, os.getcwd())], [(0o027, os.getcwd())] * 2]
 
 
 def test_a_batch_of_functions_is_one_array(site: Site, tmp_path: Path) -> None:
@@ -104,11 +108,21 @@ def test_a_batch_of_functions_is_one_array(site: Site, tmp_path: Path) -> None:
 
 
 def test_set_up_and_teardown_lines_run_around_the_function(site: Site, tmp_path: Path) -> None:
-    setup, teardown = [f"export MARK='two words'\ntouch {tmp_path}/before"], [f"touch {tmp_path}/after"]
+    setup = [f"set -e\nexport MARK='two words'\ntouch {tmp_path}/before"]
+    teardown = [f"sleep 1.5 && touch {tmp_path}/after"]  # it takes longer than the guard needs
     job = executor(tmp_path, pbs_setup=setup, pbs_teardown=teardown).submit(functions.tell, ["MARK"])
     assert job.result() == ["two words"]
     until((tmp_path / "after").exists, "the teardown has run")
     assert (tmp_path / "before").exists()
+
+
+def test_a_set_up_line_that_fails_ends_the_job(site: Site, tmp_path: Path) -> None:
+    job = executor(tmp_path, pbs_setup=["true", "ls /no/such/folder"]).submit(functions.double, 4)
+    until(lambda: over(job), "it is done")
+    job._results_timeout_s = 0
+    assert isinstance(job.exception(), UncompletedJobError)
+    said = (tmp_path / f"logs/{job.job_id}.OU").read_text()
+    assert "set-up line 2 failed on" in said
 
 
 def test_what_calls_setsid_does_not_outlive_the_job(site: Site, tmp_path: Path) -> None:
@@ -161,6 +175,51 @@ def test_out_of_time_too_often_ends_with_the_reason(site: Site, tmp_path: Path) 
     job = made.submit(functions.Counter(), 1000, str(tmp_path))
     with pytest.raises(FailedJobError, match="timed-out too many times"):
         job.result()
+
+
+def test_elements_in_folders_of_their_own_go_on(site: Site, tmp_path: Path) -> None:
+    made = submitit.AutoExecutor(tmp_path / "logs/%j", cluster="pbs")
+    made.update_parameters(pbs_walltime="00:00:12", pbs_signal_delay_s=9)
+    jobs = made.map_array(functions.Counter(), [2, 90], [str(tmp_path)] * 2)
+    assert [len(job.result()) for job in jobs] == [1, 2]
+
+
+def test_all_tasks_end_when_the_first_has_had_its_job_go_on(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9, tasks_per_node=2)
+    job = made.submit(functions.Counter(), 90, str(tmp_path))
+    logs = job.results()
+    assert logs[0][0][0] == job.job_id
+    assert logs[0][1][0] == logs[1][-1][0] != job.job_id  # both go on in the second job
+    assert len({name for name, _ in logs[0]}) == 2
+
+
+def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is stopped with Ctrl-Z between qsub's answer and the naming of the payload."""
+    link = pbs._link
+
+    def late(file: Path, name: Path) -> None:
+        if name.name.endswith("_submitted.pkl"):
+            until(lambda: list((tmp_path / "logs").glob("*_resubmitted.txt")), "the job goes on as another")
+        link(file, name)
+
+    monkeypatch.setattr(pbs, "_link", late)
+    made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
+    job = made.submit(functions.Counter(), 90, str(tmp_path))
+    log = job.result()
+    assert len(log) == 2
+    assert log[1][1] > 20
+    assert not list((tmp_path / "logs").glob(".*.pkl"))
+
+
+def test_a_job_goes_on_although_the_server_pauses(stand_in: PbsCluster, tmp_path: Path) -> None:
+    made = executor(tmp_path, pbs_walltime="00:00:30", pbs_signal_delay_s=28)
+    job = made.submit(functions.Counter(), 200, str(tmp_path))
+    until((tmp_path / "runs").exists, "it runs")
+    stand_in.down()  # when it is checkpointed, after 15 s
+    threading.Timer(18, stand_in.up).start()
+    assert len(job.result()) == 2
 
 
 def test_a_deleted_job_is_checkpointed_but_does_not_go_on(site: Site, tmp_path: Path) -> None:
@@ -237,6 +296,35 @@ def test_an_array_over_the_servers_limit_becomes_several(stand_in: PbsCluster, t
     assert stand_in.submissions() == 3
 
 
+def test_a_part_that_is_refused_takes_the_others_with_it(
+    stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.set(max_array_size=4)
+    stand_in.freeze_scheduler()
+    made = PBSExecutor(tmp_path / "logs")
+    submit, sent = PBS.submit, []
+
+    def second_fails(self: PBS, *arguments: Any, **options: Any) -> str:
+        if sent:
+            raise Refused("no more", surely=True)
+        sent.append(submit(self, *arguments, **options))
+        return sent[-1]
+
+    monkeypatch.setattr(PBS, "submit", second_fails)
+    with pytest.raises(Refused, match="no more"):
+        made.map_array(functions.double, range(9))
+    until(lambda: not PBS().jobs(), "the first part is gone")
+
+
+def test_threads_may_submit(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = list(pool.map(lambda number: made.submit(functions.umask_and_folder), range(6)))
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert {job.result()[0] for job in jobs} == {umask}
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
@@ -253,6 +341,8 @@ def test_a_refusal_tells_where_to_look_and_leaves_nothing(
     for submit in (lambda: made.submit(functions.double, 1), lambda: made.map_array(functions.double, [1, 2])):
         with pytest.raises(Refused, match=words):
             submit()
+    with pytest.raises(TypeError, match="pickle"):
+        made.submit(functions.double, threading.Lock())
     assert [path.name for path in (tmp_path / "logs").iterdir() if not path.name.startswith(".environment")] == []
 
 
@@ -263,9 +353,11 @@ def test_a_job_that_can_never_run_says_why(site: Site, tmp_path: Path) -> None:
     job.cancel()
 
 
+@pytest.mark.parametrize("history", [True, False])
 def test_a_lost_answer_makes_no_second_job(
-    stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
 ) -> None:
+    stand_in.set(history=history)
     made = PBSExecutor(tmp_path / "logs")
     monkeypatch.setattr(made, "_pbs", PBS(timeout=2))
     stand_in.hang(5)  # qsub hears of it only when nobody listens any more
@@ -280,10 +372,13 @@ def test_a_server_that_is_down_is_waited_for(stand_in: PbsCluster, tmp_path: Pat
     stand_in.down()
     threading.Timer(2, stand_in.up).start()
     assert made.submit(functions.double, 4).result() == 8
+    stand_in.down()
+    threading.Timer(2, stand_in.up).start()
+    assert [job.result() for job in made.map_array(functions.double, [4, 5])] == [8, 10]
 
 
 def test_a_folder_whose_name_pbs_does_not_take_is_told(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="qsub takes only ASCII"):
+    with pytest.raises(ValueError, match="qsub takes only ASCII"):
         submitit.AutoExecutor(tmp_path / "größe", cluster="pbs").submit(functions.double, 4)
 
 

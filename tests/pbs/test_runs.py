@@ -73,6 +73,8 @@ def test_ranks_of_all_nodes_are_told_to_stop(launcher: Launcher) -> None:
     logs = launcher.last().attempts()[-1].logs
     told = [rank for rank in range(4) if "told to stop" in (logs / f"rank-{rank}.out").read_text()]
     assert told == [0, 1, 2, 3]
+    assert "was told to stop (SIGTERM)" in launcher.status()["cause"]
+    assert "ended without a word" not in launcher.status()["cause"]
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
@@ -99,8 +101,14 @@ def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
     assert launcher.status()["state"] == "queued"
     said = launcher("status", "latest").stdout
     assert "Can Never Run: Insufficient amount of resource: ncpus" in said
+    waiting = subprocess.Popen(
+        [PYTHON, "-m", "launcher", "wait", "latest"], env=launcher.environ, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert waiting.stderr is not None
+    assert "queued: Q (Can Never Run: Insufficient" in waiting.stderr.readline()
     launcher("cancel", "latest")
-    launcher.until(lambda: launcher.status()["state"] == "cancelled", "it is cancelled")
+    assert "cancelled" in waiting.communicate(timeout=60)[1]
+    assert waiting.returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -111,12 +119,16 @@ def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
             ["cluster.queue=debug", "time=2h"],
             "queue debug ends jobs after 00:10:00: use time=00:10:00 or less; or clus",
         ),
-        (["cluster.queue=small"], "nodes=2: queue small gives a job at most 1 nodes: ask for less; or cluster.queue="),
+        (["cluster.queue=small"], "nodes=2: queue small gives a job at most 1 node: ask for less; or cluster.queue="),
         (["cluster.partition=gpu"], "cluster.partition is a key for slurm, and cluster=pbs is pbs: use cluster.queue"),
-        (["+cluster.directives.N=x"], "the PBS option -N cannot be set: use the key name"),
+        (
+            ["cluster.gpu_directive=gres", "gpus_per_node=1"],
+            "gpu_directive=gres is no way to ask pbs for GPUs: use ngpus",
+        ),
+        (["+cluster.directives.N=x"], "the qsub option -N cannot be among the directives: use name"),
         (["+cluster.directives.queue=x"], "'queue' is not the letter of a qsub option"),
         (["+cluster.chunk.ngpus='1:2'"], "ngpus='1:2' cannot be a resource of a chunk"),
-        (["cluster.mpiexec=[mpiexec,'{task}']"], "cluster.mpiexec: 'task' cannot be filled in"),
+        (["cluster.mpiexec=[mpiexec,'{task}']"], "mpiexec: 'task' cannot be filled in"),
     ],
 )
 def test_a_bad_request_is_told_and_leaves_nothing(launcher: Launcher, overrides: list[str], words: str) -> None:
@@ -148,7 +160,9 @@ def test_another_qsub_is_named(tmp_path: Path) -> None:
     assert "#PBS -l select=2" in shown.stdout
 
 
-def test_a_lost_answer_makes_no_second_job(stand_in: PbsCluster, stand_in_launcher: Launcher) -> None:
+@pytest.mark.parametrize("history", [True, False])
+def test_a_lost_answer_makes_no_second_job(stand_in: PbsCluster, stand_in_launcher: Launcher, history: bool) -> None:
+    stand_in.set(history=history)
     stand_in.hang(5)
     result = fine(stand_in_launcher, "cluster.submit_timeout=2")
     assert result.code == 0, result.output
@@ -156,9 +170,11 @@ def test_a_lost_answer_makes_no_second_job(stand_in: PbsCluster, stand_in_launch
     assert stand_in.submissions() == 1
 
 
+@pytest.mark.parametrize("history", [True, False])
 def test_a_submitter_that_was_killed_is_repeated_without_a_second_job(
-    stand_in: PbsCluster, stand_in_launcher: Launcher
+    stand_in: PbsCluster, stand_in_launcher: Launcher, history: bool
 ) -> None:
+    stand_in.set(history=history)
     stand_in.hang(20)
     words = [*FINE, *stand_in_launcher.always, "run_id=once"]
     process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.config import Cluster, Config, Launch, Scheduler, Workload
+from launcher.config import Cluster, Config, GpuDirective, Launch, Scheduler, Workload
 from launcher.plan import JobPlan, Site, make_plan
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
@@ -18,13 +18,18 @@ def make_config(
     return Config(
         **{
             "workload": Workload("work", "my.module:main", seed=0) if workload is None else workload,
-            "cluster": Cluster(**{"name": "here", "scheduler": Scheduler.slurm, **(cluster or {})}),
+            "cluster": _cluster(**(cluster or {})),
             "launch": Launch(**(launch or {})),
             "name": "job",
             "runs_dir": "/runs",
             **keys,
         }
     )
+
+
+def _cluster(scheduler: Scheduler = Scheduler.slurm, **keys: Any) -> Cluster:
+    directive = {"gpu_directive": GpuDirective.ngpus} if scheduler is Scheduler.pbs else {}
+    return Cluster(**{"name": "here", "scheduler": scheduler, **directive, **keys})
 
 
 def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:

@@ -192,6 +192,8 @@ def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[Queu
          "3 GPUs on nodes=3: queue workq gives a job at most 8 GPUs: ask for less"),
         ("cpu", {"gpus_per_node": 1}, "1 GPUs on nodes=1: queue cpu gives a job at most 0 GPUs: ask for less; "
                                       "or cluster.queue=workq, which takes it as it is"),
+        ("debug", {"nodes": 2, "time": "5m"}, "nodes=2: queue debug gives a job at most 1 node: ask for less; "
+                                              "or cluster.queue=workq, which takes it as it is"),
         (None, {"nodes": 3, "procs_per_node": 2, "cpus_per_proc": 11},
          "22 CPUs on nodes=3: queue workq gives a job at most 64 CPUs: ask for less; "
          "or cluster.queue=cpu, which takes it as it is"),

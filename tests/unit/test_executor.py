@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.executor import parts
+from launcher.backends.base import parts
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ GIB = 1024**3
         ({"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 8, "ngpus": 1},
          {"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 8, "ngpus": 1}),
         ({"select": "2:ncpus=4+1:ncpus=1"}, {"select": "2:ncpus=4+1:ncpus=1", "nodes": 3}),
-        ({"select": "2:ncpus=4", "nodes": 7}, {"select": "2:ncpus=4", "nodes": 2}),
+        ({"select": "2:ncpus=4", "tasks_per_node": 4, "nodes": None, "mem": None},
+         {"select": "2:ncpus=4", "tasks_per_node": 4, "nodes": 2}),
         ({"queue": None, "mem": None, "walltime": None, "select": None, "nodes": None}, {}),
         ({"place": "excl", "filesystems": "home:eagle", "chunk": {"ngpus": None}, "resources": {"a": 1}},
          {"place": "excl", "filesystems": "home:eagle", "chunk": {"ngpus": None}, "resources": {"a": 1}}),
@@ -67,12 +69,23 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         ({"name": "a b"}, "name='a b' cannot be a PBS job's name"),
         ({"chunk": {"a b": 1}}, "cannot be a resource of a chunk"),
         ({"chunk": {"host": "a:b"}}, "cannot be a resource of a chunk"),
-        ({"directives": {"J": "0-9"}}, "the PBS option -J cannot be set: one command submits one run"),
-        ({"directives": {"v": "A=1"}}, "the PBS option -v cannot be set"),
+        ({"directives": {"J": "0-9"}}, "the qsub option -J cannot be among the directives: the array is"),
+        ({"directives": {"v": "A=1"}}, "the qsub option -v cannot be among the directives: set the variable"),
         ({"queue": "a\n#PBS -I"}, "refusing to write the control character '\\n'"),
         ({"directives": {"M": ["a", "b\r"]}}, "refusing to write the control character '\\r'"),
         ({"resources": {"a": "\x1b"}}, "refusing to write the control character '\\x1b'"),
-        ({"mpiexec": ["mpiexec", "-n", "{ranks}"]}, "cluster.mpiexec: 'ranks' cannot be filled in"),
+        ({"mpiexec": ["mpiexec", "-n", "{ranks}"]}, "mpiexec: 'ranks' cannot be filled in"),
+        *(({"select": "2:ncpus=4", name: value}, f"{name} and select exclude each other: say it in select")
+          for name, value in {"nodes": 2, "ngpus": 1, "mem": "1G", "chunk": {"a": 1}, "cpus_per_task": 4}.items()),
+        *(({name: value}, f"{name}={value!r}: it must be a dictionary")
+          for name in ("chunk", "resources", "directives") for value in ("a=1", ["a"], 5)),
+        *(({name: value}, f"{name}={value}: it must be a whole number")
+          for name in ("nodes", "tasks_per_node", "cpus_per_task", "ngpus") for value in (True, False)),
+        *(({name: "module load x"}, f"{name}='module load x': it must be a list")
+          for name in ("setup", "teardown", "mpiexec")),
+        ({"directives": {"mm": "a"}}, "directives: 'mm' is not the letter of a qsub option"),
+        ({"resources": {"a": "x y"}}, "a='x y' cannot be a resource of a job"),
+        ({"filesystems": "home,eagle"}, "filesystems='home,eagle' cannot be a resource of a job"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_where_it_was_set(given: dict[str, Any], words: str) -> None:
@@ -201,7 +214,7 @@ KINDS: dict[str, tuple[range, dict[str, Any]]] = {
     "mpiexec": (range(1), {"nodes": 2, "mpiexec": ["mpi exec", "-n", "{tasks}", "--ppn={tasks_per_node}"]}),
     "everything": (range(9), {
         "queue": "gpu", "project": "p", "account": "it's", "select": "2:ncpus=4", "place": "excl", "walltime": "1h",
-        "tasks_per_node": 2, "mem": "2G", "resources": {"a": "x y"}, "filesystems": "home", "array_parallelism": 3,
+        "tasks_per_node": 2, "resources": {"a": "x:y"}, "filesystems": "home", "array_parallelism": 3,
         "directives": {"m": "abe", "W": ["block=true"], "h": True}, "setup": ["module load x", "a='b\nc'"],
         "teardown": ["true"], "stderr_to_stdout": True, "rerunnable": False,
     }),
@@ -253,7 +266,7 @@ def test_a_script_asks_for_what_its_parameters_say(
     assert (asked["o"], asked["v"], asked["S"]) == (f"{sandbox.whole}/", "LAUNCHER_TOKEN=token", "/bin/bash")
     if kind == "everything":
         assert (asked["q"], asked["P"], asked["A"], asked["m"]) == ("gpu", "p", "it's", "abe")
-        assert (resources["filesystems"], resources["a"]) == ("home", "x y")
+        assert (resources["filesystems"], resources["a"]) == ("home", "x:y")
         assert [value for letter, value in options if letter == "W"] == ["umask=077", "block=true"]
         assert ("h", "") in options
 
@@ -265,7 +278,7 @@ def test_a_script_asks_for_what_its_parameters_say(
          "1:ncpus=6:mpiprocs=3:ompthreads=2:ngpus=4:mem=1048576kb"),
         ({"chunk": {"ompthreads": None, "gpu_type": "a100"}}, "1:ncpus=1:mpiprocs=1:gpu_type=a100"),
         ({"ngpus": 2, "chunk": {"ngpus": None, "gpus": 2}}, "1:ncpus=1:mpiprocs=1:ompthreads=1:gpus=2"),
-        ({"select": "3:host=a+b=1", "nodes": 9, "ngpus": 1, "mem": "1G"}, "3:host=a+b=1"),
+        ({"select": "3:host=a+b=1", "tasks_per_node": 2}, "3:host=a+b=1"),
     ],
 )  # fmt: skip
 def test_a_whole_select_statement_counts_more_than_the_numbers(
@@ -319,6 +332,8 @@ def test_one_task_is_told_its_place(sandbox: Sandbox) -> None:
     assert told["SUBMITIT_EXECUTOR"] == "pbs"
     assert (told["LAUNCHER_TASK"], told["LAUNCHER_TASKS"], told["LAUNCHER_NODE"]) == ("0", "1", "0")
     assert told["LAUNCHER_GUARD"].startswith("136.pbs-srv.")
+    assert told["LAUNCHER_HOSTS"] == socket.gethostname()
+    assert told["LAUNCHER_SCRIPT"] == f"{sandbox.whole}/payload.sh"
     assert 0 <= int(told["LAUNCHER_DEADLINE"]) - (begun + 3600 - 120) <= 5
 
 
@@ -383,6 +398,43 @@ def test_the_job_ends_as_its_tasks_did_after_the_teardown(sandbox: Sandbox, code
     assert sandbox.environment["FROM_SETUP"] == "a\nb"
 
 
+def test_only_the_task_itself_has_a_place(sandbox: Sandbox) -> None:
+    look = 'echo "${!LAUNCHER_@}" >>"$SANDBOX/names"'
+    sandbox.run(sandbox.script(setup=[look], teardown=[look]))
+    own = {"LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS", "LAUNCHER_GUARD"}
+    assert own <= sandbox.environment.keys()
+    for names in (sandbox.root / "names").read_text().splitlines():
+        assert not own & set(names.split())
+        assert {"LAUNCHER_JOB_ID", "LAUNCHER_SCRIPT", "LAUNCHER_UMASK"} <= set(names.split())
+
+
+@pytest.mark.parametrize(
+    ("setup", "line", "code"),
+    [
+        (["false"], 1, 1),
+        ([":", "(exit 7)", 'touch "$SANDBOX/reached"'], 2, 7),
+        (["no-such-command-at-all"], 1, 127),
+        (["set -e", "false", 'touch "$SANDBOX/reached"'], 2, 1),
+    ],
+)
+def test_a_set_up_line_that_fails_ends_the_job_for_good(
+    sandbox: Sandbox, setup: list[str], line: int, code: int
+) -> None:
+    done = sandbox.run(sandbox.script(setup=setup))
+    assert (done.returncode, sandbox.started) == (93, False)
+    assert f"launcher: set-up line {line} failed on {socket.gethostname()} (exit {code})" in done.stderr
+    assert not (sandbox.root / "reached").exists()
+
+
+@pytest.mark.parametrize("strict", ["set -e", "set -euo pipefail"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_strict_shell_does_not_skip_the_teardown(sandbox: Sandbox, strict: str, tasks: int) -> None:
+    teardown = ["false", 'echo teardown >>"$SANDBOX/order"']
+    done = sandbox.run(sandbox.script(tasks_per_node=tasks, setup=[strict], teardown=teardown), STAND_IN_EXIT="75")
+    assert done.returncode == 75
+    assert (sandbox.root / "order").read_text().split() == ["task", "teardown"]
+
+
 @pytest.mark.parametrize(("said", "there"), [("", False), ("=>> PBS: job killed\n", True)])
 def test_what_pbs_itself_had_to_say_is_kept_unless_it_is_nothing(sandbox: Sandbox, said: str, there: bool) -> None:
     output = sandbox.whole / "136.pbs-srv.OU"
@@ -398,6 +450,12 @@ def test_without_the_file_of_the_environment_nothing_is_started(sandbox: Sandbox
     assert f"cannot read {sandbox.environment_file}: is it on a file system that all nodes share?" in done.stderr
 
 
+def test_a_variable_that_cannot_be_set_is_no_reason_to_start_nothing(sandbox: Sandbox) -> None:
+    sandbox.environment_file.write_text("export FROM_SUBMITTER=yes\nfalse\n")
+    assert sandbox.run(sandbox.script()).returncode == 0
+    assert sandbox.environment["FROM_SUBMITTER"] == "yes"
+
+
 def test_without_the_folder_that_it_came_from_nothing_is_started(sandbox: Sandbox) -> None:
     script = sandbox.script()
     sandbox.work.rmdir()
@@ -408,6 +466,7 @@ def test_without_the_folder_that_it_came_from_nothing_is_started(sandbox: Sandbo
 def test_a_function_makes_its_files_as_its_submitter_does(sandbox: Sandbox, umask: int) -> None:
     sandbox.run(sandbox.script(umask=umask))
     assert int((sandbox.root / "umask").read_text(), 8) == umask
+    assert int(sandbox.environment["LAUNCHER_UMASK"], 8) == umask
 
 
 def test_a_folder_that_qsub_does_not_take_is_refused(sandbox: Sandbox) -> None:

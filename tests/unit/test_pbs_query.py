@@ -23,6 +23,7 @@ from launcher.backends.pbs_query import (
     NEWEST,
     PBS,
     _section,
+    array_of,
     element_id,
     parse_jobs,
     parse_record,
@@ -71,6 +72,20 @@ def test_an_element_has_the_same_short_id_in_submitits_words_and_in_those_of_pbs
     assert pbs_id(ours) == f"{number}[{index}].{server}"
     assert short(ours) == short(pbs_id(ours)) == f"{number}[{index}]"
     assert pbs_id(pbs_id(ours)) == pbs_id(ours)
+
+
+@given(numbers, servers, numbers)
+def test_an_element_belongs_to_its_array(number: int, server: str, index: int) -> None:
+    array = f"{number}[].{server}"
+    assert array_of(element_id(array, index)) == array_of(f"{number}[{index}].{server}") == array_of(array) == array
+
+
+@pytest.mark.parametrize(
+    ("job_id", "array"),
+    [("7.pbs-srv", "7.pbs-srv"), ("7", "7"), ("150_5", "150[]"), ("7.srv_a", "7.srv_a"), ("7[5]", "7[]")],
+)
+def test_a_plain_job_is_an_array_of_its_own(job_id: str, array: str) -> None:
+    assert array_of(job_id) == array
 
 
 @given(numbers, servers)
@@ -575,6 +590,16 @@ def test_qsub_sees_the_environment_that_it_is_given_but_no_other_prefix_of_direc
     assert environment["PBS_DPREFIX"] == "#XXX"
 
 
+def test_a_script_may_be_given_as_text(commands: Path) -> None:
+    put(commands, "qsub", f"/bin/cat >{commands}/seen; echo 1.pbs-srv")
+    environment, text = {"PATH": str(commands)}, "#!/bin/bash\n#PBS -N größe\necho 'a b'\n"
+    assert PBS().submit("-", environment, "-f", "-v", "A=1", text=text) == "1.pbs-srv"
+    assert (commands / "seen").read_text() == text
+    PBS().submit(SCRIPT, environment)
+    assert (commands / "seen").read_text() == ""  # what is typed meanwhile is not the job's
+    assert asked(commands) == [["qsub", "-f", "-v", "A=1", "-"], ["qsub", SCRIPT]]
+
+
 USAGE = """\
 usage: qsub [-a date_time] [-A account_string] [-c interval]
 	[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo] [-J X-Y[:Z]]
@@ -588,6 +613,9 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
     [
         (187, "qsub: Unknown resource: ngpus",
          f"qsub refused the job: Unknown resource: ngpus ({HINTS[187]})"),
+        (187, "qsub: Unknown resource Resource_List.filesystems",
+         "qsub refused the job: Unknown resource Resource_List.filesystems "
+         "(the site has no such resource of a whole job)"),
         (170, "qsub: Unknown queue", "qsub refused the job: Unknown queue (`qstat -Q` lists the queues)"),
         (188, "qsub: Job violates queue and/or server resource limits",
          f"qsub refused the job: Job violates queue and/or server resource limits ({HINTS[188]})"),
@@ -678,8 +706,43 @@ def test_one_job_is_looked_up_by_its_own_id(commands: Path) -> None:
     element = SchedulerJob("150[5].pbs-srv", JobState.FAILED, "FAILED", "killed by SIGKILL; it ended")
     assert pbs.ended("150.pbs-srv_5") == pbs.ended("150[5].pbs-srv") == element
     assert pbs.ended("99999.pbs-srv") is None
-    assert ids_asked(commands) == [["136.pbs-srv"], *[["150[5].pbs-srv"]] * 2, ["99999.pbs-srv"]]
+    assert ids_asked(commands) == [["136.pbs-srv"], *[["150[5].pbs-srv"]] * 2, *[["99999.pbs-srv"]] * 2]
     assert pbs.key("150.pbs-srv_5") == "150[5]"
+
+
+QUESTIONS = [["qstat", "-x", "-f", "-F", "json", "7.pbs-srv"], ["qstat", "-f", "-F", "json", "7.pbs-srv"]]
+
+
+@pytest.mark.parametrize(
+    ("with_history", "without", "calls"),
+    [
+        ("exec /bin/cat {0}/job", "exit 9", 1),
+        ("/bin/cat {0}/empty; exit 0", "exec /bin/cat {0}/job", 2),
+        (
+            "echo 'qstat: not configured to maintain job history' >&2; /bin/cat {0}/empty; exit 153",
+            "exec /bin/cat {0}/job",
+            2,
+        ),
+        ("/bin/cat {0}/other", "exec /bin/cat {0}/job", 2),
+    ],
+)
+def test_the_record_of_a_job_is_in_the_history_or_where_there_is_none_among_the_jobs(
+    commands: Path, with_history: str, without: str, calls: int
+) -> None:
+    (commands / "empty").write_text(EMPTY)
+    for name, job_id in (("job", "7.pbs-srv"), ("other", "8.pbs-srv")):
+        (commands / name).write_text(document(Jobs={job_id: {"job_state": "R", "Job_Name": name}}))
+    put(commands, "qstat", f'[ "$1" = -x ] && {{ {with_history}; exit; }}\n{without}'.replace("{0}", str(commands)))
+    assert PBS().record("7.pbs-srv") == {"job_state": "R", "Job_Name": "job"}
+    assert asked(commands) == QUESTIONS[:calls]
+
+
+@pytest.mark.parametrize("code", [35, 153])
+def test_a_job_that_neither_knows_has_no_record(commands: Path, code: int) -> None:
+    (commands / "empty").write_text(EMPTY)
+    put(commands, "qstat", f"/bin/cat {commands}/empty; exit {code}")
+    assert PBS().record("7.pbs-srv") is None
+    assert asked(commands) == QUESTIONS
 
 
 def test_a_server_without_history_remembers_nothing(commands: Path) -> None:
@@ -903,6 +966,7 @@ def test_a_limit_that_cannot_be_read_is_told(site: Path, limit: str, odd: str) -
         PBS().queues()
 
 
+@pytest.mark.parametrize("default", [None, "debug"])
 @pytest.mark.parametrize(
     ("of_server", "queue", "of_queue", "most"),
     [
@@ -917,15 +981,18 @@ def test_a_limit_that_cannot_be_read_is_told(site: Path, limit: str, odd: str) -
     ],
 )
 def test_an_array_is_no_larger_than_server_and_queue_allow(
-    commands: Path, of_server: str | None, queue: str | None, of_queue: str | None, most: int | None
-) -> None:
-    def answer(section: str, name: str, size: str | None) -> str:
-        values = {"enabled": "True", **({} if size is None else {"max_array_size": size})}
-        return document(**{section: {name: values}})
+    commands: Path, default: str | None, of_server: str | None, queue: str | None, of_queue: str | None,
+    most: int | None,
+) -> None:  # fmt: skip
+    def answer(section: str, name: str, **values: str | None) -> str:
+        return document(**{section: {name: {"enabled": "True", **{k: v for k, v in values.items() if v is not None}}}})
 
-    (commands / "server").write_text(answer("Server", "pbs-srv", of_server))
-    (commands / "queue").write_text(answer("Queue", "debug", of_queue))
+    (commands / "server").write_text(answer("Server", "pbs-srv", max_array_size=of_server, default_queue=default))
+    (commands / "queue").write_text(answer("Queue", "debug", max_array_size=of_queue))
     put(commands, "qstat", f'[ "$1" = -B ] && exec /bin/cat {commands}/server; exec /bin/cat {commands}/queue')
-    assert PBS().max_array_size(queue) == most
-    calls = [["qstat", "-B", "-f", "-F", "json"], ["qstat", "-Q", "-f", "-F", "json", "debug"]]
-    assert asked(commands) == calls[: 1 if queue is None else 2]
+    # A job that names no queue gets into the default one.
+    for asked_for in {queue, None if default else queue}:
+        (commands / "asked").unlink(missing_ok=True)
+        assert PBS().max_array_size(asked_for) == most
+        calls = [["qstat", "-B", "-f", "-F", "json"], ["qstat", "-Q", "-f", "-F", "json", "debug"]]
+        assert asked(commands) == calls[: 2 if asked_for or default else 1]

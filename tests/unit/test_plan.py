@@ -24,7 +24,7 @@ from launcher.config import (
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
-from launcher.plan import CONTROL, JobPlan, as_dict, check_name, from_dict, make_plan
+from launcher.plan import CONTROL, GPU_DIRECTIVES, JobPlan, as_dict, check_name, from_dict, make_plan
 from tests.unit.plans import SITE, make_config, plan_of
 
 GIB = 1024**3
@@ -218,12 +218,28 @@ def test_control_characters_are_refused_in_what_the_machine_adds(field: str) -> 
         make_plan(make_config(), site)
 
 
+@pytest.mark.parametrize("scheduler", Scheduler)
+@pytest.mark.parametrize("directive", GpuDirective)
+def test_gpus_are_asked_for_in_the_schedulers_words(scheduler: Scheduler, directive: GpuDirective) -> None:
+    cluster = {"scheduler": scheduler, "gpu_directive": directive}
+    assert plan_of(cluster=cluster, gpus_per_node=0).gpu_directive == directive.value  # nobody is asked for any
+    fitting = GPU_DIRECTIVES.get(scheduler, tuple(GpuDirective))
+    if directive in fitting:
+        assert plan_of(cluster=cluster, gpus_per_node=1).gpu_directive == directive.value
+        return
+    with pytest.raises(ConfigError) as refusal:
+        plan_of(cluster=cluster, gpus_per_node=1)
+    assert str(refusal.value) == (
+        f"cluster.gpu_directive={directive.value} is no way to ask {scheduler.value} for GPUs: "
+        f"use {' or '.join(each.value for each in fitting)}"
+    )
+
+
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=10).filter(lambda text: not CONTROL.search(text))
 plain = (
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | words
 )
 common = {
-    "gpu_directive": st.sampled_from(GpuDirective),
     "setup": st.lists(st.lists(words, max_size=3).map("\n".join), max_size=3),
     "environment": st.dictionaries(st.from_regex(r"[A-Z_]{1,5}", fullmatch=True), plain, max_size=3),
 }
@@ -232,6 +248,7 @@ clusters = st.one_of(
         {"scheduler": st.sampled_from([Scheduler.slurm, Scheduler.local, Scheduler.allocation])},
         optional={
             **common,
+            "gpu_directive": st.sampled_from(GPU_DIRECTIVES[Scheduler.slurm]),
             "partition": words,
             "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
             "srun_args": st.lists(words, max_size=3),
@@ -241,6 +258,7 @@ clusters = st.one_of(
         {"scheduler": st.just(Scheduler.pbs)},
         optional={
             **common,
+            "gpu_directive": st.sampled_from(GPU_DIRECTIVES[Scheduler.pbs]),
             "queue": words,
             "chunk": st.dictionaries(words, plain, max_size=3),
             "directives": st.dictionaries(st.sampled_from("lmMW"), plain | st.lists(words, max_size=3), max_size=3),

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import render
-from launcher.backends.qsub import LONGEST_NAME, TAKEN, Request, chunks, of_plan, options, select, size
+from launcher.backends.qsub import (
+    LONGEST_NAME,
+    TAKEN,
+    Request,
+    check_folder,
+    chunk,
+    chunks,
+    of_plan,
+    options,
+    place,
+    select,
+    size,
+)
 from launcher.config import GpuDirective, LaunchMode, Scheduler
 from launcher.errors import ConfigError
 from launcher.plan import CONTROL, JobPlan
@@ -94,8 +106,42 @@ def test_none_drops_an_option(option: str) -> None:
 @pytest.mark.parametrize("option", TAKEN)
 @pytest.mark.parametrize("value", ["x", None, True])
 def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"the PBS option -{option} cannot be set: ."):
+    with pytest.raises(ConfigError, match=rf"the qsub option -{option} cannot be among the directives: ."):
         options(request(directives={option: value}))
+
+
+@pytest.mark.parametrize("option", ["", "mm", "-m", "m ", "1", "é", "Wblock", "m\n", "l=a"])
+@pytest.mark.parametrize("value", ["x", None, True])
+def test_an_option_is_one_letter(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="is not the letter of a qsub option") as refusal:
+        options(request(directives={option: value}))
+    assert str(refusal.value).startswith(f"directives: {option!r} ")
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a:b", "a=b", "a+b", "-a", "_a", "a\n", "select=1,a"])
+def test_a_resource_of_a_job_has_a_name_of_pbs(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a resource of a job: names are letters, digits, _ and -; values"):
+        options(request(resources={name: "1"}))
+    assert options(request(resources={name: None})) == PLAIN  # it is not written
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a,b", "a'b", 'a"b', "a\\b", "a\n", "\t", "home,walltime=9"])
+def test_a_resource_of_a_job_has_a_value_that_qsub_reads_as_one(value: str) -> None:
+    with pytest.raises(ConfigError, match="values have no blanks, quotes, commas or backslashes") as refusal:
+        options(request(resources={"filesystems": value}))
+    assert str(refusal.value).startswith(f"filesystems={value!r} ")
+
+
+@pytest.mark.parametrize("value", ["home:eagle", "a+b", "a=b", "$x", "`x`", "#", ";", "-n", 3, 1.5])
+def test_any_other_value_of_a_resource_of_a_job_is_written_as_it_is(value: Any) -> None:
+    assert ("l", f"a_b-c={value}") in options(request(resources={"a_b-c": value}))
+
+
+def test_a_folder_is_ascii() -> None:
+    check_folder("/a b/'c'")
+    for refused in (lambda: check_folder("/größe"), lambda: options(request(output="/größe"))):
+        with pytest.raises(ConfigError, match="/größe: qsub takes only ASCII characters in this path"):
+            refused()
 
 
 # What OpenPBS 23.06.06 took, and what it refused (-N).
@@ -120,8 +166,20 @@ def test_the_names_that_pbs_refuses_are_refused_before(name: str) -> None:
 # -- select statements
 
 
+def test_a_chunk_is_what_one_node_gives() -> None:
+    plain = {"ncpus": 8, "mpiprocs": 4, "ompthreads": 2}
+    assert chunk(**plain, ngpus=2, mem=1025) == {**plain, "ngpus": 2, "mem": "2kb"}
+    assert chunk(**plain, ngpus=0, mem=None) == {**plain, "ngpus": None, "mem": None}  # a site may not know ngpus
+    assert select(3, chunk(**plain, ngpus=0, mem=None)) == "3:ncpus=8:mpiprocs=4:ompthreads=2"
+
+
+@pytest.mark.parametrize(("nodes", "word"), [(1, None), (2, "scatter"), (100, "scatter")])
+def test_several_chunks_are_on_different_nodes(nodes: int, word: str | None) -> None:
+    assert place(nodes) == word
+
+
 @pytest.mark.parametrize(
-    ("nodes", "chunk", "statement"),
+    ("nodes", "resources", "statement"),
     [
         (1, {}, "1"),
         (2, {"ncpus": 4, "mem": "16gb"}, "2:ncpus=4:mem=16gb"),
@@ -130,8 +188,8 @@ def test_the_names_that_pbs_refuses_are_refused_before(name: str) -> None:
         (1, {"host": "node-1.site", "a_b-c": "x/y;z(1)", "f": 1.5}, "1:host=node-1.site:a_b-c=x/y;z(1):f=1.5"),
     ],
 )
-def test_a_select_statement_is_so_many_equal_chunks(nodes: int, chunk: dict[str, Any], statement: str) -> None:
-    assert select(nodes, chunk) == statement
+def test_a_select_statement_is_so_many_equal_chunks(nodes: int, resources: dict[str, Any], statement: str) -> None:
+    assert select(nodes, resources) == statement
 
 
 @pytest.mark.parametrize(
@@ -154,8 +212,8 @@ chunk_values = st.dictionaries(
 
 
 @given(st.integers(1, 9999), chunk_values)
-def test_the_chunks_of_what_we_write_are_counted_right(nodes: int, chunk: dict[str, Any]) -> None:
-    assert chunks(select(nodes, chunk)) == nodes
+def test_the_chunks_of_what_we_write_are_counted_right(nodes: int, resources: dict[str, Any]) -> None:
+    assert chunks(select(nodes, resources)) == nodes
 
 
 @pytest.mark.parametrize(
@@ -207,7 +265,8 @@ def test_a_plan_is_asked_for_as_it_says() -> None:
         ({"procs_per_node": 4, "cpus_per_proc": 3, "launch": {"mode": LaunchMode.tasks}},
          {"select": "1:ncpus=12:mpiprocs=4:ompthreads=3"}),
         ({"mem": "1025"}, {"select": "1:ncpus=1:mpiprocs=1:ompthreads=1:mem=2kb"}),
-        ({"gpus_per_node": 2}, {"select": "1:ncpus=2:mpiprocs=1:ompthreads=1"}),
+        ({"gpus_per_node": 2, "cluster": {"gpu_directive": GpuDirective.none}},
+         {"select": "1:ncpus=2:mpiprocs=1:ompthreads=1"}),
         ({"gpus_per_node": 2, "cluster": {"gpu_directive": GpuDirective.ngpus}},
          {"select": "1:ncpus=2:mpiprocs=1:ompthreads=1:ngpus=2"}),
         ({"cluster": {"gpu_directive": GpuDirective.ngpus}}, {}),  # a site without GPUs may not know the word
@@ -242,10 +301,10 @@ def test_what_is_asked_for_is_what_is_started(nodes: int, procs: int, cpus: int,
     )  # fmt: skip
     wanted = of_plan(plan, "token")
     count, *resources = words(wanted.select)
-    chunk = dict(resource.split("=") for resource in resources)
-    assert (int(count), int(chunk["mpiprocs"])) == (nodes, procs if mode is LaunchMode.tasks else 1)
-    assert int(chunk["ncpus"]) == procs * cpus
-    assert int(chunk.get("ngpus", 0)) == gpus
+    asked = dict(resource.split("=") for resource in resources)
+    assert (int(count), int(asked["mpiprocs"])) == (nodes, procs if mode is LaunchMode.tasks else 1)
+    assert int(asked["ncpus"]) == procs * cpus
+    assert int(asked.get("ngpus", 0)) == gpus
     assert wanted.place == (None if nodes == 1 else "scatter")
 
 
@@ -346,7 +405,7 @@ EVIL = ["two  words", "it's", '"so"', "$(touch pwned)", "`id`", "a\\", "\\'", "-
 def test_the_options_of_a_script_are_those_of_the_plan(text: str) -> None:
     plan = bare_plan(
         scheduler="pbs", starter="pbsdsh", nodes=2, run_dir=f"/runs/{text}", account=text, project=text, queue="gpu",
-        resources={"filesystems": text}, directives={"M": [text, "b"], "h": True},
+        resources={"filesystems": "$HOME:`id`;#"}, directives={"M": [text, "b"], "h": True},
     )  # fmt: skip
     for array in (None, "0-9%2"):
         script = render.script(plan, token="token", array=array)

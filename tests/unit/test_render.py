@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import render
+from launcher.errors import ConfigError
 from launcher.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
@@ -148,6 +149,16 @@ def test_directives_come_before_the_first_command() -> None:
 )
 def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, line: str) -> None:
     assert render.qsub_option(letter, value) == line
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"), [("{ranks}", "'ranks'"), ("{}", "Replacement index 0"), ("{", "Single '{'")]
+)
+def test_a_word_of_mpiexec_that_cannot_be_filled_in_is_told(word: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        render.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
+    assert str(refusal.value).startswith(f"mpiexec: {problem}")
+    assert str(refusal.value).endswith(" cannot be filled in; there are {nodes}, {tasks} and {tasks_per_node}")
 
 
 @pytest.mark.parametrize("char", ["\n", "\r", "\x00", "\x1b", "\x85", "\u2028"])

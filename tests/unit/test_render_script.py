@@ -246,7 +246,11 @@ def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) ->
     (sandbox.run_dir / "environment.sh").unlink()
     again = sandbox.start(sandbox.folder / "script.sh", {"PBS_JOBID": "8.srv"})
     assert again.code == 93
-    assert "environment.sh" in again.stderr
+    assert again.stderr == f"launcher: {HOST} cannot read the run's environment.sh\n"
+    assert again.events(1) == [
+        {"event": "started", "job": "8.srv", "host": HOST},
+        {"event": "ended", "code": 93},
+    ]
 
 
 @pytest.mark.parametrize(("given", "job"), [({}, "7"), ({"LAUNCHER_JOB_ID": "local-1"}, "local-1")])

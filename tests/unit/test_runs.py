@@ -35,13 +35,14 @@ def test_nobody_else_can_read_a_run(tmp_path: Path, umask: int) -> None:
     try:
         run = make(tmp_path / "runs", "a")
         run.write_script("#!/bin/bash\n")
+        run.write_environment("export A=1\n")
         run.write_result({"loss": 1})
         run.journal("submitted", job="7")
     finally:
         os.umask(previous)
     assert modes(tmp_path / "runs") == {
         ".": 0o700, "a": 0o700, "a/submitit": 0o700, "a/attempts": 0o700, "a/record.json": 0o600, "a/script.sh": 0o600,
-        "a/result.json": 0o600, "a/journal.jsonl": 0o600,
+        "a/environment.sh": 0o600, "a/result.json": 0o600, "a/journal.jsonl": 0o600,
     }  # fmt: skip
     run.require_private()
 
@@ -91,6 +92,25 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="disk full"):
         run.write_result({"step": 1})
     assert run.result() == {"step": 0}
+
+
+def test_the_environment_of_a_run_is_replaced_whole_and_may_hold_any_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a")
+    file = run.path / "environment.sh"
+    file.touch(0o644)
+    octets = b"export A='\xff gr\xc3\xb6\xc3\x9fe\n\r\n'\n"
+    run.write_environment(os.fsdecode(octets))
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (octets, 0o600)
+
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        run.write_environment("export A=2\n")
+    assert file.read_bytes() == octets
 
 
 @pytest.mark.parametrize("content", ["record.json", "thesis.tex", "logs"])

@@ -48,22 +48,34 @@ OF_PBS = {
     "PBS_CONF_FILE": "/etc/pbs.conf", "PBS_EXEC": "/opt/pbs", "PBS_SERVER": "srv", "PBS_DEFAULT": "srv", "PBSD": "1",
     "TMPDIR_OF_MINE": "/x", "TMP": "/tmp",
 }  # fmt: skip
-# Of a job that one submits from: its TMPDIR is removed with it.
-OF_A_PBS_JOB = ["TMPDIR", "PBS_O_WORKDIR", "PBS_JOBCOOKIE", "PBS_ARRAY_INDEX", "PBS_DPREFIX", "SBATCH_ACCOUNT"]
+# Of a job that one submits from: its TMPDIR is removed with it, and its number of CPUs is its own.
+OF_A_PBS_JOB = [
+    "TMPDIR", "NCPUS", "ENVIRONMENT", "OMP_NUM_THREADS", "PBS_O_WORKDIR", "PBS_JOBCOOKIE", "PBS_ARRAY_INDEX",
+    "PBS_DPREFIX", "SBATCH_ACCOUNT",
+]  # fmt: skip
 
 
 def test_a_pbs_job_gets_no_place_in_another_and_finds_the_same_server() -> None:
     dirty = {**DIRTY, **OF_PBS, **dict.fromkeys(OF_A_PBS_JOB, "1")}
     scrubbed = pbs_environment(dirty)
-    assert scrubbed.environment == {**USERS, **OF_PBS}
+    assert scrubbed.environment == {name: value for name, value in (USERS | OF_PBS).items() if name not in OF_A_PBS_JOB}
     assert scrubbed.dropped == tuple(sorted({*SCHEDULERS, *LAUNCHERS, *OF_A_PBS_JOB}))
     assert job_environment(dirty, plan_of(cluster={"scheduler": Scheduler.pbs})) == scrubbed
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_threads_are_the_users_wish_unless_a_pbs_job_set_them(inside: bool) -> None:
+    wish = {"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "true"}
+    environ = {**wish, "NCPUS": "4", "ENVIRONMENT": "BATCH", "TMPDIR": "/x", **({"PBS_JOBID": "7.s"} if inside else {})}
+    scrubbed = pbs_environment(environ)
+    assert scrubbed.environment == ({"OMP_PROC_BIND": "true"} if inside else wish)
+    assert scrubbed.dropped == tuple(sorted(environ.keys() - scrubbed.environment.keys()))
+
+
 @pytest.mark.parametrize("scheduler", [Scheduler.slurm, Scheduler.local, Scheduler.allocation])
-def test_elsewhere_a_users_folder_for_temporary_files_is_kept(scheduler: Scheduler) -> None:
-    plan = plan_of(cluster={"scheduler": scheduler})
-    assert job_environment({"TMPDIR": "/x"}, plan).environment == {"TMPDIR": "/x"}
+def test_elsewhere_what_pbs_would_set_anew_is_kept(scheduler: Scheduler) -> None:
+    users = {"TMPDIR": "/x", "NCPUS": "4", "ENVIRONMENT": "test", "OMP_NUM_THREADS": "4"}
+    assert job_environment(users, plan_of(cluster={"scheduler": scheduler})).environment == users
 
 
 @pytest.mark.parametrize("key", ["account", "partition", "qos", "reservation", "constraint"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import errors
 from launcher.node.spawn import environments
 from launcher.node.topology import derive
 
@@ -80,3 +81,25 @@ def test_the_others_go_on_when_the_run_may_lose_nodes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
     assert subprocess.run(command, check=False, timeout=30).returncode == 93
     assert (tmp_path / "done").exists()
+
+
+def test_a_task_that_goes_on_in_another_job_ends_the_others_even_then(tmp_path: Path) -> None:
+    script = (
+        f"[ $LAUNCHER_TASK = 1 ] && exit {errors.RESUME}; trap 'touch {tmp_path}/told; exit 1' TERM; sleep 60 & wait"
+    )
+    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
+    start = time.monotonic()
+    assert subprocess.run(command, check=False, timeout=30).returncode == errors.RESUME
+    assert time.monotonic() - start < 20
+    assert (tmp_path / "told").exists()
+
+
+def test_it_does_so_whichever_task_failed_before(tmp_path: Path) -> None:
+    script = f"""
+        [ $LAUNCHER_TASK = 0 ] && {{ touch {tmp_path}/failed; exit 93; }}
+        [ $LAUNCHER_TASK = 1 ] && {{ until [ -e {tmp_path}/failed ]; do sleep 0.05; done; sleep 0.5; exit 75; }}
+        exec sleep 60"""
+    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "3", "1", "5", "/bin/bash", "-c", script]
+    start = time.monotonic()
+    assert subprocess.run(command, check=False, timeout=30).returncode == 93
+    assert time.monotonic() - start < 20
