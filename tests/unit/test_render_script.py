@@ -93,6 +93,7 @@ def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandb
     outcome = sandbox.execute(sandbox.plan(workdir=str(sandbox.folder / "gone")))
     assert (outcome.code, outcome.started) == (93, False)
     assert "gone" in outcome.stderr
+    assert outcome.events()[-1] == {"event": "ended", "code": 93}
 
 
 def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_choice(sandbox: Sandbox) -> None:

@@ -84,14 +84,15 @@ def test_the_others_go_on_when_the_run_may_lose_nodes(tmp_path: Path) -> None:
 
 
 def test_a_task_that_goes_on_in_another_job_ends_the_others_even_then(tmp_path: Path) -> None:
-    script = (
-        f"[ $LAUNCHER_TASK = 1 ] && exit {errors.RESUME}; trap 'touch {tmp_path}/told; exit 1' TERM; sleep 60 & wait"
-    )
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    script = f"""
+        [ $LAUNCHER_TASK = 1 ] && {{ until [ -e {ready} ]; do sleep 0.05; done; exit {errors.RESUME}; }}
+        trap 'touch {told}; exit 1' TERM; touch {ready}; while :; do sleep 0.05; done"""
     command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
     start = time.monotonic()
     assert subprocess.run(command, check=False, timeout=30).returncode == errors.RESUME
     assert time.monotonic() - start < 20
-    assert (tmp_path / "told").exists()
+    assert told.exists()
 
 
 def test_it_does_so_whichever_task_failed_before(tmp_path: Path) -> None:
