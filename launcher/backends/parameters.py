@@ -92,9 +92,13 @@ class Parameters:
                 values["walltime"] = parse_time(str(values["walltime"]))
             if "mem" in values:
                 values["mem"] = parse_size(str(values["mem"]))
+            for name in ("name", "queue", "project", "account", "select", "place", "filesystems"):
+                if not isinstance(values.get(name, ""), str):
+                    raise ValueError(f"{name}={values[name]!r}: it must be a text")
             for name in ("chunk", "resources", "directives"):
-                if not isinstance(values.get(name, {}), Mapping):
-                    raise ValueError(f"{name}={values[name]!r}: it must be a dictionary")
+                value = values.get(name, {})
+                if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                    raise ValueError(f"{name}={value!r}: it must be a dictionary with texts as keys")
             if "select" in values:
                 for name in ("nodes", "ngpus", "mem", "chunk", "cpus_per_task"):
                     if name in values:

@@ -77,7 +77,10 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         ({"mpiexec": ["mpiexec", "-n", "{ranks}"]}, "mpiexec: 'ranks' cannot be filled in"),
         *(({"select": "2:ncpus=4", name: value}, f"{name} and select exclude each other: say it in select")
           for name, value in {"nodes": 2, "ngpus": 1, "mem": "1G", "chunk": {"a": 1}, "cpus_per_task": 4}.items()),
-        *(({name: value}, f"{name}={value!r}: it must be a dictionary")
+        ({"name": 5}, "name=5: it must be a text"),
+        ({"select": 2}, "select=2: it must be a text"),
+        ({"directives": {1: "x"}}, "directives={1: 'x'}: it must be a dictionary with texts as keys"),
+        *(({name: value}, f"{name}={value!r}: it must be a dictionary with texts as keys")
           for name in ("chunk", "resources", "directives") for value in ("a=1", ["a"], 5)),
         *(({name: value}, f"{name}={value}: it must be a whole number")
           for name in ("nodes", "tasks_per_node", "cpus_per_task", "ngpus") for value in (True, False)),
