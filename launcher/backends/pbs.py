@@ -32,7 +32,7 @@ from launcher.backends.base import JobState, QueryError, SchedulerJob, parts
 from launcher.backends.detect import Kind, detect
 from launcher.backends.once import Refused, submit_once
 from launcher.backends.parameters import Parameters, folder_of
-from launcher.backends.pbs_environment import resubmissions
+from launcher.backends.pbs_environment import name_too, resubmissions
 from launcher.backends.scrub import pbs_environment
 from launcher.errors import ConfigError
 from launcher.node.pbs_task import exports
@@ -277,10 +277,10 @@ class PBSExecutor(core.PicklingExecutor):
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
         # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
         for job, payload in zip(jobs, payloads, strict=True):
-            _link(payload, job.paths.submitted_pickle)
+            name_too(payload, job.paths.submitted_pickle)
             payload.unlink()
         _remove(told)
-        _link(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
+        name_too(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
         return jobs
 
     def _check_size(self, payload: Path, count: int) -> None:
@@ -313,13 +313,6 @@ class PBSExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         raise NotImplementedError
-
-
-def _link(file: Path, name: Path) -> None:
-    """Gives a file another name, unless a file of that name is there."""
-    name.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileExistsError):
-        os.link(file, name)
 
 
 def _read(file: Path) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -36,6 +37,17 @@ FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that
 def resubmissions(paths: utils.JobPaths) -> Path:
     """The file with the ids of the PBS jobs that went on with a job, one a line."""
     return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
+
+
+def name_too(file: Path, name: Path) -> None:
+    """Gives a file another name as well, unless a file of that name is there."""
+    name.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except PermissionError:  # a file system without hard links
+        shutil.copy(file, name)
 
 
 class PBSJobEnvironment(job_environment.JobEnvironment):

@@ -54,13 +54,15 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
 
 def _name_payload(paths: JobPaths) -> None:
     """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
+    from launcher.backends.pbs_environment import name_too
+
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
     if payload.exists():  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
         told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
         told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
     if not paths.submitted_pickle.exists():
-        with contextlib.suppress(OSError):
-            os.link(payload, paths.submitted_pickle)
+        with contextlib.suppress(FileNotFoundError):  # the submitter is just doing it
+            name_too(payload, paths.submitted_pickle)
 
 
 def _clear_up(paths: JobPaths, *, first: bool) -> None:

@@ -197,14 +197,14 @@ def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it is stopped with Ctrl-Z between qsub's answer and the naming of the payload."""
-    link = pbs._link
+    name_too = pbs.name_too
 
     def late(file: Path, name: Path) -> None:
         if name.name.endswith("_submitted.pkl"):
             until(lambda: list((tmp_path / "logs").glob("*_resubmitted.txt")), "the job goes on as another")
-        link(file, name)
+        name_too(file, name)
 
-    monkeypatch.setattr(pbs, "_link", late)
+    monkeypatch.setattr(pbs, "name_too", late)
     made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
     job = made.submit(functions.Counter(), 90, str(tmp_path))
     log = job.result()
