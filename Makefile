@@ -35,7 +35,8 @@ demo: $(READY)
 
 test: lint
 	@bash tests/setup_debian.sh
-	$(RUN) -m pytest
+	$(RUN) -m pytest --quiet --numprocesses=auto tests/unit
+	$(RUN) -m pytest --ignore=tests/unit
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

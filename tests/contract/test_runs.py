@@ -38,14 +38,29 @@ def test_a_run_that_is_done_says_so_everywhere(launcher: Launcher) -> None:
     ("kind", "cause"),
     [
         ("raises", "ValueError: the loss is a banana"),
-        ("exits", "exited with code 7"),
         ("leaves", "exited with code 0 before its work was done"),
-        ("calls_sys_exit", "no such file: weights.pt"),
         ("is_killed", "killed by SIGKILL"),
-        ("segfaults", "killed by SIGSEGV"),
     ],
 )
 def test_a_failing_rank_ends_the_run_and_is_blamed(launcher: Launcher, kind: str, cause: str) -> None:
+    blamed(launcher, kind, cause)
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # how a rank ends is nothing of a backend's
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("exits", "exited with code 7"),
+        ("calls_sys_exit", "no such file: weights.pt"),
+        ("segfaults", "killed by SIGSEGV"),
+    ],
+)
+def test_ways_to_fail_are_told_apart(launcher: Launcher, kind: str, cause: str) -> None:
+    blamed(launcher, kind, cause)
+
+
+def blamed(launcher: Launcher, kind: str, cause: str) -> None:
+    """Rank 3 fails in this way, and everybody says so."""
     result = launcher.fault(kind)
     assert result.code == 1, result.output
     assert f"rank 3 on {result.fault['host']}" in str(result.fault["cause"])
