@@ -25,11 +25,11 @@ from launcher.runs import Run
 
 
 @contextlib.contextmanager
-def private_files() -> Iterator[int]:
-    """New files are 0600 and new folders 0700 inside; gives the umask from before."""
+def private_files() -> Iterator[None]:
+    """New files are 0600 and new folders 0700 inside."""
     previous = os.umask(0o077)
     try:
-        yield previous
+        yield
     finally:
         os.umask(previous)
 

@@ -84,11 +84,14 @@ class PBS:
 
     def jobs(self) -> dict[str, SchedulerJob]:
         """This user's jobs that are not over, and the subjobs of their arrays, by their short id."""
-        return parse_jobs(self.run("qstat", "-t", "-w", "-s", "-u", getpass.getuser()))
+        return self._listed()
 
     def history(self) -> dict[str, SchedulerJob]:
         """This user's jobs that PBS remembers, over or not; none where a site keeps no history (the default)."""
-        return parse_jobs(self.run("qstat", "-x", "-t", "-w", "-s", "-u", getpass.getuser()))
+        return self._listed("-x")
+
+    def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
+        return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
 
     def ended(self, job_id: str) -> SchedulerJob | None:
         """What PBS remembers of one job; None when it remembers nothing (job history is off by default)."""
