@@ -33,6 +33,7 @@ from launcher.node.rendezvous import (
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 RANGE = (LOW, LOW + 2000)
+PATIENT = 4.0  # seconds in which whoever is there does meet, also while other tests use every core
 
 
 @pytest.fixture(autouse=True)
@@ -116,12 +117,10 @@ def test_twenty_meetings_on_sixty_ports_do_not_mix() -> None:
 
 def test_a_missing_member_is_named_on_every_other() -> None:
     key = next(KEYS)
-    start = time.monotonic()
-    errors = together([member(index, key, 4, timeout=0.5) for index in (0, 2)])
+    errors = together([member(index, key, 4, timeout=PATIENT) for index in (0, 2)])
     assert [type(error) for error in errors] == [RendezvousError] * 2
     assert {str(error) for error in errors} == {"node1, node3 did not reach node0 in time: 2 of 4 arrived"}
     assert [error.told for error in errors] == [False, True]  # the user hears it from the master
-    assert time.monotonic() - start < 5
 
 
 def test_a_missing_master_is_named() -> None:
@@ -144,14 +143,14 @@ def test_a_master_whose_name_is_unknown_is_told_with_the_key(monkeypatch: pytest
 
 def test_fewer_members_go_on_when_they_are_enough() -> None:
     key = next(KEYS)
-    meetings = together([member(index, key, 4, least=2, timeout=0.5) for index in (0, 3)])
+    meetings = together([member(index, key, 4, least=2, timeout=PATIENT) for index in (0, 3)])
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     assert {meeting.hosts for meeting in meetings} == {("node0", "node3")}
 
 
 def test_who_comes_when_the_others_have_begun_finds_the_door_shut() -> None:
     key = next(KEYS)
-    meetings = together([member(index, key, 3, least=2, timeout=0.3) for index in (0, 2)])
+    meetings = together([member(index, key, 3, least=2, timeout=PATIENT) for index in (0, 2)])
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     with pytest.raises(RendezvousError, match=r"node1 could not reach localhost .* has not started, or has ended"):
         member(1, key, 3, least=2, timeout=0.3)()
