@@ -71,6 +71,23 @@ class Precision(Enum):
     bfloat16 = "bfloat16"
 
 
+class ResumeHow(Enum):
+    """How a run that stopped early goes on."""
+
+    auto = "auto"  # requeue where the scheduler lets its owner do so, else resubmit
+    requeue = "requeue"  # the same job again (scontrol requeue)
+    resubmit = "resubmit"  # a new job, submitted by the one that ends
+    chain = "chain"  # jobs that depend on each other, all submitted at first: for sites whose nodes cannot submit
+    never = "never"  # it stays stopped until `launcher resume`
+
+
+class BestIs(Enum):
+    """Which value of a metric is the best."""
+
+    max = "max"
+    min = "min"
+
+
 @dataclass
 class Limits:
     """What the site allows one job to ask for. Empty means: not checked from the profile."""
@@ -121,7 +138,42 @@ class Launch:
     mode: LaunchMode = LaunchMode.agent  # agent (one per node, forks ranks) or tasks (one task per rank)
     rendezvous_timeout: int = 300  # seconds until every node must have arrived and every rank must have joined
     timeout: int = 1800  # seconds a collective may take before it counts as failed
-    grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped
+    grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
+    max_restarts: int = 3  # restarts of the ranks within an attempt, not counting those after which the run got further
+    hang_timeout: int = 600  # seconds without a step after which ranks count as hung, once they have done one
+    heartbeat: int = 30  # seconds of silence after which a node counts as lost
+
+
+@dataclass
+class Checkpoint:
+    """When a training saves its state, and what is kept."""
+
+    every: str | None = None  # time between two saves (`10m`); empty: from the measured cost of saving and restarting
+    every_steps: int | None = None  # steps between two saves, instead of a time
+    keep: int = 2  # newest complete checkpoints that are kept
+    best: str | None = None  # metric by which one more is kept, the best (`accuracy`)
+    best_is: BestIs = BestIs.max  # which value of that metric is the best: max or min
+    dir: str | None = None  # where checkpoints are; empty: the folder checkpoints of the run directory
+    background: bool = True  # write while training goes on; false: training waits until all is on disk
+    verify: bool = True  # compare checksums when a checkpoint is loaded
+
+
+@dataclass
+class Resume:
+    """How a run goes on after an attempt that ended early."""
+
+    how: ResumeHow = ResumeHow.auto  # auto, requeue, resubmit, chain or never
+    max_attempts: int = 100  # attempts in all
+    lead: str | None = None  # time before its limit at which an attempt stops; empty: a twentieth, 10 s to 2 min
+    strict: bool = False  # refuse a checkpoint with which the result could differ from that of an undisturbed run
+
+
+@dataclass
+class Train:
+    """What all trainings have in common."""
+
+    invariant: bool = False  # bitwise the same weights at any world size, from logical micro-batches
+    micro_batches: int = 8  # logical micro-batches of a global batch, with invariant: the most ranks that share it
 
 
 @dataclass
@@ -183,10 +235,13 @@ class Config:
     workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept
+    resume: Resume = field(default_factory=Resume)  # how a run goes on after an attempt that ended early
+    train: Train = field(default_factory=Train)  # what all trainings have in common
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
     nodes: int = 1  # number of nodes
-    min_nodes: int | None = None  # fewest nodes to begin with when others do not come in time; empty: all of them
+    min_nodes: int | None = None  # fewest nodes to begin or to go on with when others are missing; empty: all
     gpus_per_node: int = 0  # GPUs on each node
     procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else 1
     cpus_per_proc: int = 1  # CPUs for each rank

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.config import Backend, Cluster, Config, GpuDirective, LaunchMode, Scheduler
+from launcher.config import Backend, BestIs, Cluster, Config, GpuDirective, LaunchMode, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from launcher.units import parse_size, parse_time
 
@@ -115,6 +115,23 @@ class JobPlan:
     rendezvous_timeout: int = 300
     timeout: int = 1800
     grace: int = 30
+    max_restarts: int = 3
+    hang_timeout: int = 600
+    heartbeat: int = 30
+    lead: int = 120  # seconds before its limit at which an attempt stops
+    resume_how: str = ResumeHow.auto.value
+    max_attempts: int = 100
+    strict: bool = False
+    invariant: bool = False
+    micro_batches: int = 8
+    checkpoint_dir: str = ""
+    checkpoint_every: int | None = None  # seconds
+    checkpoint_every_steps: int | None = None
+    keep: int = 2
+    best: str | None = None
+    best_is: str = BestIs.max.value
+    background: bool = True
+    verify: bool = True
     starter: str | None = None  # srun, pbsdsh, mpiexec, or none: processes of this machine
 
     @property
@@ -220,6 +237,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         rendezvous_timeout=_at_least("launch.rendezvous_timeout", launch.rendezvous_timeout, 1),
         timeout=_at_least("launch.timeout", launch.timeout, 1),
         grace=_at_least("launch.grace", launch.grace, 1),
+        max_restarts=_at_least("launch.max_restarts", launch.max_restarts, 0),
+        hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
+        heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
+        **_resume(config, site.run_dir),
         starter=site.starter or _starter(cluster),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
@@ -232,6 +253,39 @@ def make_plan(config: Config, site: Site) -> JobPlan:
             f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
         )
     return plan
+
+
+def _resume(config: Config, run_dir: str) -> dict[str, Any]:
+    """The fields about checkpoints, resuming and training."""
+    checkpoint, resume, train = config.checkpoint, config.resume, config.train
+    seconds = _parsed("time", config.time, parse_time)
+    lead = min(max(seconds // 20, 10), 120) if resume.lead is None else _parsed("resume.lead", resume.lead, parse_time)
+    if lead >= seconds:
+        told = f"resume.lead={resume.lead} is" if resume.lead else "attempts stop 10 s before their limit, which is"
+        raise ConfigError(
+            f"{told} not less than time={config.time}: no time would be left to work in; raise it, or set resume.lead"
+        )
+    if checkpoint.every is not None and checkpoint.every_steps is not None:
+        raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
+    every, steps = checkpoint.every, checkpoint.every_steps
+    return {
+        "lead": lead,
+        "resume_how": resume.how.value,
+        "max_attempts": _at_least("resume.max_attempts", resume.max_attempts, 1),
+        "strict": resume.strict,
+        "invariant": train.invariant,
+        "micro_batches": _at_least("train.micro_batches", train.micro_batches, 1),
+        "checkpoint_dir": checkpoint.dir or f"{run_dir}/checkpoints",
+        "checkpoint_every": None
+        if checkpoint.every is None
+        else _parsed("checkpoint.every", checkpoint.every, parse_time),
+        "checkpoint_every_steps": None if steps is None else _at_least("checkpoint.every_steps", steps, 1),
+        "keep": _at_least("checkpoint.keep", checkpoint.keep, 1),
+        "best": checkpoint.best,
+        "best_is": checkpoint.best_is.value,
+        "background": checkpoint.background,
+        "verify": checkpoint.verify,
+    }
 
 
 def _starter(cluster: Cluster) -> str | None:

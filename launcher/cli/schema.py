@@ -79,6 +79,9 @@ def _sections() -> list[tuple[str, type]]:
     return [
         ("cluster.", config.Cluster),
         ("launch.", config.Launch),
+        ("checkpoint.", config.Checkpoint),
+        ("resume.", config.Resume),
+        ("train.", config.Train),
         *(("workload.", kind) for kind in WORKLOADS.values()),
     ]
 
@@ -101,6 +104,9 @@ def keys_help(width: int = 79) -> str:
     lines += table("cluster.KEY: where", keys_of(config.Cluster))
     lines += table("cluster.limits.KEY: what one job may ask for", keys_of(config.Limits))
     lines += table("launch.KEY: how ranks are started", keys_of(config.Launch))
+    lines += table("checkpoint.KEY: when a training saves", keys_of(config.Checkpoint))
+    lines += table("resume.KEY: how a run goes on", keys_of(config.Resume))
+    lines += table("train.KEY: all trainings", keys_of(config.Train))
     for name, kind in WORKLOADS.items():
         lines += table(f"workload.KEY with workload={name}", keys_of(kind))
     return "\n".join(lines)

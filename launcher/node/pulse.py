@@ -1,0 +1,85 @@
+"""Signs of life of forked ranks, in memory that their agent shares with them: no file, no lock, no system call."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+
+_SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
+_IGNORES, _LISTENS = 0, 1
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What one rank has told.
+
+    Attributes:
+        listens: it looks for a stop at its step boundaries, so it is given the time to save and to leave by itself.
+        step: steps done, as it counts them over the whole run; -1 before the first.
+        beats: how often it has told a step, or that it is alive.
+    """
+
+    listens: bool
+    step: int
+    beats: int
+
+
+class Slot:
+    """One rank's place; it alone writes there, and a torn read harms nobody."""
+
+    def __init__(self, memory: mmap.mmap, index: int) -> None:
+        self._memory, self._offset = memory, index * _SLOT.size
+        self._listens, self._step, self._beats = _IGNORES, -1, 0
+        self._write()
+
+    def listen(self) -> None:
+        """From now on this rank leaves by itself when it is told to stop."""
+        self._listens = _LISTENS
+        self._write()
+
+    def beat(self, step: int | None = None) -> None:
+        """Tells that this rank is alive, and how many steps of the run are done."""
+        self._step = self._step if step is None else step
+        self._beats += 1
+        self._write()
+
+    def _write(self) -> None:
+        _SLOT.pack_into(self._memory, self._offset, self._listens, self._step, self._beats)
+
+
+class Pulse:
+    """The slots of one agent's ranks, made before they are forked."""
+
+    def __init__(self, ranks: int) -> None:
+        self._memory = mmap.mmap(-1, ranks * _SLOT.size)
+        self._ranks = ranks
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what earlier ranks have told."""
+        for index in range(self._ranks):
+            Slot(self._memory, index)
+
+    def slot(self, index: int) -> Slot:
+        """For the rank with this place among the agent's own, in its own process."""
+        return Slot(self._memory, index)
+
+    def signs(self) -> list[Sign]:
+        """What each rank has told, in order."""
+        told = (_SLOT.unpack_from(self._memory, index * _SLOT.size) for index in range(self._ranks))
+        return [Sign(listens == _LISTENS, step, beats) for listens, step, beats in told]
+
+
+_mine: Slot | None = None
+
+
+def take(slot: Slot) -> None:
+    """In a forked rank: this is its place."""
+    global _mine  # noqa: PLW0603  a process is one rank
+    _mine = slot
+
+
+def mine() -> Slot | None:
+    """This rank's place; None where no agent watches."""
+    return _mine

@@ -1,0 +1,78 @@
+"""What a rank may know of its run: where it saves, when its time is up, how it is to train."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config import BestIs
+from launcher.node.events import current_attempt
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run's settings for its trainings. The defaults are those outside of a run.
+
+    Attributes:
+        run_dir: the run directory; None outside of a run.
+        attempt: number of this attempt.
+        world_size: ranks of the run when it gets all its nodes.
+        checkpoint_dir: where checkpoints are; None: none are written.
+        every, every_steps: seconds or steps between two saves; both None: from the measured costs.
+        keep: newest complete checkpoints that are kept.
+        best, best_is: metric by which one more is kept, and which value of it is the best (`max`, `min`).
+        background: write while training goes on.
+        verify: compare checksums on loading.
+        strict: refuse a checkpoint with which the result could differ.
+        invariant, micro_batches: see launcher.config.Train.
+        lead: seconds before the deadline at which to stop, at least.
+        deadline: when the scheduler ends the attempt, in seconds since the epoch; None: never.
+    """
+
+    run_dir: Path | None = None
+    attempt: int = 0
+    world_size: int | None = None
+    checkpoint_dir: Path | None = None
+    every: float | None = None
+    every_steps: int | None = None
+    keep: int = 2
+    best: str | None = None
+    best_is: str = BestIs.max.value
+    background: bool = True
+    verify: bool = True
+    strict: bool = False
+    invariant: bool = False
+    micro_batches: int = 8
+    lead: float = 0.0
+    deadline: float | None = None
+
+
+def settings() -> Settings:
+    """The settings of the run that this process belongs to.
+
+    Raises:
+        RunError: the run's record cannot be read.
+    """
+    attempt = current_attempt()
+    if attempt is None:
+        return Settings()
+    plan, deadline = attempt.run.plan(), os.environ.get("LAUNCHER_DEADLINE")
+    return Settings(
+        run_dir=attempt.run.path,
+        attempt=attempt.number,
+        world_size=plan.world_size,
+        checkpoint_dir=Path(plan.checkpoint_dir),
+        every=plan.checkpoint_every,
+        every_steps=plan.checkpoint_every_steps,
+        keep=plan.keep,
+        best=plan.best,
+        best_is=plan.best_is,
+        background=plan.background,
+        verify=plan.verify,
+        strict=plan.strict,
+        invariant=plan.invariant,
+        micro_batches=plan.micro_batches,
+        lead=plan.lead,
+        deadline=float(deadline) if deadline else None,
+    )
