@@ -276,9 +276,7 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         "invariant": train.invariant,
         "micro_batches": _at_least("train.micro_batches", train.micro_batches, 1),
         "checkpoint_dir": checkpoint.dir or f"{run_dir}/checkpoints",
-        "checkpoint_every": None
-        if checkpoint.every is None
-        else _parsed("checkpoint.every", checkpoint.every, parse_time),
+        "checkpoint_every": None if every is None else _parsed("checkpoint.every", every, parse_time),
         "checkpoint_every_steps": None if steps is None else _at_least("checkpoint.every_steps", steps, 1),
         "keep": _at_least("checkpoint.keep", checkpoint.keep, 1),
         "best": checkpoint.best,

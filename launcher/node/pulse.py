@@ -76,7 +76,7 @@ _mine: Slot | None = None
 
 def take(slot: Slot) -> None:
     """In a forked rank: this is its place."""
-    global _mine  # noqa: PLW0603  a process is one rank
+    global _mine
     _mine = slot
 
 
