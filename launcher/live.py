@@ -106,6 +106,7 @@ class Live:
         """
         plan, story = run.plan(), read(run)
         run.journal("cancelled")
+        run.mark("cancelled")  # or it would go on in another attempt
         if not plan.queued:
             process = Process.started(run.journal_events())
             if process is not None and not process.here():
@@ -117,7 +118,8 @@ class Live:
         job_id = story.job_id or scheduler.find(run.record()["token"], plan.name)
         if job_id is None:
             raise RunError(f"{run.id} has no job")
-        scheduler.cancel(job_id)
+        for each in (job_id, *story.waiting):
+            scheduler.cancel(each)
 
 
 def read(run: Run) -> Story:
@@ -129,15 +131,22 @@ def read(run: Run) -> Story:
 
 def look(run: Run, live: Live) -> Seen:
     """The run as it is now."""
-    plan, story = run.plan(), read(run)
-    state, word = RunState.DONE, ""
+    story = read(run)
+    while True:
+        seen = _look(run, live, story)
+        if not seen.state.over or seen.state is RunState.DONE:
+            return seen
+        # Meanwhile it may have ended, or gone on: what it wrote last counts.
+        before, story = story, read(run)
+        if (before.job_id, before.attempt, before.ended) == (story.job_id, story.attempt, story.ended):
+            return seen
+
+
+def _look(run: Run, live: Live, story: Story) -> Seen:
+    plan, state, word = run.plan(), RunState.DONE, ""
     if story.ended != 0:
         job, word, answered = live.job(run, plan, story)
         state = run_state(story, job, answered=answered)
-        if state.over and story.ended is None:
-            # The job may have ended between the two looks: what it wrote last counts.
-            story = read(run)
-            state = run_state(story, job, answered=answered)
     return Seen(run, plan, story, state, word, story.last("progress"))
 
 

@@ -17,6 +17,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
 LONGEST_NAME = 64
+LONGEST_CHAIN = 50  # jobs that one command submits
 GPU_DIRECTIVES = {
     Scheduler.slurm: (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none),
     Scheduler.pbs: (GpuDirective.ngpus, GpuDirective.none),
@@ -267,6 +268,7 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         )
     if checkpoint.every is not None and checkpoint.every_steps is not None:
         raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
+    _check_how(config.cluster.scheduler, resume.how, resume.max_attempts)
     every, steps = checkpoint.every, checkpoint.every_steps
     return {
         "lead": lead,
@@ -284,6 +286,21 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         "background": checkpoint.background,
         "verify": checkpoint.verify,
     }
+
+
+def _check_how(scheduler: Scheduler, how: ResumeHow, attempts: int) -> None:
+    if how is ResumeHow.requeue and scheduler is not Scheduler.slurm:
+        raise ConfigError(
+            f"resume.how=requeue is Slurm's, and the cluster is {scheduler.value}: use auto"
+            + (" (PBS lets only operators requeue, so a new job is submitted)" if scheduler is Scheduler.pbs else "")
+        )
+    if how in (ResumeHow.chain, ResumeHow.resubmit) and scheduler not in (Scheduler.slurm, Scheduler.pbs):
+        raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {scheduler.value}: use auto")
+    if how is ResumeHow.chain and attempts > LONGEST_CHAIN:
+        raise ConfigError(
+            f"resume.how=chain submits resume.max_attempts={attempts} jobs at once: set resume.max_attempts to what "
+            f"the run may need (at most {LONGEST_CHAIN})"
+        )
 
 
 def _starter(cluster: Cluster) -> str | None:

@@ -29,6 +29,10 @@ TEMPLATES = {
     Scheduler.local.value: "local.sh.j2",
 }
 
+LEASE_BEAT = 15  # seconds between two signs of life of whoever holds a run's lease
+LEASE_LOOK = 2  # seconds between two looks of whoever waits for it
+LEASE_PATIENCE = 90  # seconds without one, after which it is dead; network file systems show times up to 60 s late
+
 
 class Raw:
     """Text that is shell code on purpose: a set-up line of the cluster's profile."""
@@ -91,6 +95,11 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
         start=_start(plan),
         node=command([plan.python, "-u", "-m", "launcher.node"]),
+        again=command([plan.python, "-m", "launcher.node.again"]),
+        seconds=plan.time,
+        lease_patience=LEASE_PATIENCE,
+        lease_beat=LEASE_BEAT,
+        lease_look=LEASE_LOOK,
         umask=Raw(f"{plan.umask:03o}"),
     )
 

@@ -5,6 +5,11 @@
       script.sh             the script as it was handed over
       environment.sh        on PBS: what the job takes over of the submitter's environment
       journal.jsonl         what the submitter did: token, job ids, cancellations
+      stop, save            made by the user: save and end; save and go on
+      cancelled, over       it is not to go on; its chain of jobs is not to go on
+      lease                 the job and attempt that run it now
+      checkpoints/          see launcher/checkpoints.py
+      record-N.json         what the record was before the Nth time that it was resumed
       submitit/             submitit's own files (payload and results)
       output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
@@ -97,6 +102,17 @@ class Run:
         from launcher.plan import as_dict
 
         self._write("record.json", json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1))
+
+    def mark(self, name: str) -> None:
+        """Makes a file whose being there is all that it says (`cancelled`)."""
+        (self.path / name).touch(mode=0o600)
+
+    def clear_for_resume(self) -> None:
+        """Keeps the record, and removes what would keep the run from going on, the lease of a dead job included."""
+        number = len(list(self.path.glob("record-*.json")))
+        self._write(f"record-{number}.json", (self.path / "record.json").read_text())
+        for name in ("stop", "cancelled", "over", "lease"):
+            (self.path / name).unlink(missing_ok=True)
 
     def write_script(self, text: str) -> Path:
         return self._write("script.sh", text)

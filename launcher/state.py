@@ -60,6 +60,7 @@ class Story:
     cancelled: bool
     attempt: int | None
     events: tuple[Mapping[str, Any], ...]
+    waiting: tuple[str, ...] = ()  # jobs of a chain that are to follow the last job
 
     def last(self, event: str) -> Mapping[str, Any] | None:
         """The latest event of this name."""
@@ -79,12 +80,34 @@ class Story:
 
 def tell(journal: Sequence[Mapping[str, Any]], attempt: int | None, events: Sequence[Mapping[str, Any]]) -> Story:
     """The story in a journal and in the last attempt's events."""
-    # A submitter that was killed has not written what Slurm answered; then the job itself knows its id.
-    told = [entry for entry in journal if entry["event"] == "submitted"]
-    told = told or [entry for entry in events if entry["event"] == "started"]
-    job_id = told[-1].get("job") if told else None
-    cancelled = any(entry["event"] == "cancelled" for entry in journal)
-    return Story(job_id, cancelled, attempt, tuple(events))
+    submitted = [number for number, entry in enumerate(journal) if entry["event"] == "submitted"]
+    cancelled = [number for number, entry in enumerate(journal) if entry["event"] == "cancelled"]
+    job_id, *waiting = _jobs(journal[submitted[-1]] if submitted else None, events) or [None]
+    wanted = bool(cancelled) and cancelled[-1] > (submitted[-1] if submitted else -1)  # or it was resumed since
+    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting))
+
+
+def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The job that runs the run, or is to do so next, and those of its chain that follow it.
+
+    | the last attempt's job | the current job |
+    |---|---|
+    | is the one submitted last, or one of its chain | is that one; if it has stopped, the next of the chain |
+    | is another, and began after the last submission | is that one: whoever submitted it was killed before it said so |
+    | is another, and began before | is the one submitted last |
+    """
+    started = next((entry for entry in reversed(events) if entry["event"] == "started"), None)
+    if submitted is None:
+        return [started.get("job")] if started else []
+    jobs = [submitted["job"], *submitted.get("chain", ())]
+    if started is None or "job" not in started:
+        return jobs
+    if started["job"] not in jobs:
+        return [started["job"]] if started["time"] > submitted["time"] else jobs
+    ended = next((entry for entry in reversed(events) if entry["event"] == "ended"), None)
+    here = jobs.index(started["job"])
+    stopped = ended is not None and ended["code"] == errors.RESUME and here + 1 < len(jobs)
+    return jobs[here + stopped :]
 
 
 def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> RunState:

@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,15 @@ from launcher.backends.detect import detect
 from launcher.backends.pbs_query import PBS
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
-from launcher.config import Config, Scheduler
-from launcher.errors import ConfigError, SubmissionError
+from launcher.backends.successor import submit_after
+from launcher.config import Config, ResumeHow, Scheduler
+from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.held import Held, allocation
-from launcher.live import read
+from launcher.live import Live, look, read
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id
+from launcher.state import RunState
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -90,12 +92,13 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     return Prepared(plan, token, notes)
 
 
-def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
+def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
     """Makes the run directory and hands the job over.
 
     Args:
         prepared: what `prepare` returned.
         config: the resolved config, for the record.
+        overrides: what the user wrote to get it, for `resume`.
 
     Raises:
         ConfigError: no run directory can be made, or the run id belongs to another config.
@@ -107,7 +110,7 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
     if resumed:
         run.require_private()
     else:  # or its submitter was killed before it had submitted anything
-        _make(run, prepared, config)
+        _make(run, prepared, config, overrides)
     with run.only_submitter():
         _require_same(run, plan)  # others may have been here at the same time
         if job_id := read(run).job_id:
@@ -125,27 +128,88 @@ def submit(prepared: Prepared, config: Mapping[str, Any]) -> Submitted:
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
                 "it if there is none"
             ) from None
-        run.journal("submitted", job=job.job_id)
+        _journal_jobs(run, plan, job.job_id, prepared.token)
     with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
         run.link(default_runs_dir())
     return Submitted(run, job.job_id)
 
 
-def _make(run: Run, prepared: Prepared, config: Mapping[str, Any]) -> None:
+def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """The run directory with its record."""
     plan = prepared.plan
     if problem := _problem(plan):
         raise SubmissionError(f"nothing was submitted: {problem}")
     Run.create(run.path)
+    _record(run, prepared, config, overrides)
+
+
+def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     import hydra
     import submitit
+
+    plan = prepared.plan
 
     versions = {
         "launcher": __version__, "python": platform.python_version(), "hydra": hydra.__version__,
         "submitit": submitit.__version__,
     }  # fmt: skip
-    facts = {**versions, "host": platform.node(), "commit": _commit(plan.workdir), "token": prepared.token}
+    facts = {**versions, "host": platform.node(), "commit": _commit(plan.workdir), "token": prepared.token,
+             "overrides": list(overrides)}  # fmt: skip
     run.write_record(plan, config, facts)
+
+
+def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    """Starts another attempt of a run that is over, with a plan that may be another one.
+
+    Args:
+        run: the run.
+        prepared: what `prepare` returned for its run id.
+        config: the resolved config, for the record.
+        overrides: what the user wrote to get it, this time and before.
+
+    Raises:
+        ConfigError: it is the plan of another workload.
+        RunError: the run is done, or not over.
+        SubmissionError: the scheduler refused, or did not answer (repeat the command).
+    """
+    plan = prepared.plan
+    if problem := _problem(plan):
+        raise SubmissionError(f"nothing was submitted: {problem}")
+    with run.only_submitter():
+        before, seen = run.plan(), look(run, Live())
+        if (plan.entry, plan.kind) != (before.entry, before.kind):
+            raise ConfigError(
+                f"{run.id} is a run of workload={before.workload}: for workload={plan.workload} start another run"
+            )
+        if seen.state is RunState.DONE:
+            raise RunError(f"{run.id} is done: there is nothing to resume")
+        if not seen.state.over:
+            raise RunError(f"{run.id} is {seen.state.value}: to change its size, `touch {run.path}/stop` and wait")
+        # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
+        journal = run.journal_events()
+        token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
+        tried = any(entry["event"] == "submitting" and entry["token"] == token for entry in journal)
+        prepared = dataclasses.replace(prepared, token=token)
+        run.clear_for_resume()
+        _record(run, prepared, config, overrides)
+        job = _start(run, plan, token, resumed=tried)
+        _journal_jobs(run, plan, job.job_id, token)
+    return Submitted(run, job.job_id)
+
+
+def _journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
+    """Notes the job; those of its chain are submitted first."""
+    if plan.resume_how != ResumeHow.chain.value:
+        run.journal("submitted", job=job_id)
+        return
+    environment = job_environment(os.environ, plan).environment
+    jobs = [job_id]
+    try:
+        for number in range(1, plan.max_attempts):
+            script = str(run.path / "script.sh")
+            jobs.append(submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.submit_timeout))
+    finally:  # some may be there although the site takes no more
+        run.journal("submitted", job=jobs[0], chain=jobs[1:])
 
 
 def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backends.pbs_query import TOKEN
-from launcher.config import GpuDirective
+from launcher.config import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
 from launcher.plan import JobPlan
 from launcher.units import format_hours
@@ -156,6 +156,7 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
         account=plan.account,
         resources=plan.resources,
         array=array,
+        rerunnable=plan.resume_how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
         directives=plan.directives,
     )
 

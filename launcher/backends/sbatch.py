@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.config import GpuDirective, Scheduler
+from launcher.config import GpuDirective, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from launcher.plan import JobPlan
 from launcher.units import format_time
@@ -13,7 +13,9 @@ from launcher.units import format_time
 FAMILIES = (
     {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
     {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"requeue", "no-requeue"},
 )
+WARNED = 600  # seconds of wall time from which on Slurm's warning signal is asked for
 # Options that make the run what it is, and what to do instead of setting them behind the launcher's back.
 TAKEN = {
     "job-name": "use the key name",
@@ -61,6 +63,11 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         "array": array,
         "output": f"{run_dir}/%a/output-%A_%a.log" if array else f"{run_dir}/output-%j.log",
         "open-mode": "append",
+        # Whatever the site's default is: what is preempted, or loses a node, goes on.
+        "requeue": True if plan.resume_how != ResumeHow.never.value else None,
+        "no-requeue": True if plan.resume_how == ResumeHow.never.value else None,
+        # Slurm looks every 30 s and is early rather than late, so for a short run the job's own timer has to do.
+        "signal": f"USR2@{plan.lead}" if plan.time >= WARNED else None,
         # A lost node ends the job unless fewer nodes will do.
         "no-kill": True if plan.min_nodes < plan.nodes else None,
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,10 @@ from submitit.slurm import slurm
 
 from launcher.backends.base import QueryError
 from launcher.backends.executor import RunExecutor
-from launcher.backends.once import NoAnswer, Refused
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
 from launcher.plan import JobPlan
 from launcher.runs import Run
-
-# sbatch's words when the controller was not reached or its answer was lost (slurm_errno.c): the job may exist.
-NO_ANSWER = re.compile(
-    r"timed out|Unable to contact|Connection (refused|reset)|Zero Bytes|Transport endpoint|Unexpected message"
-    r"|communication|standby mode|No route to host|try again|temporarily unable",
-    re.IGNORECASE,
-)
 
 
 class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
@@ -72,24 +62,8 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
         self._slurm = Slurm(plan.submit_timeout)
 
     def _send(self, script: Path, token: str) -> str:
-        return self._once(lambda: self._sbatch(script, token), lambda: self._slurm.find(token, self.plan.name))
+        def send() -> str:
+            self.run.journal("submitting", token=token)
+            return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment)
 
-    def _sbatch(self, script: Path, token: str) -> str:
-        command = ["sbatch", "--parsable", str(script)]
-        self.run.journal("submitting", token=token)
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=self.plan.submit_timeout, umask=0o077,
-                env=job_environment(os.environ, self.plan).environment, check=False,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
-        except subprocess.TimeoutExpired:
-            raise NoAnswer(f"sbatch did not answer within {self.plan.submit_timeout} s") from None
-        if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
-            return match[0]  # --parsable prints ID or ID;CLUSTER
-        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        if NO_ANSWER.search(words):
-            raise NoAnswer(words)
-        # fatal: sbatch gave up before it asked anybody (no configuration, for one).
-        raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+        return self._once(send, lambda: self._slurm.find(token, self.plan.name))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
 from launcher.backends.command import ask
+from launcher.backends.once import NoAnswer, Refused
 from launcher.check import NodeGroup, Partition
 from launcher.units import parse_time
 
@@ -38,6 +40,12 @@ STATES = {
     "OUT_OF_MEMORY": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
 }
+# sbatch's words when the controller was not reached or its answer was lost (slurm_errno.c): the job may exist.
+NO_ANSWER = re.compile(
+    r"timed out|Unable to contact|Connection (refused|reset)|Zero Bytes|Transport endpoint|Unexpected message"
+    r"|communication|standby mode|No route to host|try again|temporarily unable",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,48 @@ class Slurm:
             QueryError: Slurm did not answer, so nobody can tell.
         """
         return next((job.id for job in self.jobs().values() if job.comment == token), None)
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        """Hands a script to sbatch and returns the id of its job.
+
+        Args:
+            script: its path.
+            environment: of sbatch, and of the job.
+            arguments: options, which count more than those in the script.
+
+        Raises:
+            Refused: Slurm's own words.
+            NoAnswer: nobody heard whether it took the job.
+        """
+        command = ["sbatch", "--parsable", *arguments, script]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.timeout, umask=0o077, env=environment, check=False
+            )
+        except FileNotFoundError:
+            raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None
+        if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
+            return match[0]  # --parsable prints ID or ID;CLUSTER
+        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        if NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        # fatal: sbatch gave up before it asked anybody (no configuration, for one).
+        raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+
+    def word(self, job_id: str) -> tuple[str, str]:
+        """State and reason of one job that is not over, in Slurm's words."""
+        state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
+        return state, reason
+
+    def requeue(self, job_id: str) -> None:
+        """Has Slurm end a job and start it again, under the same id.
+
+        Raises:
+            QueryError: it does not, in its words.
+        """
+        self.run("scontrol", "requeue", job_id)
 
     def cancel(self, job_id: str) -> None:
         """Asks Slurm to end a job; one that has ended already is no error."""

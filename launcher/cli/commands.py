@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "State of runs, with one question to the scheduler for all.",
     "logs": "What a run printed, or one of its ranks.",
     "cancel": "End runs.",
+    "resume": "Start a run again that is over, at the same size or another one.",
     "wait": "Wait for a run and exit with its code.",
     "data": "Data sets: which are here, and how to get one.",
 }

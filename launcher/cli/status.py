@@ -10,6 +10,7 @@ from launcher.cli.options import RUN, add_runs_dir, find
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
     from launcher.live import Seen
     from launcher.runs import Run
@@ -44,6 +45,9 @@ def run(arguments: Namespace) -> int:
         return 0
     _print_table([_row(each) for each in seen])
     for each in seen if names else []:
+        if each.story.attempt:
+            print()
+            _print_columns(_attempts(each.run))
         if why := _remark(each):
             print(f"\n{each.run.id}: {why}")
     if len(shown) < len(found):
@@ -106,6 +110,25 @@ def _short_job(job_id: str) -> str:
     return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
 
 
+def _attempts(run: Run) -> list[tuple[str, ...]]:
+    """A line for each attempt of a run that has had several."""
+    from launcher.units import format_time
+
+    lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
+    for attempt in run.attempts():
+        events = attempt.events()
+        last = {event["event"]: event for event in events}
+        elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
+        step, why = last.get("progress", {}).get("step", "-"), last.get("stop") or last.get("fault") or {}
+        words = f"{last['ended']['code']}" if "ended" in last else "-"
+        if words != "0" and "cause" in why:
+            words += f": {why['cause']}"
+        ranks = str(last["met"].get("ranks", "-")) if "met" in last else "-"
+        job = _short_job(last.get("started", {}).get("job", "-"))
+        lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), words))
+    return lines
+
+
 def _print_table(rows: list[dict[str, Any]]) -> None:
     """Plain columns; the run's id is never cut, for it is what one copies."""
     from launcher.units import format_time
@@ -122,6 +145,10 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in (heads, *lines)) for column in range(len(heads))]
-    for line in (heads, *lines):
+    _print_columns([heads, *lines])
+
+
+def _print_columns(lines: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
         print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
     schema.register()
     try:
-        if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := _compose(arguments)) is None:
+        if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := compose_run(arguments)) is None:
             return _hydra_main(arguments)
         return _run(config)
     except (HydraException, OmegaConfBaseException) as error:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         return BAD_INPUT
 
 
-def _compose(arguments: list[str]) -> DictConfig | None:
+def compose_run(arguments: list[str]) -> DictConfig | None:
     """The config of one run, or None when the user's own files have set something that only hydra.main does.
 
     hydra.main composes every config twice, the first time only to see whether it is a sweep.
@@ -116,26 +116,43 @@ def explain(error: Exception, arguments: list[str]) -> str:
 
 
 def _run(config: DictConfig) -> int:
+    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from launcher.submit import prepare
+
+    wanted = typed(config)
+    prepared = prepare(wanted)
+    if prepared.plan.scheduler != "local" or wanted.dry_run:
+        for note in prepared.notes:
+            print(f"note: {note}", file=sys.stderr)
+    if wanted.dry_run:
+        return show(prepared)
+    from launcher.submit import submit
+
+    resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    return conclude(prepared, submit(prepared, resolved, HydraConfig.get().overrides.task), wanted.wait)
+
+
+def typed(config: DictConfig) -> Config:
+    """The composed config as the dataclasses of its schema.
+
+    Raises:
+        ConfigError: no workload was chosen, or there is a key that the schema does not know.
+    """
+    from omegaconf import OmegaConf
 
     if OmegaConf.is_missing(config, "workload"):
         names = sorted(path.stem for path in (resource("conf") / "workload").glob("*.yaml"))
         raise ConfigError(f"no workload: add workload=NAME, with one of {', '.join(names)}")
     _refuse_unknown(config)
-    typed: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
-    prepared = prepare(typed)
-    if prepared.plan.scheduler != "local" or typed.dry_run:
-        for note in prepared.notes:
-            print(f"note: {note}", file=sys.stderr)
-    if typed.dry_run:
-        return _show(prepared)
-    from launcher.submit import submit
+    result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    return result
 
-    resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    submitted = submit(prepared, resolved)
-    wait = typed.wait if typed.wait is not None else not prepared.plan.queued
+
+def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None) -> int:
+    """Tells what was submitted, or stays with it to its end."""
+    wait = wait if wait is not None else not prepared.plan.queued
     if not wait:
         _tell(prepared, submitted)
         return 0
@@ -163,7 +180,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
             _refuse_unknown(child, f"{prefix}{key}.")
 
 
-def _show(prepared: Prepared) -> int:
+def show(prepared: Prepared) -> int:
     """The plan as a table, then the script, to the letter."""
     from launcher import render
     from launcher.cli.text import plan_table

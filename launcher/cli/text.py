@@ -49,8 +49,13 @@ TELLING = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BO
 
 
 def cause(seen: Seen) -> str | None:
-    """Why the run failed, in a line or two."""
-    fault = seen.story.fault
+    """Why the run is not going on, in a line or two."""
+    stop, stays, fault = seen.story.last("stop"), seen.story.last("stays"), seen.story.fault
+    if stays is not None and stays["what"] == "given_up":
+        return f"given up: {stays['why']}"
+    if seen.state is RunState.STOPPED and stop is not None:
+        where = f" at step {stop['step']}" if "step" in stop else ""
+        return f"{stop['cause']}{where}" + (f"; {stays['why']}" if stays and stays["why"] != stop["cause"] else "")
     if fault is None:
         if seen.state is RunState.FAILED:
             code = f" (exit code {seen.story.ended})" if seen.story.ended is not None else ""

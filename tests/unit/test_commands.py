@@ -107,7 +107,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("stauts", "there is no command 'stauts'. Did you mean status? Known: status, logs, cancel, wait, data; "),
+        ("stauts", "there is no command 'stauts'. Did you mean status? Known: status, logs, cancel, "),
         ("stauts --help", "there is no command 'stauts'"),
         ("status --al", "there is no option '--al'. Did you mean --all"),
         ("status --all=3", "--all: ignored explicit argument '3'"),

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.backends.sbatch import FAMILIES, TAKEN, directives, srun_arguments
-from launcher.config import GpuDirective, LaunchMode, Scheduler
+from launcher.config import GpuDirective, LaunchMode, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = {
     "job-name": "job", "comment": "token", "nodes": 1, "ntasks-per-node": 1, "cpus-per-task": 1, "time": "01:00:00",
-    "output": "/runs/run-1/output-%j.log", "open-mode": "append",
+    "output": "/runs/run-1/output-%j.log", "open-mode": "append", "requeue": True, "signal": "USR2@120",
 }  # fmt: skip
 
 
@@ -32,6 +32,7 @@ def test_a_plain_plan_asks_for_nothing_more_than_it_says() -> None:
         ({"nodes": 4}, {"nodes": 4}),
         ({"nodes": 4, "min_nodes": 2}, {"nodes": 4, "no-kill": True}),
         ({"time": "36h"}, {"time": "1-12:00:00"}),
+        ({"resume": Resume(lead="5m")}, {"signal": "USR2@300"}),
         ({"mem": "16G"}, {"mem": "16777216K"}),
         ({"mem": "1025"}, {"mem": "2K"}),  # never less than was asked for
         ({"procs_per_node": 4, "cpus_per_proc": 3}, {"cpus-per-task": 12}),
@@ -41,6 +42,15 @@ def test_a_plain_plan_asks_for_nothing_more_than_it_says() -> None:
 )  # fmt: skip
 def test_each_key_is_one_option(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     assert directives(plan_of(**keys), "token") == {**PLAIN, **expected}
+
+
+def test_a_run_that_is_not_to_go_on_is_not_requeued() -> None:
+    never = directives(plan_of(resume=Resume(how=ResumeHow.never)), "token")
+    assert (never.get("requeue"), never["no-requeue"]) == (None, True)
+
+
+def test_a_short_run_has_its_own_timer_alone() -> None:
+    assert "signal" not in directives(plan_of(time="9m"), "token")  # Slurm's warning may be 60 s early
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,37 @@ def test_only_what_waits_or_runs_is_live() -> None:
         ([{"event": "submitting"}, {"event": "submitted", "job": "7"}], "7", False),
         ([{"event": "submitted", "job": "7"}, {"event": "submitted", "job": "8"}], "8", False),
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}], "7", True),
+        ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}, {"event": "submitted", "job": "8"}], "8", False),
     ],
 )
 def test_the_story_is_told_by_the_journal(journal: list[dict[str, Any]], job_id: str | None, cancelled: bool) -> None:
     told = tell(journal, None, ())
     assert (told.job_id, told.cancelled, told.ended, told.fault) == (job_id, cancelled, None, None)
+
+
+STARTED_7 = {"event": "started", "time": 2.0, "job": "7"}
+STARTED_9 = {"event": "started", "time": 2.0, "job": "9"}
+STOPPED = {"event": "ended", "code": 75}
+
+
+@pytest.mark.parametrize(
+    ("submitted", "events", "job_id", "waiting"),
+    [
+        ({"job": "7", "time": 1.0}, [STARTED_7], "7", ()),
+        ({"job": "8", "time": 3.0}, [STARTED_7, STOPPED], "8", ()),  # the job itself submitted the next
+        ({"job": "8", "time": 1.0}, [STARTED_9], "9", ()),  # it could not say so
+        ({"job": "7", "time": 1.0, "chain": ["8", "9"]}, [], "7", ("8", "9")),
+        ({"job": "7", "time": 1.0, "chain": ["8", "9"]}, [STARTED_7], "7", ("8", "9")),
+        ({"job": "7", "time": 1.0, "chain": ["8", "9"]}, [STARTED_7, STOPPED], "8", ("9",)),
+        ({"job": "7", "time": 1.0, "chain": ["8", "9"]}, [STARTED_7, {"event": "ended", "code": 1}], "7", ("8", "9")),
+        ({"job": "7", "time": 1.0, "chain": ["8", "9"]}, [STARTED_9, STOPPED], "9", ()),
+    ],
+)
+def test_the_current_job_is_the_one_that_runs_or_is_to_do_so_next(
+    submitted: dict[str, Any], events: list[dict[str, Any]], job_id: str, waiting: tuple[str, ...]
+) -> None:
+    told = tell([{"event": "submitted", **submitted}], 0, events)
+    assert (told.job_id, told.waiting) == (job_id, waiting)
 
 
 def test_the_first_fault_and_the_last_progress_count() -> None:

@@ -1,0 +1,38 @@
+"""A job that starts when another one has ended: how a run goes on where jobs are not requeued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.backends.once import submit_once
+from launcher.backends.pbs_query import PBS, TOKEN, pbs_id
+from launcher.backends.slurm_query import Slurm
+from launcher.config import Scheduler
+from launcher.plan import JobPlan
+
+
+def submit_after(
+    plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
+) -> str:
+    """Submits a run's script once more; its job starts when the job with this id has ended, however it did.
+
+    Args:
+        plan: the run.
+        job_id: of the job before.
+        script: path of the script.
+        token: what the new job is found by, if nobody hears whether it was submitted.
+        environment: of sbatch or qsub.
+        timeout: seconds for one command of the scheduler.
+
+    Returns:
+        The id of the new job.
+
+    Raises:
+        SubmissionError: the scheduler did not take it, or did not answer.
+    """
+    if plan.scheduler == Scheduler.slurm.value:
+        slurm = Slurm(timeout)
+        options = (f"--dependency=afterany:{job_id}", f"--comment={token}")
+        return submit_once(lambda: slurm.submit(script, environment, *options), lambda: slurm.find(token, plan.name))
+    pbs, arguments = PBS(timeout), ("-f", "-W", f"depend=afterany:{pbs_id(job_id)}", "-v", f"{TOKEN}={token}")
+    return submit_once(lambda: pbs.submit(script, environment, *arguments), lambda: pbs.find(token, plan.name))

@@ -1,0 +1,70 @@
+"""`resume`: another attempt of a run that is over, at the same size or at another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what is to be different (nodes=4, time=2h)")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Start RUN again where its newest checkpoint left it. Everything stays as it was when it was submitted, but for
+    the KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from launcher.cli import schema, submit
+    from launcher.submit import prepare, resume
+
+    found = find(arguments.name, arguments.runs_dir)
+    record = found.record()
+    if "overrides" not in record:
+        raise RunError(f"{found.path}/record.json does not tell how it was submitted: another version wrote it")
+    for word in arguments.overrides:
+        key = _key(word)
+        if "=" not in word or submit.FOR_HYDRA.match(word):
+            raise ConfigError(f"{word!r} is not KEY=VALUE")
+        if key in FIXED:
+            raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
+    overrides = merged(record["overrides"], arguments.overrides)
+    schema.register()
+    try:
+        config = submit.compose_run([*overrides, f"run_id={found.id}", f"runs_dir={_quoted(str(found.path.parent))}"])
+        assert config is not None  # only settings of Hydra's own need more, and there are none
+        typed: Any = submit.typed(config)
+        prepared = prepare(typed)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(submit.explain(error, overrides)) from None
+    if typed.dry_run:
+        return submit.show(prepared)
+    resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait)
+
+
+def merged(before: list[str], now: list[str]) -> list[str]:
+    """The overrides of a run with others on top; of those for one key only the last counts. Pure."""
+    passing = ("run_id", "runs_dir", "wait", "dry_run")  # of one command, not of the run
+    kept = [word for word in before if _key(word) not in passing]
+    return [word for word in kept if _key(word) not in {_key(other) for other in now}] + now
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _quoted(path: str) -> str:
+    """A path as a value in Hydra's grammar, whatever characters it has."""
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"

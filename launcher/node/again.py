@@ -1,0 +1,171 @@
+"""How a run goes on after an attempt that stopped early: `python -m launcher.node.again RUN_DIR [TOLD]` in its script.
+
+TOLD is given when the script itself was told to stop. Exit codes: 0 it goes on in another start of the job or in
+another job, 10 in this script, 75 it stays stopped, 93 it is given up. Why is printed, and in the attempt's events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from launcher import checkpoints, errors
+from launcher.backends.base import QueryError
+from launcher.backends.slurm_query import Slurm
+from launcher.backends.successor import submit_after
+from launcher.config import ResumeHow, Scheduler
+from launcher.errors import LauncherError
+from launcher.node import pbsdsh
+from launcher.node.events import Events, current_attempt
+from launcher.plan import JobPlan
+from launcher.runs import Attempt, Run
+
+TIMEOUT = 30.0  # seconds for one command of the scheduler; the job may be about to end
+
+
+class What(IntEnum):
+    """What becomes of the run; the values are this program's exit codes."""
+
+    ELSEWHERE = 0
+    HERE = 10
+    STAYS = errors.RESUME
+    GIVEN_UP = errors.NO_RETRY
+
+
+def decide(
+    plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: str | None
+) -> tuple[What, str]:
+    """What becomes of a run, and why. Pure.
+
+    | what is seen | the run |
+    |---|---|
+    | RUN/cancelled or RUN/stop | stays stopped: its owner wants that |
+    | resume.how=never | stays stopped |
+    | two attempts in a row got no further | is given up |
+    | as many attempts as resume.max_attempts | is given up |
+    | the scheduler is ending the job, not for its wall time | stays: it requeues by itself what it preempts |
+    | otherwise | goes on |
+
+    Args:
+        plan: the run.
+        attempt: number of the one that stopped.
+        steps: how far the run was at the end of each attempt so far, this one last; -1: nothing was saved.
+        marker: `stop` or `cancelled`, if there is such a file.
+        ending: why the scheduler is ending the job, in words; None: it is not.
+    """
+    if marker is not None:
+        return What.STAYS, "it was cancelled" if marker == "cancelled" else "its stop file"
+    if plan.resume_how == ResumeHow.never.value:
+        return What.STAYS, "resume.how=never"
+    before = [-1, *steps[:-1]]
+    if len(steps) > 1 and all(now <= then for now, then in zip(steps[-2:], before[-2:], strict=True)):
+        return What.GIVEN_UP, (
+            f"two attempts in a row got no further than step {max(steps[-1], 0)}: is time={plan.time}s too short for a "
+            "start, a step and a save?"
+        )
+    if attempt + 1 >= plan.max_attempts:
+        return What.GIVEN_UP, f"it has had {attempt + 1} attempts (resume.max_attempts)"
+    if ending is not None:
+        return What.STAYS, ending
+    return (What.ELSEWHERE if plan.queued else What.HERE), "it can be resumed"
+
+
+def main(run_dir: str, told: bool) -> int:
+    attempt = current_attempt()
+    assert attempt is not None, "only a job script of the launcher starts this"
+    run = attempt.run
+    plan = _plan(run)
+    events = Events(attempt, "again")
+    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    events("stopped", step=-1 if step is None else step)
+    steps = [event["step"] for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
+    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
+    if what is What.ELSEWHERE:
+        try:
+            why = _go_on(plan, attempt)
+        except LauncherError as error:
+            what, why = What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+    events("again" if what in (What.ELSEWHERE, What.HERE) else "stays", what=what.name.lower(), why=why)
+    words = {
+        What.ELSEWHERE: f"goes on: {why}", What.HERE: "goes on", What.STAYS: f"stays stopped: {why}",
+        What.GIVEN_UP: f"is given up: {why}",
+    }  # fmt: skip
+    print(f"launcher: {run.id} {words[what]}", file=sys.stderr)
+    return what
+
+
+def _plan(run: Run) -> JobPlan:
+    """The run's plan; an element of an array has that of its array."""
+    if run.recorded():
+        return run.plan()
+    whole = Run(run.path.parent).plan()
+    return dataclasses.replace(
+        whole,
+        run_dir=str(run.path),
+        checkpoint_dir=whole.checkpoint_dir.replace(whole.run_dir, str(run.path), 1),
+    )
+
+
+def _ending(plan: JobPlan, told: bool) -> str | None:
+    """Why the scheduler is ending this job, unless it is for its wall time."""
+    deadline = os.environ.get("LAUNCHER_DEADLINE")
+    if deadline and time.time() >= float(deadline):
+        return None
+    if plan.scheduler != Scheduler.slurm.value:
+        return "its job was told to stop" if told else None
+    try:
+        state, reason = Slurm(TIMEOUT).word(os.environ["LAUNCHER_JOB_ID"])
+    except QueryError:  # then the answer to a requeue will tell
+        return None
+    return None if state == "RUNNING" or reason == "TimeLimit" else f"Slurm ends its job ({state})"
+
+
+def _go_on(plan: JobPlan, attempt: Attempt) -> str:
+    """Has the scheduler start the run again, and says how.
+
+    Raises:
+        LauncherError: the scheduler did not take it.
+    """
+    how, slurm = plan.resume_how, plan.scheduler == Scheduler.slurm.value
+    if how == ResumeHow.chain.value:
+        return "the next job of its chain waits for this one to end"
+    if slurm and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
+        try:
+            Slurm(TIMEOUT).requeue(os.environ["LAUNCHER_JOB_ID"])
+            return "its job was requeued"
+        except QueryError as error:
+            if how == ResumeHow.requeue.value:
+                raise
+            print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
+    return f"job {_resubmit(plan, attempt)} waits for this one to end"
+
+
+def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
+    """Submits the run's script as a new job that starts when this one has ended; its id."""
+    from launcher import render
+    from launcher.backends.scrub import job_environment
+
+    run, token = attempt.run, f"{attempt.run.record()['token']}-{attempt.number + 1}"
+    script = str(run.path / "script.sh")
+    if not run.recorded():  # an element of an array goes on alone
+        script = str(run.write_script(render.script(plan, token=token)))
+    environment, job = dict(os.environ), os.environ.get("PBS_JOBID", "")
+    if plan.scheduler == Scheduler.slurm.value:
+        job, environment = os.environ["SLURM_JOB_ID"], dict(job_environment(os.environ, plan).environment)
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
+    elif qsub := pbsdsh.find("qsub"):
+        os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+    run.journal("submitting", token=token)
+    job_id = submit_after(plan, job, script, token, environment, TIMEOUT)
+    run.journal("submitted", job=job_id)
+    return job_id
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], told="told" in sys.argv[2:]))

@@ -1,0 +1,36 @@
+"""Whoever holds the run's lease runs it: no two attempts of one run at once.
+
+The job script takes it (templates/parts/lease.sh.j2) and writes its job and attempt into it. What must not be done by
+an attempt that has lost the run, and has not noticed (its node was cut off, say), asks first.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher import runs
+from launcher.node.events import current_attempt
+
+
+class LeaseLost(runs.RunError):
+    """Another attempt has taken over the run."""
+
+
+def require() -> None:
+    """Does nothing while this attempt holds the run's lease, and outside of a run.
+
+    Raises:
+        LeaseLost: it does not.
+    """
+    attempt = current_attempt()
+    if attempt is None or "LAUNCHER_LEASE" not in os.environ:
+        return
+    try:
+        holder = (attempt.run.path / "lease").read_text().split()
+    except FileNotFoundError:
+        holder = []
+    if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:
+        told = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
+        raise LeaseLost(
+            f"attempt {attempt.number} has lost the run, whose lease {told} holds now: it writes nothing more"
+        )

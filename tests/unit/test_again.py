@@ -1,0 +1,84 @@
+"""Whether and how a run goes on after an attempt that stopped early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.cli.resume import merged
+from launcher.config import Resume, ResumeHow, Scheduler
+from launcher.errors import ConfigError
+from launcher.node.again import What, decide
+from tests.unit.plans import plan_of
+
+NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
+LOCAL = {"scheduler": Scheduler.local}
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps", "marker", "ending", "what", "why"),
+    [
+        ({}, [10], None, None, What.ELSEWHERE, "it can be resumed"),
+        ({"cluster": LOCAL}, [10], None, None, What.HERE, "it can be resumed"),
+        ({}, [10], "stop", None, What.STAYS, "its stop file"),
+        ({}, [10], "cancelled", None, What.STAYS, "it was cancelled"),
+        ({"resume": NEVER}, [10], None, None, What.STAYS, "resume.how=never"),
+        ({}, [10], None, "its job was told to stop", What.STAYS, "its job was told to stop"),
+        # No progress: once may be bad luck, twice in a row is none.
+        ({}, [-1], None, None, What.ELSEWHERE, ""),
+        ({}, [-1, -1], None, None, What.GIVEN_UP, "two attempts in a row got no further than step 0"),
+        ({}, [10, 10], None, None, What.ELSEWHERE, ""),
+        ({}, [10, 10, 10], None, None, What.GIVEN_UP, "two attempts in a row got no further than step 10"),
+        ({}, [10, 10, 11, 11], None, None, What.ELSEWHERE, ""),
+        ({}, [10, 9, 9], None, None, What.GIVEN_UP, "no further than step 9"),
+        ({}, [-1, 5, 5], None, None, What.ELSEWHERE, ""),
+        ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, ""),
+        ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, "it has had 3 attempts (resume.max_attempts)"),
+        ({}, [-1, -1], "stop", None, What.STAYS, "its stop file"),
+    ],
+)
+def test_what_becomes_of_a_run(
+    keys: dict[str, Any], steps: list[int], marker: str | None, ending: str | None, what: What, why: str
+) -> None:
+    decided, reason = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
+    assert decided is what
+    assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "resume", "words"),
+    [
+        (Scheduler.pbs, Resume(how=ResumeHow.requeue), "PBS lets only operators requeue"),
+        (Scheduler.local, Resume(how=ResumeHow.requeue), "resume.how=requeue is Slurm's"),
+        (Scheduler.local, Resume(how=ResumeHow.chain, max_attempts=3), "needs a scheduler that takes jobs"),
+        (Scheduler.allocation, Resume(how=ResumeHow.resubmit), "needs a scheduler that takes jobs"),
+        (Scheduler.slurm, Resume(how=ResumeHow.chain), "submits resume.max_attempts=100 jobs at once"),
+        (Scheduler.slurm, Resume(lead="1h"), "resume.lead=1h is not less than time=1h"),
+        (Scheduler.slurm, Resume(lead="soon"), "resume.lead: 'soon' is not a time"),
+        (Scheduler.slurm, Resume(max_attempts=0), "resume.max_attempts=0"),
+    ],
+)
+def test_ways_to_go_on_that_there_are_not(scheduler: Scheduler, resume: Resume, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        plan_of(cluster={"scheduler": scheduler}, resume=resume)
+
+
+@pytest.mark.parametrize(("time", "lead"), [("1m", 10), ("10m", 30), ("1h", 120), ("2d", 120)])
+def test_an_attempt_stops_a_twentieth_before_its_limit(time: str, lead: int) -> None:
+    assert plan_of(time=time).lead == lead
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "result"),
+    [
+        (["nodes=2", "workload=p2p"], ["nodes=4"], ["workload=p2p", "nodes=4"]),
+        (["nodes=2", "run_id=a", "wait=true"], [], ["nodes=2"]),
+        (["+cluster.environment.A=1"], ["cluster.environment.A=2"], ["cluster.environment.A=2"]),
+        (["nodes=2"], ["wait=true"], ["nodes=2", "wait=true"]),
+    ],
+)
+def test_a_resumed_run_is_what_it_was_but_for_what_is_said(
+    before: list[str], now: list[str], result: list[str]
+) -> None:
+    assert merged(before, now) == result

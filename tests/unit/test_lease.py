@@ -1,0 +1,127 @@
+"""One attempt of a run at a time, whatever became of the one before."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import render
+from launcher.node import lease
+from tests.unit.sandbox import Sandbox
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    monkeypatch.setattr(render, "LEASE_LOOK", 0.1)
+    return Sandbox(tmp_path)
+
+
+def held(sandbox: Sandbox) -> Path:
+    return sandbox.run_dir / "lease"
+
+
+def test_the_lease_says_who_has_it_and_is_given_back(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(setup=('cp "$LAUNCHER_LEASE" "$SANDBOX/lease"',)))
+    assert outcome.code == 0
+    assert (sandbox.folder / "lease").read_text().split()[:2] == ["7", "0"]
+    assert not list(sandbox.run_dir.glob("*lease*"))
+
+
+def test_a_job_that_starts_again_takes_its_own_lease(sandbox: Sandbox) -> None:
+    """As after a requeue: the scheduler never runs a job twice at once."""
+    held(sandbox).write_text("7 0 node1\n")
+    assert sandbox.execute(sandbox.plan(), job="7").code == 0
+
+
+def test_the_lease_of_the_dead_is_taken(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "LEASE_PATIENCE", 1)
+    held(sandbox).write_text("6 0 node1\n")
+    outcome = sandbox.execute(sandbox.plan(), job="7")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert not list(sandbox.run_dir.glob("*lease*"))
+
+
+def test_the_lease_of_the_living_is_not(sandbox: Sandbox) -> None:
+    held(sandbox).write_text("6 3 node1\n")
+    over = threading.Event()
+
+    def live() -> None:
+        while not over.wait(0.3):
+            held(sandbox).touch()
+
+    living = threading.Thread(target=live)
+    living.start()
+    try:
+        outcome = sandbox.execute(sandbox.plan(), job="7")
+    finally:
+        over.set()
+        living.join()
+    assert outcome.code == 93
+    assert "runs already, in job 6 (attempt and host: 3 node1): job 7 ends" in outcome.stderr
+    assert not outcome.started
+    assert not list((sandbox.run_dir / "attempts").iterdir())
+    assert held(sandbox).read_text() == "6 3 node1\n"
+
+
+def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "LEASE_PATIENCE", 2)
+    held(sandbox).write_text("dead 0 node1\n")
+    script = sandbox.folder / "script.sh"
+    log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
+    setup = (f"note() {{ {log}; }}", "note begin; sleep 0.2; note end")
+    script.write_text(render.script(sandbox.plan(setup=setup), token="token"))
+    jobs = [
+        threading.Thread(target=lambda job=job: sandbox.start(script, {"SLURM_JOB_ID": str(job)})) for job in range(6)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    lines = (sandbox.folder / "log").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["begin", "end"] * 6
+    assert [line.split()[1] for line in lines[::2]] == [line.split()[1] for line in lines[1::2]]
+    assert len(list((sandbox.run_dir / "attempts").iterdir())) == 6
+
+
+def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "LEASE_BEAT", 0.1)
+    script, go = sandbox.folder / "script.sh", sandbox.folder / "go"
+    stand_in = sandbox.folder / "bin/srun"
+    stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
+    script.write_text(render.script(sandbox.plan(), token="token"))
+    environ = {"PATH": f"{sandbox.folder}/bin:/usr/bin:/bin", "SANDBOX": str(sandbox.folder), "SLURM_JOB_ID": "7"}
+    job = subprocess.Popen(["bash", str(script)], env=environ, process_group=0)
+    try:
+        until(go.exists)
+        first = held(sandbox).stat().st_mtime_ns
+        until(lambda: held(sandbox).stat().st_mtime_ns > first)
+    finally:
+        job.kill()
+        job.wait()
+        subprocess.run(["pkill", "-9", "-g", str(job.pid), "sleep"], check=False)
+    until(lambda: not subprocess.run(["pgrep", "-g", str(job.pid)], check=False, capture_output=True).stdout)
+
+
+def test_an_attempt_that_has_lost_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease.require()  # outside of a run
+    for name, value in (("RUN_DIR", str(tmp_path)), ("ATTEMPT", "2"), ("JOB_ID", "7"), ("LEASE", f"{tmp_path}/lease")):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    (tmp_path / "lease").write_text("7 2 node1\n")
+    lease.require()
+    (tmp_path / "lease").write_text("7 3 node2\n")
+    with pytest.raises(lease.LeaseLost, match=r"attempt 2 has lost the run, whose lease attempt 3 \(job 7\) holds now"):
+        lease.require()
+    (tmp_path / "lease").unlink()
+    with pytest.raises(lease.LeaseLost, match="nobody holds"):
+        lease.require()
+
+
+def until(condition: object, patience: float = 20) -> None:
+    give_up = time.monotonic() + patience
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

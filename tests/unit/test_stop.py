@@ -1,0 +1,150 @@
+"""A stop that one rank alone hears of ends all ranks at the same step, whatever it interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launcher.node import Env, pulse, stop
+from launcher.node.pulse import Pulse
+from launcher.node.settings import Settings
+from launcher.node.stop import GO_ON, Stop, Verdict, interval
+from tests.unit.test_training import env_of
+from tests.unit.workload_ranks import run_ranks
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("step_time", "cost", "steps"),
+    [
+        (1.0, 3e-4, 0),  # long steps agree at each boundary
+        (0.005, 1e-4, 5),  # 0.1 ms in 25 ms
+        (0.005, 1e-5, 1),
+        (0.05, 1e-2, 10),  # a slow network may cost more, rather than have a stop wait for longer than LATENCY
+        (0.0, 3e-4, 32),
+    ],
+)
+def test_agreements_are_as_rare_as_they_may_be(step_time: float, cost: float, steps: int) -> None:
+    assert interval(step_time, cost) == steps
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([signal.SIGTERM], "told to stop (rank 0 on here)"),
+        ([signal.SIGINT], "told to stop (rank 0 on here)"),
+        ([signal.SIGUSR2], "the scheduler's warning signal (rank 0 on here)"),
+        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1], "told to stop (rank 0 on here)"),
+        ([signal.SIGTERM] * 3, "told to stop (rank 0 on here)"),
+    ],
+)
+def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> None:
+    flag = Stop(env_of(), Settings())
+    assert flag.boundary(1) == GO_ON
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    assert flag.boundary(2) == Verdict(words)
+    assert flag.boundary(3) == Verdict(words)
+
+
+def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+    flag = Stop(env_of(), Settings(deadline=time.time() + 100, lead=10))
+    clock[0] += 85
+    assert flag.boundary(1) == GO_ON
+    flag.save_took(20)
+    flag.save_took(1)
+    assert flag.boundary(2) == Verdict("its time is nearly up")  # 2 x 20 s + 5 s
+    clock[0] -= 30.5
+    assert flag.boundary(3) == GO_ON
+
+
+def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = Stop(env_of(), Settings(deadline=time.time() + 100, lead=10))
+    monkeypatch.setattr(stop.time, "time", lambda: 5e9)
+    assert flag.boundary(1) == GO_ON
+
+
+def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "FILES_INTERVAL", 0.0)
+    flag = Stop(env_of(), Settings(run_dir=tmp_path))
+    assert flag.boundary(1, save_due=True) == Verdict(save=True)
+    (tmp_path / "save").touch()
+    assert flag.boundary(2) == Verdict(save=True)
+    assert not (tmp_path / "save").exists()
+    assert flag.boundary(3) == GO_ON
+    (tmp_path / "stop").touch()
+    assert flag.boundary(4) == Verdict("its stop file")
+    assert (tmp_path / "stop").exists()  # the job script must know as well
+
+
+def test_the_agent_hears_that_the_rank_listens_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Pulse(2)
+    monkeypatch.setattr(pulse, "_mine", shared.slot(1))
+    flag = Stop(env_of(), Settings())
+    flag.boundary(7)
+    idle, mine = shared.signs()
+    assert (idle.listens, idle.step, idle.beats) == (False, -1, 0)
+    assert (mine.listens, mine.step, mine.beats) == (True, 7, 1)
+    shared.clear()
+    assert shared.signs()[1].listens is False
+
+
+def stopped_at(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Steps until all have agreed to stop; one rank alone is told, at one of its steps."""
+    flag = Stop(env, Settings(deadline=time.time() + 1000) if config["how"] == "deadline" else Settings())
+    if config["how"] == "deadline" and env.rank == config["rank"]:
+        flag._ends = time.monotonic()  # its clock is ahead of the others'
+    saves = []
+    for step in range(1, 2000):
+        if step == config["at"] and env.rank == config["rank"] and config["how"] == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if config["slow"]:
+            flag._step_time = 1.0
+        work = torch.ones(100)
+        dist.all_reduce(work)  # what a signal finds most ranks in
+        verdict = flag.boundary(step, save_due=env.rank == 1 and step >= 5 and not saves)
+        if verdict.save:
+            saves.append(step)
+        if verdict.stop:
+            flag.close()
+            return {"step": step, "why": verdict.stop, "saves": saves}
+    return {}
+
+
+@pytest.mark.parametrize(("how", "slow"), [("signal", False), ("signal", True), ("deadline", True)])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_ranks_that_hear_nothing_stop_at_the_same_step(how: str, slow: bool, rank: int) -> None:
+    results = [each.metrics for each in run_ranks(stopped_at, {"how": how, "at": 20, "rank": rank, "slow": slow}, 3, 3)]
+    assert results[0] and results == [results[0]] * 3
+    assert results[0]["why"] == (
+        f"told to stop (rank {rank} on node{rank})" if how == "signal" else "its time is nearly up"
+    )
+    if how == "signal":
+        assert results[0]["step"] >= 20
+        assert len(results[0]["saves"]) == 1
+    if slow and how == "signal":
+        assert (results[0]["step"], results[0]["saves"]) == (20, [5])
+
+
+def test_of_several_causes_one_is_told_by_all() -> None:
+    flag = Stop(env_of(), Settings(deadline=0.0))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.boundary(1) == Verdict("told to stop (rank 0 on here)")
