@@ -19,13 +19,14 @@ from launcher.state import RunState
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
 
 
-def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
+def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, tails: Tails | None = None) -> int:
     """Follows the run and returns the exit code for it.
 
     Args:
         run: the run.
         foreground: the run belongs to this terminal: Ctrl-C ends it. Otherwise Ctrl-C only stops following.
         output: print what the run prints.
+        tails: what of it is not known yet; None: all of it is shown.
     """
     interrupts = 0
 
@@ -41,7 +42,7 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
 
     previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        seen = _follow(run, output, foreground)
+        seen = _follow(run, tails or Tails(run), foreground, output)
     except KeyboardInterrupt:
         print(f"launcher: {run.id} goes on without this terminal", file=sys.stderr)
         return INTERRUPTED
@@ -52,8 +53,8 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True) -> int:
     return INTERRUPTED if interrupts else seen.exit_code
 
 
-def _follow(run: runs.Run, output: bool, foreground: bool) -> Seen:
-    live, tails = Live(), Tails(run)
+def _follow(run: runs.Run, tails: Tails, foreground: bool, output: bool) -> Seen:
+    live = Live()
     pause = POLL if foreground else 1.0
     why = ""
     with progress_line() as show:

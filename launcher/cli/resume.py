@@ -27,6 +27,7 @@ def run(arguments: Namespace) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from launcher.cli import schema, submit
+    from launcher.cli.follow import Tails
     from launcher.submit import prepare, resume
 
     found = find(arguments.name, arguments.runs_dir)
@@ -51,7 +52,10 @@ def run(arguments: Namespace) -> int:
     if typed.dry_run:
         return submit.show(prepared)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait)
+    tails = Tails(found)
+    for _ in tails.new(last=True):  # what earlier attempts have printed
+        pass
+    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, tails)
 
 
 def merged(before: list[str], now: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from launcher.paths import resource
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from launcher.cli.follow import Tails
     from launcher.config import Config
     from launcher.submit import Prepared, Submitted
 
@@ -150,7 +151,7 @@ def typed(config: DictConfig) -> Config:
     return result
 
 
-def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None) -> int:
+def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None, tails: Tails | None = None) -> int:
     """Tells what was submitted, or stays with it to its end."""
     wait = wait if wait is not None else not prepared.plan.queued
     if not wait:
@@ -158,7 +159,7 @@ def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None) -> int
         return 0
     from launcher.cli import follow
 
-    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued)
+    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued, tails=tails)
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:

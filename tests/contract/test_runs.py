@@ -97,7 +97,7 @@ def test_an_agent_that_is_killed_is_named(launcher: Launcher) -> None:
 
 
 def test_exit_code_75_means_stopped_and_not_failed(launcher: Launcher) -> None:
-    result = launcher.fault("stops_for_resume")
+    result = launcher.fault("stops_for_resume", "resume.how=never")
     assert result.code == 75, result.output
     assert launcher.status()["state"] == "stopped"
 

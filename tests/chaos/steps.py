@@ -1,0 +1,50 @@
+"""A training in miniature: steps that add up ones, which stop, save and go on as a training does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher import errors
+from launcher.node import lease, progress
+from launcher.node.checkpoint import Checkpointer
+from launcher.node.settings import settings
+from launcher.node.stop import Stop
+
+
+def main(config: Any, env: Any) -> dict[str, Any]:
+    """STEPS steps of STEP_TIME seconds; where it was stopped it goes on."""
+    run = settings()
+    assert run.checkpoint_dir is not None
+    stop, total = Stop(env, run), int(os.environ.get("STEPS", "100"))
+    saves = Checkpointer(run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require)
+    state = {"sum": torch.zeros(4)}
+    loaded = saves.load(state)
+    step = begun = loaded.step if loaded else 0
+    while step < total:
+        time.sleep(float(os.environ.get("STEP_TIME", "0.1")))
+        one = torch.ones(4)
+        dist.all_reduce(one)
+        state["sum"] += one / env.world_size
+        step += 1
+        if env.rank == 0:
+            progress(step, total)
+        verdict = stop.boundary(step, save_due=step % int(os.environ.get("SAVE_EVERY", "1000000")) == 0)
+        if (verdict.save or verdict.stop) and not os.environ.get("NEVER_SAVE"):
+            saves.save(step, state, wait=True)
+        if verdict.stop:
+            print(f"stopped at {step}: {verdict.stop}", flush=True)
+            stop.close()
+            saves.close()
+            sys.exit(errors.RESUME)
+    stop.close()
+    saves.close()
+    return {
+        "steps": step, "begun": begun, "attempt": run.attempt, "world_size": env.world_size,
+        "sum": state["sum"].tolist(),
+    }  # fmt: skip

@@ -1,0 +1,156 @@
+"""What every backend must do with a run that is stopped: save, and go on where it was, by itself or when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher
+
+STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
+
+
+def submitted(launcher: Launcher, *overrides: str, run_id: str = "steps", **environment: str) -> Path:
+    """Submits the training in miniature; its run directory."""
+    if launcher.before:
+        pytest.skip("a run in a held allocation lives in the foreground of its shell")
+    done = launcher.submit(*STEPS, f"run_id={run_id}", "wait=false", *overrides, **environment)
+    assert done.returncode == 0, done.stderr
+    return launcher.runs_dir / run_id
+
+
+def state(launcher: Launcher) -> str:
+    return str(launcher.status()["state"])
+
+
+def begun(launcher: Launcher, step: int = 5) -> None:
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= step, f"step {step}")
+
+
+def is_over(launcher: Launcher) -> None:
+    over = ("done", "stopped", "failed", "cancelled", "lost")
+    launcher.until(lambda: state(launcher) in over, "the end", patience=150)
+
+
+def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None:
+    """100 steps take 20 s, and an attempt has 15 with its start (Slurm counts whole minutes)."""
+    result = launcher.run(*STEPS, "time=1m", "resume.lead=45s", STEPS="100", STEP_TIME="0.2")
+    assert result.code == 0, result.output
+    assert result.metrics["sum"] == [100.0] * 4
+    assert int(str(result.metrics["attempt"])) >= 1
+    assert int(str(result.metrics["begun"])) > 0
+    attempts = result.run.attempts()
+    stops = [event for attempt in attempts for event in attempt.events() if event["event"] == "stop"]
+    assert [event["cause"] for event in stops] == ["its time is nearly up"] * (len(attempts) - 1)
+    assert not (result.run.path / "lease").exists()
+    table = launcher("status", "latest").stdout
+    assert "ATTEMPT" in table and "75: its time is nearly up" in table
+
+
+def test_a_stop_file_ends_it_and_resume_goes_on_at_another_size(launcher: Launcher) -> None:
+    run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
+    begun(launcher)
+    (run_dir / "stop").touch()
+    is_over(launcher)
+    row = launcher.status()
+    assert row["state"] == "stopped"
+    assert "its stop file at step" in row["cause"]
+    assert launcher("wait", "latest", "-q").returncode == 75
+    at = int(row["cause"].rpartition("step ")[2].partition(";")[0])
+    resumed = launcher("resume", "steps", "nodes=1", "procs_per_node=3", "wait=true", STEPS=str(at + 5), STEP_TIME="0")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    metrics = launcher.last().result()
+    assert metrics == {"steps": at + 5, "begun": at, "attempt": 1, "world_size": 3, "sum": [at + 5.0] * 4}
+    again = launcher("resume", "steps")
+    assert again.returncode == 1
+    assert "is done: there is nothing to resume" in again.stderr
+
+
+def test_a_save_file_saves_and_the_run_goes_on(launcher: Launcher) -> None:
+    run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
+    begun(launcher)
+    (run_dir / "save").touch()
+    launcher.until(lambda: list((run_dir / "checkpoints").glob("step-*/manifest.json")), "a checkpoint")
+    assert not (run_dir / "save").exists()
+    assert state(launcher) == "running"
+    launcher("cancel", "steps")
+    is_over(launcher)
+
+
+def test_a_cancelled_run_has_saved_and_does_not_go_on(launcher: Launcher) -> None:
+    run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
+    begun(launcher)
+    refused = launcher("resume", "steps")
+    assert refused.returncode == 1
+    assert "is running" in refused.stderr
+    launcher("cancel", "steps")
+    is_over(launcher)
+    assert state(launcher) == "cancelled"
+    (saved,) = (run_dir / "checkpoints").glob("step-*")
+    at = int(saved.name.removeprefix("step-"))
+    assert at >= 5
+    resumed = launcher("resume", "steps", "wait=true", STEPS=str(at + 3), STEP_TIME="0")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert (launcher.last().result() or {})["begun"] == at
+
+
+def test_two_attempts_without_progress_are_enough(launcher: Launcher) -> None:
+    result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", STEPS="100000", STEP_TIME="0.1", NEVER_SAVE="1")
+    assert result.code == 93, result.output
+    assert "given up: two attempts in a row got no further than step 0" in result.output
+    assert len(result.run.attempts()) == 2
+    assert launcher.status()["state"] == "failed"
+
+
+def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
+    result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", "resume.how=never", STEPS="100000", STEP_TIME="0.1")
+    assert result.code == 75, result.output
+    assert "its time is nearly up" in launcher.status()["cause"]
+    assert len(result.run.attempts()) == 1
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "pbs"], indirect=True)
+@pytest.mark.parametrize("how", ["resubmit", "chain"])
+def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
+    result = launcher.run(
+        *STEPS,
+        "time=1m",
+        "resume.lead=45s",
+        f"resume.how={how}",
+        "resume.max_attempts=20",
+        STEPS="100",
+        STEP_TIME="0.2",
+    )
+    assert result.code == 0, result.output
+    assert result.metrics["sum"] == [100.0] * 4
+    jobs = {
+        event["job"] for attempt in result.run.attempts() for event in attempt.events() if event["event"] == "started"
+    }
+    assert len(jobs) == len(result.run.attempts()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["nods=4"], 2, "there is no key 'nods'. Did you mean nodes"),
+        (["nodes=0"], 2, "nodes=0: it must be 1 or more"),
+        (["nodes"], 2, "'nodes' is not KEY=VALUE"),
+        (["run_id=other"], 2, "run_id is what makes it this run"),
+        (["workload=p2p"], 2, "workload is what makes it this run"),
+        (["resume.lead=2h"], 2, "resume.lead=2h is not less than time=1h"),
+        (["min_nodes=9"], 2, "min_nodes=9 is more than nodes=1"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # nothing reaches a scheduler
+def test_what_cannot_be_resumed_is_told_and_loses_nothing(
+    launcher: Launcher, words: list[str], code: int, told: str
+) -> None:
+    result = launcher.run(
+        "workload=collective", "workload.entry=tests.chaos.faults:stops_for_resume", "resume.how=never"
+    )
+    before = {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()}
+    refused = launcher("resume", "latest", *words)
+    assert refused.returncode == code
+    assert told in refused.stderr
+    assert {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()} == before
