@@ -3,10 +3,12 @@
     FOLDER/                        0700, files 0600
       step-000001200/              complete: it was renamed to this name when everything was on disk
         manifest.json              written last: what belongs to it, with sizes and checksums
-        state.pt                   small replicated state: everything in one file, by torch.save
+        state.pt                   small state that all ranks hold: tensors and the rest, by torch.save
+        ranks.pt                   with that: each rank's own state
         .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, K-th of rank R
         values.pt, rank-R.pt       with those: what is no tensor, and rank R's own state
       .saving-step-...             being written, or left by a save that was killed
+      .old-..., .gone-...          about to be removed
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
 """
@@ -30,9 +32,9 @@ FORMAT = 1
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
 SINGLE, SHARDED = "single", "sharded"
-STATE_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "values.pt", ".metadata"
+STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
 _NAME = re.compile(r"step-(\d{9,})")
-_TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
+_TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
 _BUFFER = 1 << 20  # bytes read at once: they stay in the processor's cache until their checksum is taken
 
 
@@ -116,7 +118,7 @@ def step_of(name: str) -> int | None:
 
 
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
-    """A fresh name for a checkpoint that is not complete (`saving`) or that is replaced (`old`)."""
+    """A fresh name for a checkpoint that is not complete (`saving`), is replaced (`old`) or removed (`gone`)."""
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
 
@@ -133,7 +135,13 @@ def candidates(folder: Path) -> list[Path]:
 def leftovers(folder: Path, attempt: int) -> list[Path]:
     """What saves of this attempt and of earlier ones have left when they were killed."""
     found = ((entry, _TEMPORARY.fullmatch(entry.name)) for entry in os.scandir(folder))
-    return [Path(entry.path) for entry, match in found if match and int(match[1]) <= attempt]
+    return [Path(entry.path) for entry, match in found if match and int(match[3]) <= attempt]
+
+
+def replaced_step(name: str) -> int | None:
+    """The step of a checkpoint that was about to be replaced; None: it is not one."""
+    match = _TEMPORARY.fullmatch(name)
+    return int(match[2]) if match and match[1] == "old" else None
 
 
 # -- the manifest

@@ -24,6 +24,7 @@ COMMANDS = {
     "cancel": "End runs.",
     "resume": "Start a run again that is over, at the same size or another one.",
     "wait": "Wait for a run and exit with its code.",
+    "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
     "data": "Data sets: which are here, and how to get one.",
 }
 PROGRAM = "python -m launcher"
@@ -85,4 +86,4 @@ def main(arguments: list[str]) -> int:
 def _overview() -> None:
     print(f"usage: {PROGRAM} COMMAND ...\n\nCommands on runs that are there already. Each has a --help.\n")
     for name, line in COMMANDS.items():
-        print(f"  {name:<8}{line}")
+        print(f"  {name:<12}{line}")

@@ -1,0 +1,185 @@
+"""Saving and loading checkpoints, against torch.save and torch.load of the same state.
+
+    python -m benchmarks.checkpoint
+
+Two ranks on this machine hold the same state. What a training loop does without us: rank 0 calls torch.save, then
+fsync and rename, while the other rank waits. Contestants take turns.
+
+- blocked: seconds for which `save` and `staged` right after it keep training waiting; nothing is computed in between,
+  which is the worst case;
+- whole: seconds until it is published (`wait=True`), with manifest, checksums and renames; shown beside it;
+- loading: `Checkpointer.load` into the tensors that are there, checksums compared, against torch.load with
+  weights_only=True of the file that torch.save wrote; both from the page cache, in both ranks at once.
+
+TMPDIR says on which file system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure import Result, interleaved, median_ratio, medians, report
+from launcher.node import Env
+from launcher.node.checkpoint import Checkpointer
+
+RANKS = 2
+TENSOR = 12_500_000  # bytes of a tensor of the large state
+Seconds = dict[str, list[float]]
+
+
+def state_of(size: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights and two moments of an optimizer, `size` bytes together."""
+    count = max(1, size // 3 // TENSOR)
+    elements = size // 3 // count // 4
+    return {part: {f"layer{n}": torch.rand(elements) for n in range(count)} for part in ("model", "first", "second")}
+
+
+class Contest:
+    """One rank's part of the contests over one state."""
+
+    def __init__(self, size: int, env: Env, folder: Path) -> None:
+        self.env, self.folder = env, folder
+        self.state = state_of(size)
+        self.step = 0
+        self.checkpointer = Checkpointer(folder / "checkpoints", env, identity={}, keep=1)
+
+    def save(self, *, wait: bool) -> float:
+        """Seconds that training was kept waiting; then waits for the end."""
+        self.step += 1
+        dist.barrier()
+        blocked = self.checkpointer.save(self.step, self.state, extra={"cursor": self.step}, wait=wait)
+        blocked += self.checkpointer.staged()
+        self.checkpointer.wait()
+        return blocked
+
+    def torch_save(self) -> float:
+        """Rank 0 writes, the others wait for it."""
+        dist.barrier()
+        started = time.perf_counter()
+        if self.env.rank == 0:
+            with open(self.folder / "plain.tmp", "wb") as file:
+                torch.save(self.state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self.folder / "plain.tmp", self.folder / "plain.pt")
+        dist.barrier()
+        return time.perf_counter() - started
+
+    def load(self) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        assert self.checkpointer.load(self.state) is not None
+        return time.perf_counter() - started
+
+    def torch_load(self) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        loaded = torch.load(self.folder / "plain.pt", weights_only=True)
+        assert loaded.keys() == self.state.keys()
+        taken = time.perf_counter() - started
+        dist.barrier()
+        return taken
+
+    def run(self, repeats: int) -> tuple[Seconds, Seconds]:
+        """Seconds of each round: saves, loads."""
+        contestants = {
+            "blocked": lambda: self.save(wait=False),
+            "whole": lambda: self.save(wait=True),
+            "torch.save": self.torch_save,
+        }
+        saves = interleaved(contestants, repeats)
+        loads = interleaved({"ours": self.load, "torch.load": self.torch_load}, repeats)
+        self.checkpointer.close()
+        return saves, loads
+
+
+def rank_main(rank: int, folder: str, large: int, small: int, repeats: int, pipe: Connection) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    env = Env(rank, rank, RANKS, RANKS, 0, 1, ("here",), "here", "gloo", torch.device("cpu"), "benchmark", (0,) * RANKS)
+    contests = []
+    for size, rounds in ((large, repeats), (small, 3 * repeats)):
+        contests.append(Contest(size, env, Path(folder) / str(size)).run(rounds))
+    dist.destroy_process_group()
+    pipe.send(contests)
+    pipe.close()
+
+
+def measure(folder: Path, large: int, small: int, repeats: int) -> list[list[tuple[Seconds, Seconds]]]:
+    """What each rank has measured: of the large state and of the small one, saves and loads.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    ranks = []
+    for rank in range(RANKS):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=rank_main, args=(rank, str(folder), large, small, repeats, theirs))
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    try:
+        return [pipe.recv() for _, pipe in ranks]
+    except EOFError:
+        raise RuntimeError("a rank failed; its words are above") from None
+    finally:
+        for process, _ in ranks:
+            process.join(10)
+            process.kill()
+
+
+def slowest(measured: list[Seconds]) -> Seconds:
+    """Of each round the time of the slowest rank."""
+    return {
+        name: [max(values) for values in zip(*(each[name] for each in measured), strict=True)] for name in measured[0]
+    }
+
+
+def results(large: int = 500_000_000, small: int = 5_000_000, repeats: int = 7) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(Path(folder), large, small, repeats)
+    (saves, loads), (small_saves, small_loads) = (
+        tuple(slowest([rank[which][kind] for rank in measured]) for kind in (0, 1)) for which in (0, 1)
+    )
+    small_load = statistics.median(small_loads["ours"]) * 1000
+    return [
+        Result(
+            f"blocked by a save of {large // 1_000_000} MB / torch.save + fsync",
+            median_ratio(saves, "blocked", "torch.save"), 0.08, medians(saves),
+        ),
+        Result(
+            f"blocked by a save of {small // 1_000_000} MB / torch.save + fsync",
+            median_ratio(small_saves, "blocked", "torch.save"), 1.0, medians(small_saves),
+        ),
+        Result(
+            f"load of {large // 1_000_000} MB with checksums / torch.load",
+            median_ratio(loads, "ours", "torch.load"), 1.3, f"{medians(loads)}; of the small state {small_load:.0f} ms",
+        ),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", type=int, default=500_000_000, help="bytes of the large state")
+    parser.add_argument("--small", type=int, default=5_000_000, help="bytes of the small state")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds")
+    options = parser.parse_args()
+    return report(results(options.large, options.small, options.repeats))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""`checkpoint`: what a run has saved: which checkpoints, what is in one, is it sound, and a plain file of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.options import RUN, add_runs_dir, find, folder
+from launcher.errors import FAILED, ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from launcher.checkpoints import Manifest
+
+ACTIONS = ("list", "inspect", "verify", "extract")
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
+    parser.add_argument("action", metavar="ACTION", help="list, inspect, verify (exit code 1: damaged) or extract")
+    parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
+    parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
+    parser.add_argument("--shard", type=_whole, metavar="R", help="extract: only what rank R has written")
+    parser.add_argument(
+        "--key", action="append", metavar="NAME", dest="keys", default=[],
+        help="extract: only what has this name (model.weight, or model for all of it; may be repeated)",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: by name)")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Show what checkpoints a run has and what is in one, verify them, or make a plain torch.save file of one."""
+    action = arguments.action
+    if action not in ACTIONS:
+        raise ConfigError(
+            f"there is no checkpoint command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}"
+        )
+    extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output}
+    for option, given in extracting.items():
+        if given and action != "extract":
+            raise ConfigError(f"{option} goes with checkpoint extract")
+    if arguments.as_json and action not in ("list", "inspect"):
+        raise ConfigError("--json goes with checkpoint list and checkpoint inspect")
+    if action == "list" and arguments.step is not None:
+        raise ConfigError("checkpoint list shows all steps; checkpoint inspect shows one")
+    place = _place(arguments.name, arguments.runs_dir, arguments.step)
+    if action == "list":
+        return _list(place, arguments.as_json)
+    if action == "verify":
+        return _verify(place)
+    path, manifest = _one(place)
+    if action == "inspect":
+        return _inspect(path, manifest, arguments.as_json)
+    return _extract(place, path, manifest, arguments)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the checkpoints of a run are, which of them is meant, and what the run keeps."""
+
+    name: str
+    folder: Path
+    step: int | None
+    keep: int = 1
+    best: str | None = None
+    best_is: str = "max"
+
+
+def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
+    from pathlib import Path
+
+    from launcher import checkpoints
+
+    wanted = None
+    if step is not None:
+        wanted = int(step) if step.isdecimal() else checkpoints.step_of(step)
+        if wanted is None:
+            raise ConfigError(f"{step!r} is not a step: give its number, as checkpoint list shows it")
+    if "/" in name and (path := Path(name).expanduser().resolve()).is_dir() and not (path / "record.json").exists():
+        own = checkpoints.step_of(path.name)
+        if own is None and not (path / checkpoints.MANIFEST).exists():
+            return Place(path.name, path, wanted)
+        if wanted not in (None, own):
+            raise ConfigError(f"{path} is one checkpoint, of step {own}, and not of step {wanted}")
+        return Place(path.parent.name, path.parent, own)
+    found = find(name, runs_dir)
+    plan = found.plan()
+    return Place(found.id, Path(plan.checkpoint_dir), wanted, plan.keep, plan.best, plan.best_is)
+
+
+def _meant(place: Place) -> list[Path]:
+    """The checkpoints that are meant, newest first.
+
+    Raises:
+        CheckpointError: there is none, or not of this step.
+    """
+    from launcher import checkpoints
+
+    found = checkpoints.candidates(place.folder)
+    chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
+    if not found:
+        raise checkpoints.CheckpointError(f"there are no checkpoints in {place.folder}")
+    if not chosen:
+        steps = [str(checkpoints.step_of(path.name)) for path in found]
+        guess = near(str(place.step), steps)
+        raise checkpoints.CheckpointError(
+            f"no checkpoint of step {place.step}.{guess} There are: {', '.join(steps[:10])}"
+        )
+    return chosen
+
+
+def _one(place: Place) -> tuple[Path, Manifest]:
+    """The checkpoint that is meant: of the step given, or the newest that looks sound."""
+    from launcher import checkpoints
+
+    chosen = _meant(place)
+    if place.step is None:
+        return next(checkpoints.sound(place.folder), (chosen[0], checkpoints.read(chosen[0])))
+    return chosen[0], checkpoints.read(chosen[0])
+
+
+# -- list
+
+
+def _list(place: Place, as_json: bool) -> int:
+    rows = list(_rows(place))
+    if as_json:
+        import json
+
+        print(json.dumps(rows, indent=1))
+        return 0
+    if not rows:
+        print(f"no checkpoints in {place.folder}")
+        return 0
+    _table(
+        ("STEP", "AGE", "SIZE", "RANKS", "KEPT AS", "SIZES", "METRICS"),
+        [
+            (
+                str(row["step"]), _age(row["age"]), _size(row["bytes"]), str(row["world_size"] or "-"),
+                ", ".join(row["kept_as"]) or "-", "wrong" if row["problems"] else "right",
+                " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items()) or "-",
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+    for row in rows:
+        for problem in row["problems"]:
+            print(f"step {row['step']}: {problem}")
+    return 0
+
+
+def _rows(place: Place) -> Iterator[dict[str, Any]]:
+    import time
+
+    from launcher import checkpoints
+
+    manifests, problems = {}, {}
+    for path in checkpoints.candidates(place.folder):
+        try:
+            manifests[path] = checkpoints.read(path)
+            problems[path] = checkpoints.wrong_sizes(path, manifests[path])
+        except checkpoints.CheckpointError as error:
+            problems[path] = [str(error)]
+    good = sorted((manifests[path] for path, told in problems.items() if not told), key=lambda each: -each.step)
+    newest = {manifest.step for manifest in good[: place.keep]}
+    best = checkpoints.best_of(good, place.best, place.best_is)
+    for path, told in problems.items():
+        manifest = manifests.get(path)
+        step = checkpoints.step_of(path.name)
+        yield {
+            "step": step,
+            "path": str(path),
+            "age": time.time() - manifest.time if manifest else None,
+            "bytes": manifest.size if manifest else None,
+            "world_size": manifest.world_size if manifest else None,
+            "attempt": manifest.attempt if manifest else None,
+            "metrics": manifest.metrics if manifest else {},
+            "kept_as": [
+                *(["newest"] if step in newest and not told else []),
+                *(["best"] if best is not None and best.step == step else []),
+            ],
+            "problems": told,
+        }
+
+
+# -- inspect
+
+
+def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
+    from launcher.node import checkpoint_read  # loads torch
+
+    _require_private(path)
+    entries = checkpoint_read.entries(path, manifest)
+    rest = checkpoint_read.values(path, manifest)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        shown = {**asdict(manifest), "path": str(path), "tensors": [asdict(entry) for entry in entries]}
+        print(json.dumps({**shown, "values": dict(_flat(rest))}, indent=1, default=str))
+        return 0
+    import time
+
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
+    print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
+    print(f"in {path}")
+    print(
+        f"{_size(manifest.size)} in {len(manifest.files)} file(s); launcher {manifest.launcher}, torch {manifest.torch}"
+    )
+    for title, table in (
+        ("metrics", manifest.metrics), ("identity", manifest.identity), ("extra", manifest.extra), ("values", rest)
+    ):  # fmt: skip
+        lines = list(_flat(table))
+        if lines:
+            print(f"\n{title}")
+        for name, value in lines:
+            print(_cut(f"  {name}: {value}"))
+    print()
+    _table(
+        ("TENSOR", "TYPE", "SHAPE", "SHARDS"),
+        [
+            (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
+            for entry in entries
+        ],
+    )
+    return 0
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested dicts by dotted name."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+# -- verify
+
+
+def _verify(place: Place) -> int:
+    from launcher import checkpoints
+
+    code = 0
+    for path in _meant(place):
+        try:
+            problems = checkpoints.verify(path)
+        except checkpoints.Misfit as error:
+            problems = [str(error)]
+        print(f"step {checkpoints.step_of(path.name)}: {'damaged' if problems else 'sound'}")
+        for problem in problems:
+            print(f"  {problem}")
+            code = FAILED
+    return code
+
+
+# -- extract
+
+
+def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
+    from pathlib import Path
+
+    from launcher.node import checkpoint_read  # loads torch
+
+    shard = arguments.shard
+    ending = "" if shard is None else f"-shard-{shard}"
+    output = arguments.output or Path(f"{place.name}-{path.name}{ending}.pt")
+    if output.exists():
+        raise ConfigError(f"{output} is there already: choose another file with -o")
+    if not output.parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}")
+    _require_private(path)
+    if shard is None:
+        state = checkpoint_read.whole(path, manifest, arguments.keys)
+    else:
+        state = checkpoint_read.shard(path, manifest, shard, arguments.keys)
+    checkpoint_read.save_plain(output, state)
+    print(f"{output}: {_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
+    return 0
+
+
+def _require_private(path: Path) -> None:
+    from launcher.runs import require_private
+
+    require_private(path.parent)
+    require_private(path)
+
+
+# -- text
+
+
+def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    widths = [max(len(line[column]) for line in (heads, *lines)) for column in range(len(heads))]
+    for line in (heads, *lines):
+        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 80 else f"{line[:77]}..."
+
+
+def _size(count: int | None) -> str:
+    """`512 B`, `4.2 MB`: decimal units, as disks have them."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def _age(seconds: float | None) -> str:
+    """`40 s`, `12 min`, `5 h`, `3 d`."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

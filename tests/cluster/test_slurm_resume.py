@@ -1,0 +1,114 @@
+"""Stops and resumption on a real Slurm: what only Slurm can do to a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs import Run
+from tests.launch import Launcher
+
+STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main")
+ENDLESS = {"STEPS": "100000", "STEP_TIME": "0.05"}
+
+
+@pytest.fixture
+def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
+    yield Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=slurm"])
+    slurm.reset()
+
+
+def reached(launcher: Launcher, attempt: int, step: int = 5) -> None:
+    """The run has come to this step in this attempt."""
+
+    def come() -> bool:
+        row = launcher.status()
+        return row["attempt"] == attempt and (row["step"] or 0) >= step
+
+    launcher.until(come, f"step {step} of attempt {attempt}", patience=120)
+
+
+def stopped_at(run: Run, attempt: int) -> int:
+    events = run.attempts()[attempt].events()
+    return int(next(event["step"] for event in events if event["event"] == "stop"))
+
+
+@pytest.mark.parametrize("partition", ["debug", "gpu"])  # with a GraceTime, and without
+def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition: str) -> None:
+    launcher.submit(
+        *STEPS, "nodes=2", f"cluster.partition={partition}", "time=9m", "run_id=low", "wait=false", **ENDLESS
+    )
+    reached(launcher, 0)
+    urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 5", "--output=/dev/null"]
+    slurm.run("sbatch", *urgent)
+    reached(launcher, 1, step=1)
+    run = launcher.last()
+    saved = [event["step"] for event in run.attempts()[0].events() if event["event"] == "saved"]
+    done = max(event["step"] for event in run.attempts()[0].events() if event["event"] == "progress")
+    assert saved == [stopped_at(run, 0)]
+    assert saved[0] >= done
+    (run.path / "stop").touch()
+    launcher.until(lambda: launcher.status()["state"] == "stopped", "the end")
+    resumed = launcher("resume", "low", "wait=true", STEPS=str(stopped_at(run, 1) + 1), STEP_TIME="0")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert (run.result() or {})["sum"] == [float(stopped_at(run, 1) + 1)] * 4
+
+
+def test_a_job_that_its_owner_deletes_does_not_come_back(launcher: Launcher, slurm: Any) -> None:
+    launcher.submit(*STEPS, "nodes=2", "run_id=deleted", "wait=false", **ENDLESS)
+    reached(launcher, 0)
+    slurm.run("scancel", launcher.status()["job"])
+    launcher.until(lambda: launcher.status()["state"] in ("stopped", "cancelled"), "the end")
+    run = launcher.last()
+    assert [event["why"] for event in run.attempts()[0].events() if event["event"] == "stays"] == [
+        "Slurm ends its job (COMPLETING)"
+    ]
+    assert [event["step"] for event in run.attempts()[0].events() if event["event"] == "saved"] == [stopped_at(run, 0)]
+    assert len(run.attempts()) == 1
+
+
+def test_a_second_job_of_a_run_ends_while_the_first_one_lives(launcher: Launcher, slurm: Any) -> None:
+    launcher.submit(*STEPS, "nodes=1", "run_id=twice", "wait=false", **ENDLESS)
+    reached(launcher, 0)
+    run = launcher.last()
+    second = slurm.run("sbatch", "--parsable", str(run.path / "script.sh")).strip()
+    output = run.path / f"output-{second}.log"
+    launcher.until(lambda: output.exists() and "runs already, in job" in output.read_text(), "the second ends", 120)
+    assert len(run.attempts()) == 1
+    assert launcher.status()["state"] == "running"
+    launcher("cancel", "twice")
+
+
+def test_weights_are_those_of_an_undisturbed_run_after_three_attempts(launcher: Launcher) -> None:
+    """The limit of a minute and the early stop make attempts of about 25 s."""
+    ddp = ("workload=ddp_mnist", "workload.dataset=digits", "workload.epochs=2000", "workload.log_every=500", "nodes=2")
+    weights = {}
+    for run_id, time in (("disturbed", ("time=1m", "resume.lead=35s")), ("whole", ("time=1h",))):
+        launcher.submit(*ddp, *time, f"run_id={run_id}", "wait=false")
+        ended = launcher("wait", run_id, "-q", timeout=400)
+        assert ended.returncode == 0, ended.stderr + launcher.printed()
+        weights[run_id] = (launcher.last().result() or {})["weights_sha256"]
+        assert len(launcher.last().attempts()) in (range(3, 20) if run_id == "disturbed" else [1])
+    assert weights["disturbed"] == weights["whole"]
+
+
+def test_a_run_goes_on_at_other_sizes_with_the_same_weights(launcher: Launcher) -> None:
+    """train.invariant: 2 ranks, then 3, then 1."""
+    ddp = ("workload=ddp_mnist", "workload.dataset=digits", "workload.epochs=300", "train.invariant=true")
+    whole = launcher.run(*ddp, "nodes=1", "run_id=whole")
+    assert whole.code == 0, whole.output
+    launcher.submit(*ddp, "nodes=2", "run_id=resized", "wait=false")
+    for attempt, size in enumerate((["nodes=1", "procs_per_node=3"], ["nodes=1", "procs_per_node=1"])):
+        reached(launcher, attempt, step=100 * (attempt + 1))
+        run = launcher.last()
+        (run.path / "stop").touch()
+        launcher.until(lambda: launcher.status()["state"] == "stopped", "the end")
+        assert launcher("resume", "resized", *size).returncode == 0
+    assert launcher("wait", "resized", "-q", timeout=300).returncode == 0
+    sizes = [event["ranks"] for each in run.attempts() for event in each.events() if event["event"] == "met"]
+    assert sizes == [2, 3, 1]
+    assert json.loads((run.path / "result.json").read_text())["weights_sha256"] == whole.metrics["weights_sha256"]

@@ -1,0 +1,226 @@
+"""`checkpoint list|inspect|verify|extract`: what it shows, what it writes, what it says to wrong words."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from workload_ranks import run_ranks
+
+from launcher.cli import commands
+from launcher.errors import LauncherError
+from launcher.node import Env, checkpoint
+from launcher.node.checkpoint import Checkpointer
+from launcher.runs import Run
+from tests.unit.plans import plan_of
+
+ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs `checkpoint` with the run `a` in tmp_path/runs: exit code, what it printed, its error."""
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code, problem = commands.main(["checkpoint", *line.split()]), ""
+        except LauncherError as error:
+            code, problem = error.exit_code, str(error)
+        return code, capsys.readouterr().out, problem
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the checkpoints of the run `a`."""
+    (tmp_path / "runs").mkdir()
+    run = Run.create(tmp_path / "runs" / "a")
+    place = run.path / "checkpoints"
+    run.write_record(
+        replace(plan_of(), checkpoint_dir=str(place), keep=2, best="accuracy"), {}, {"launcher": "1", "token": "t"}
+    )
+    return place
+
+
+def state(value: float) -> dict[str, Any]:
+    return {
+        "model": {"weight": torch.full((4, 8), value), "bias": torch.full((3,), value, dtype=torch.bfloat16)},
+        "optimizer": {"state": {0: {"step": torch.tensor(value)}}, "lr": value, "betas": (0.9, 0.99)},
+    }
+
+
+@pytest.fixture
+def three(folder: Path) -> Iterator[Path]:
+    """Steps 10, 20, 30; 10 is the best."""
+    checkpointer = Checkpointer(folder, ALONE, identity={"model": {"width": 8}}, keep=3)
+    for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6)):
+        checkpointer.save(
+            step, state(float(step)), rank_state={"seed": step}, extra={"cursor": 128 * step},
+            metrics={"accuracy": accuracy}, wait=True,
+        )  # fmt: skip
+    checkpointer.close()
+    yield folder
+
+
+def save_large(config: str, env: Env) -> dict[str, Any]:
+    checkpoint.SMALL = 0
+    checkpointer = Checkpointer(Path(config), env, identity={})
+    checkpointer.save(10, state(10.0), rank_state={"rank": env.rank}, wait=True)
+    checkpointer.close()
+    return {}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.write_bytes(data)
+
+
+def test_list_shows_what_is_there_and_why(call: Call, three: Path) -> None:
+    code, out, _ = call("list a")
+    head, *lines = [line.split() for line in out.splitlines()]
+    assert (code, head) == (0, ["STEP", "AGE", "SIZE", "RANKS", "KEPT", "AS", "SIZES", "METRICS"])
+    assert [line[0] for line in lines] == ["30", "20", "10"]
+    assert [" ".join(line[6:]) for line in lines] == [
+        "newest right accuracy=0.6",
+        "newest right accuracy=0.5",
+        "best right accuracy=0.9",
+    ]
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_list_names_what_is_wrong(call: Call, three: Path) -> None:
+    (three / "step-000000030" / "state.pt").unlink()
+    (three / "step-000000020" / "manifest.json").unlink()
+    code, out, _ = call("list a")
+    assert code == 0
+    assert "step 30: state.pt is missing" in out and "step-000000020 has no manifest.json" in out
+    _, out, _ = call("list a --json")
+    rows = {row["step"]: row for row in json.loads(out)}
+    assert rows[10]["kept_as"] == ["newest", "best"] and rows[30]["kept_as"] == [] and rows[20]["bytes"] is None
+
+
+def test_list_without_checkpoints(call: Call, folder: Path) -> None:
+    assert call("list a") == (0, f"no checkpoints in {folder}\n", "")
+
+
+def test_inspect_shows_all_that_belongs_to_it(call: Call, three: Path) -> None:
+    code, out, _ = call("inspect a 20")
+    assert code == 0
+    for line in (
+        "step 20, saved ", "metrics\n  accuracy: 0.5\n", "identity\n  model.width: 8\n", "extra\n  cursor: 2560\n",
+        "values\n  optimizer.lr: 20.0\n  optimizer.betas: (0.9, 0.99)\n",
+    ):  # fmt: skip
+        assert line in out
+    table = [line.split() for line in out.splitlines()[-4:]]
+    assert table == [
+        ["TENSOR", "TYPE", "SHAPE", "SHARDS"],
+        ["model.bias", "bfloat16", "3", "1"],
+        ["model.weight", "float32", "4x8", "1"],
+        ["optimizer.state.0.step", "float32", "scalar", "1"],
+    ]
+    code, out, _ = call("inspect a --json")
+    assert code == 0 and json.loads(out)["step"] == 30 and json.loads(out)["tensors"][1]["shape"] == [4, 8]
+
+
+def test_verify_finds_a_flipped_byte(call: Call, three: Path) -> None:
+    assert call("verify a") == (0, "step 30: sound\nstep 20: sound\nstep 10: sound\n", "")
+    flip(three / "step-000000020" / "state.pt")
+    code, out, _ = call("verify a")
+    assert code == 1
+    assert out.splitlines()[1:3] == [
+        "step 20: damaged",
+        "  state.pt has changed since it was written: its checksum is wrong",
+    ]
+    assert call("verify a 30")[0] == 0 and call("verify a step-000000020")[0] == 1
+
+
+def test_extract_makes_a_plain_file(call: Call, three: Path, tmp_path: Path) -> None:
+    code, out, _ = call("extract a 20")
+    output = tmp_path / "a-step-000000020.pt"
+    assert code == 0 and out.startswith("a-step-000000020.pt: ")
+    found = torch.load(output, weights_only=True)
+    assert found["optimizer"] == {"state": {0: {"step": torch.tensor(20.0)}}, "lr": 20.0, "betas": (0.9, 0.99)}
+    assert torch.equal(found["model"]["weight"], torch.full((4, 8), 20.0))
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    code, _, error = call("extract a 20")
+    assert code == 2 and "is there already" in error
+    call("extract a 20 -o part.pt --key model.weight --key optimizer.lr")
+    found = torch.load(tmp_path / "part.pt", weights_only=True)
+    assert found.keys() == {"model", "optimizer"} and found["optimizer"] == {"lr": 20.0} and len(found["model"]) == 1
+
+
+def test_one_shard_of_many_is_extracted_without_a_process_group(call: Call, folder: Path, tmp_path: Path) -> None:
+    run_ranks(save_large, str(folder), 2)
+    assert [line.split()[-1] for line in call("inspect a")[1].splitlines()[-3:]] == ["1", "1", "1"]
+    names = []
+    for rank in (0, 1):
+        assert call(f"extract a --shard {rank} -o shard{rank}.pt")[0] == 0
+        found = torch.load(tmp_path / f"shard{rank}.pt", weights_only=True)
+        assert (found["shard"], found["world_size"], found["step"]) == (rank, 2, 10)
+        assert found["rank_state"] == {"rank": rank}
+        assert all((part["tensor"] == 10).all() for part in found["parts"])
+        names += [part["name"] for part in found["parts"]]
+    assert sorted(names) == ["model.bias", "model.weight", "optimizer.state.0.step"]
+    assert call("extract a -o whole.pt")[0] == 0
+    found = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert (found["model"]["weight"] == 10).all() and found["optimizer"]["lr"] == 10.0
+    flip(folder / "step-000000010" / "__1_0.distcp")
+    code, _, error = call("extract a -o again.pt")
+    assert code == 1 and "__1_0.distcp has changed" in error and not (tmp_path / "again.pt").exists()
+    assert call("extract a -o again.pt --shard 0")[0] == 0
+    code, _, error = call("extract a --shard 2")
+    assert (code, error) == (1, "step-000000010 has shards 0 to 1, and no shard 2")
+
+
+def test_a_folder_does_as_well_as_a_run(call: Call, three: Path) -> None:
+    assert len(call(f"list {three}")[1].splitlines()) == 4
+    assert call(f"verify {three}/step-000000020") == (0, "step 20: sound\n", "")
+    assert call(f"verify {three} 10") == (0, "step 10: sound\n", "")
+    code, _, error = call(f"verify {three}/step-000000020 10")
+    assert code == 2 and "is one checkpoint, of step 20, and not of step 10" in error
+
+
+def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three: Path) -> None:
+    (three / "step-000000030").chmod(0o777)
+    for line in ("inspect a", "extract a -o x.pt"):
+        code, _, error = call(line)
+        assert code == 1 and "others can write to" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        (
+            "lits a",
+            2,
+            "there is no checkpoint command 'lits'. Did you mean list? Known: list, inspect, verify, extract",
+        ),
+        ("list", 2, "required: RUN"),
+        ("list a 3", 2, "checkpoint list shows all steps"),
+        ("list b", 1, "no run 'b'"),
+        ("inspect a x", 2, "'x' is not a step"),
+        ("inspect a 21", 1, "no checkpoint of step 21. There are: 30, 20, 10"),
+        ("verify a --shard 1", 2, "--shard goes with checkpoint extract"),
+        ("verify a --json", 2, "--json goes with checkpoint list and checkpoint inspect"),
+        ("extract a --shrad 1", 2, "there is no option '--shrad'. Did you mean --shard?"),
+        ("extract a --shard x", 2, "--shard: 'x' is not a whole number from 0 up"),
+        ("extract a --key model.wieght", 1, "has no 'model.wieght'. Did you mean model.weight"),
+        ("extract a -o no/x.pt", 2, "there is no folder no"),
+    ],
+)
+def test_wrong_words(call: Call, three: Path, line: str, code: int, words: str) -> None:
+    found, out, error = call(line)
+    assert (found, out) == (code, "")
+    assert words in error
