@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import Result
 
-MODULES = ("login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "pbs")
+MODULES = ("login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "restart", "pbs")
 
 
 def table(results: list[Result]) -> str:

@@ -77,6 +77,20 @@ def check_names(plan: JobPlan) -> None:
             raise ConfigError(f"workload.{key}: {error}") from None
 
 
+def check_batch(plan: JobPlan) -> None:
+    """Whether each rank of a training gets a sample of each batch.
+
+    Raises:
+        ConfigError: the batch is smaller.
+    """
+    size = plan.params.get("batch_size")
+    if isinstance(size, int) and size < plan.world_size:
+        raise ConfigError(
+            f"workload.batch_size={size} leaves some of the {plan.world_size} ranks without a sample: set it to "
+            f"{plan.world_size} or more, or use fewer ranks (nodes, procs_per_node)"
+        )
+
+
 def check_limits(plan: JobPlan, limits: Limits) -> None:
     """A plan against the limits that its profile states.
 

@@ -218,6 +218,7 @@ class DDPMnist(Workload):
     data_dir: str | None = None  # where the IDX files are; empty: the per-user data folder
     epochs: int | None = None  # passes over the training set; empty: what the data set needs (digits 30, others 5)
     batch_size: int = 128  # samples per step over all ranks together
+    micro_batch_size: int | None = None  # most samples of one forward pass of a rank; empty: all of its share
     lr: float = 0.1  # peak learning rate
     momentum: float = 0.9  # of SGD
     weight_decay: float = 1e-4  # of SGD
@@ -229,10 +230,36 @@ class DDPMnist(Workload):
 
 
 @dataclass
+class FSDPLm(Workload):
+    """A small language model, trained on the bytes of a text, whose weights are divided over the ranks (FSDP2)."""
+
+    text: str = "shakespeare"  # shakespeare (part of the launcher), a text file, or a folder of *.txt
+    layers: int = 4  # blocks of attention and MLP
+    heads: int = 4  # attention heads of a block; they divide width
+    width: int = 128  # features of a token
+    context: int = 64  # tokens (bytes of the text) of one window, which is one sample
+    dropout: float = 0.0  # part of the features that is dropped
+    steps: int = 300  # optimizer steps
+    batch_size: int = 32  # windows per step over all ranks together
+    micro_batch_size: int | None = None  # most windows of one forward pass of a rank; empty: all of its share
+    lr: float = 3e-3  # peak learning rate of AdamW
+    warm_up: float = 0.1  # part of all steps in which the learning rate rises
+    weight_decay: float = 0.1  # of AdamW, for matrices
+    clip: float = 1.0  # largest norm of the whole gradient; 0: not limited
+    precision: Precision = Precision.auto  # auto, float32 or bfloat16; sums over ranks are always float32
+    recompute: bool = False  # compute a block's activations again in the backward pass instead of keeping them
+    eval_every: int = 100  # steps between two evaluations
+    eval_windows: int = 256  # most windows of the validation part that an evaluation uses
+    log_every: int = 20  # steps between two log lines
+    sample: int = 160  # bytes of text that the trained model writes at the end; 0: none
+    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else a share of the node's CPUs
+
+
+@dataclass
 class Config:
     """The root: what one run asks for."""
 
-    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist
+    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept

@@ -77,6 +77,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared
     config, notes = _with_data(config)
     plan = make_plan(config, site)
     check.check_names(plan)
+    check.check_batch(plan)
     check.check_limits(plan, config.cluster.limits)
     if plan.queued:
         notes += _check_live(plan, config, environ)
@@ -253,9 +254,16 @@ def _code_root() -> str | None:
 
 
 def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
-    """Finds the data set here, where there may be an internet, and writes what was found into the config."""
-    from launcher.config import DDPMnist
+    """Finds the data set or text here, where there may be an internet, and writes what was found into the config."""
+    from launcher.config import DDPMnist, FSDPLm
 
+    if isinstance(config.workload, FSDPLm):
+        from launcher import texts
+
+        text = texts.find(config.workload.text)
+        texts.check(config.workload, text, config.train.invariant)
+        language_model = dataclasses.replace(config.workload, text=text.name)
+        return dataclasses.replace(config, workload=language_model), (f"text: {text.name}, {text.length:,} bytes",)
     if not isinstance(config.workload, DDPMnist):
         return config, ()
     from launcher import datasets

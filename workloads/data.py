@@ -119,12 +119,23 @@ class GlobalBatchSampler:
     end (fewer than `batch_size` samples) is not used in that epoch. Of each global batch a rank takes one contiguous
     share; shares differ by at most one sample.
 
+    With `micro_batches` the global batch is cut into so many logical micro-batches, which differ by at most one sample
+    and do not depend on the world size, and a rank takes whole ones.
+
     Raises:
-        ValueError: the data set is smaller than one batch, or the batch has fewer samples than there are ranks.
+        ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
+            micro-batches, or there are fewer micro-batches than ranks.
     """
 
     def __init__(
-        self, size: int, batch_size: int, seed: int, rank: int, world_size: int, device: torch.device | str = "cpu"
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str = "cpu",
+        micro_batches: int | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
@@ -133,6 +144,11 @@ class GlobalBatchSampler:
                 f"workload.batch_size={batch_size} leaves some of the {world_size} ranks without a sample: "
                 f"set it to {world_size} or more"
             )
+        if micro_batches is not None and not world_size <= micro_batches <= batch_size:
+            raise ValueError(
+                f"train.micro_batches={micro_batches} must be from {world_size} (the number of ranks) to {batch_size} "
+                "(workload.batch_size). A run keeps it for its whole life: the weights depend on it"
+            )
         if size < batch_size:
             raise ValueError(
                 f"the training set has {size} samples, fewer than workload.batch_size={batch_size}: "
@@ -140,7 +156,14 @@ class GlobalBatchSampler:
             )
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.rank, self.world_size, self.device = rank, world_size, device
+        self.micro_batches = micro_batches
         self.steps_per_epoch = size // batch_size
+        parts = world_size if micro_batches is None else micro_batches
+        first, last = (rank, rank + 1) if micro_batches is None else share(micro_batches, rank, world_size)
+        bounds = [share(batch_size, part, parts) for part in range(first, last)]
+        self._first, self._last = bounds[0][0], bounds[-1][1]
+        # Samples in each of this rank's micro-batches, or in its share.
+        self.sizes = [end - begin for begin, end in bounds]
         self._order: tuple[int, Tensor] | None = None
 
     @property
@@ -168,9 +191,8 @@ class GlobalBatchSampler:
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int) -> Tensor:
-        """This rank's share of the global batch, int64 [about batch_size / world_size]."""
-        first, last = share(self.batch_size, self.rank, self.world_size)
-        return self.global_batch(epoch, step)[first:last]
+        """This rank's share of the global batch, int64 [its sizes' sum]."""
+        return self.global_batch(epoch, step)[self._first : self._last]
 
     def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:
         """(step, this rank's share) for the rest of the epoch, from `step` on."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,13 @@ from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher import datasets
+from launcher.node.settings import Settings, settings
 from workloads import training
 from workloads.buckets import GradientBuckets
 from workloads.data import Data, GlobalBatchSampler, load
+from workloads.invariant import InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
+from workloads.resumable import Resumable, generators, restore_generators, seed_generators
 
 if TYPE_CHECKING:
     from launcher.config import DDPMnist
@@ -44,16 +48,18 @@ class Net(nn.Module):
 class Trainer:
     """One training run on this rank: `run` reads like the run goes, the other methods are its parts."""
 
-    def __init__(self, config: DDPMnist, env: Env) -> None:
+    def __init__(self, config: DDPMnist, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
+        self.settings = settings() if run is None else run
         self.found, self.data = self.load()
         self.epochs = config.epochs if config.epochs is not None else self.found.dataset.epochs
         if self.epochs < 1:
             raise WorkloadError(f"workload.epochs={self.epochs}: train for at least one")
         if config.log_every < 1:
             raise WorkloadError(f"workload.log_every={config.log_every}: it must be 1 or more")
-        self.threads = training.set_threads(config.threads, env)
+        self.threads = training.set_threads(config.threads, env, self.settings.invariant)
         self.dtype = training.autocast_dtype(config.precision.value, env.device)
+        training.be_deterministic(env.device)
         training.seed_everything(config.seed)
         self.build()
 
@@ -76,26 +82,31 @@ class Trainer:
         return found, data
 
     def build(self) -> None:
-        """Model, optimizer, and what averages gradients."""
+        """Sampler, model, optimizer, what averages gradients, and what survives the attempt."""
         config, env = self.config, self.env
+        leaves = self.settings.micro_batches if self.settings.invariant else None
         try:
             self.sampler = GlobalBatchSampler(
-                len(self.data.train), config.batch_size, config.seed, env.rank, env.world_size, env.device
+                len(self.data.train), config.batch_size, config.seed, env.rank, env.world_size, env.device, leaves
             )
         except ValueError as error:
             raise WorkloadError(str(error)) from error
         self.total_steps = self.epochs * self.sampler.steps_per_epoch
+        self.check_memory()
         self.model = Net(self.data.side, self.data.classes).to(env.device)
         # Before DDP, which would overwrite other ranks' weights with rank 0's and hide that they differ.
         same_everywhere("the initial weights", training.weights_sha256(self.model), env)
         self.parallel: nn.Module = self.model
         self.buckets: GradientBuckets | None = None
-        if env.world_size > 1:  # a single rank has nothing to average
-            if config.sync.value == "ddp":
-                ids = [env.device.index] if env.device.type == "cuda" else None
-                self.parallel = DistributedDataParallel(self.model, device_ids=ids, bucket_cap_mb=config.bucket_mb)
-            else:
-                self.buckets = GradientBuckets(self.model.parameters(), config.bucket_mb)
+        self.leaves: InvariantGradients | None = None
+        if leaves is not None:
+            self.leaves = InvariantGradients(self.model.parameters(), leaves)
+        elif env.world_size > 1 and config.sync.value == "ddp":  # a single rank has nothing to average
+            ids = [env.device.index] if env.device.type == "cuda" else None
+            self.parallel = DistributedDataParallel(self.model, device_ids=ids, bucket_cap_mb=config.bucket_mb)
+            self.settle_buckets()
+        elif env.world_size > 1:
+            self.buckets = GradientBuckets(self.model.parameters(), config.bucket_mb)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=config.lr,
@@ -103,8 +114,87 @@ class Trainer:
             weight_decay=config.weight_decay,
             fused=True,  # one call for all parameters
         )
-        self.weight = torch.tensor(self.sampler.weight, device=env.device)
-        self.losses = training.LossLog(config.batch_size)
+        self.weight = torch.tensor(self.sampler.weight if leaves is None else 1 / config.batch_size, device=env.device)
+        parts = (env.world_size, env.rank) if self.leaves is None else (self.settings.micro_batches, self.leaves.first)
+        self.losses = training.LossLog(config.batch_size, *parts)
+        self.steps = self.finished = 0  # steps that are done; epochs whose evaluation is done, too
+        self.scores: training.Scores | None = None  # of the last evaluation
+        self.resumable = Resumable(
+            env, state=self.state, position=self.position, identity=self.identity(), unlike=self.unlike(),
+            seed=config.seed, run=self.settings,
+        )  # fmt: skip
+
+    def check_memory(self) -> None:
+        """
+        Raises:
+            WorkloadError: a forward pass cannot be as small as the user wants.
+        """
+        most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
+        if most is not None and most < 1:
+            raise WorkloadError(f"workload.micro_batch_size={most}: a forward pass needs at least one sample")
+        if most is not None and self.settings.invariant and largest > most:
+            raise WorkloadError(
+                f"workload.micro_batch_size={most}, and train.micro_batches={self.settings.micro_batches} makes "
+                f"micro-batches of {largest} samples: set train.micro_batches={-(-self.config.batch_size // most)}"
+            )
+
+    def settle_buckets(self) -> None:
+        """Two passes that are thrown away, for DistributedDataParallel makes its buckets anew after the first one.
+
+        It would do so after each resume, sum in another order in one step, and so, with three ranks or more, come to
+        other weights than a run that was never stopped.
+        """
+        before = generators(self.env.device)
+        for _ in range(2):
+            images, _ = self.data.batch(self.data.train, slice(0, 1))
+            self.parallel(images).sum().backward()
+        self.model.zero_grad()
+        restore_generators(before, self.env.device)
+
+    def state(self) -> dict[str, Any]:
+        """The tensors that a checkpoint holds. The learning rate is a function of the step."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
+
+    def position(self) -> dict[str, Any]:
+        """Where the training is, besides the steps. All ranks must call it."""
+        scores = None if self.scores is None else dataclasses.asdict(self.scores)
+        return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this training: a checkpoint of another one is refused."""
+        config = self.config
+        return {
+            "model": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
+            "optimizer": type(self.optimizer).__name__,
+            "workload.lr": config.lr,
+            "workload.momentum": config.momentum,
+            "workload.weight_decay": config.weight_decay,
+            "workload.dataset": self.found.name,
+            "training images": len(self.data.train),
+            "workload.batch_size": config.batch_size,
+            "workload.seed": config.seed,
+            "workload.epochs": self.epochs,  # the learning rate depends on it
+            "workload.precision": str(self.dtype or torch.float32).removeprefix("torch."),
+        }
+
+    def unlike(self) -> dict[str, Any]:
+        """What may change the order of sums, and so their last bits."""
+        if self.settings.invariant:
+            return {}
+        config = self.config
+        return {
+            "workload.micro_batch_size": config.micro_batch_size,
+            "workload.sync": config.sync.value,
+            "workload.bucket_mb": config.bucket_mb,
+        }
+
+    def resume(self) -> None:
+        """Go on where an earlier attempt has saved, if one has."""
+        if (loaded := self.resumable.load(self.optimizer)) is not None:
+            position = loaded.extra["position"]
+            self.steps, self.finished = loaded.step, position["finished"]
+            self.scores = training.Scores(**position["scores"]) if position["scores"] else None
+            self.losses.restore(position["losses"])
 
     def precision(self) -> AbstractContextManager[object]:
         """The arithmetic of the forward pass."""
@@ -114,16 +204,45 @@ class Trainer:
         """One optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.total_steps, self.config.lr)
+        sums = self.average(chosen) if self.leaves is None else self.add_up(self.leaves, step, chosen)
+        self.optimizer.step()
+        self.losses.add(step, *sums)
+        self.steps = step + 1
+
+    def average(self, chosen: Tensor) -> list[Tensor]:
+        """Gradients of the global batch as the mean over ranks; the sum of this rank's losses."""
+        most = self.config.micro_batch_size
+        pieces = (chosen,) if most is None else chosen.tensor_split(-(-len(chosen) // most))
+        self.optimizer.zero_grad()
+        sums = []
+        for number, piece in enumerate(pieces, 1):
+            more = number < len(pieces)  # gradients are averaged with those of the last piece
+            parallel = self.parallel
+            with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
+                sums.append(self.backward(piece))
+        if self.buckets:
+            self.buckets.average()
+        return [sums[0] if len(sums) == 1 else torch.stack(sums).sum()]
+
+    def add_up(self, leaves: InvariantGradients, step: int, chosen: Tensor) -> list[Tensor]:
+        """Gradients of the global batch, the same bits at any world size; the sums of losses of each micro-batch."""
+        sums = []
+        leaves.begin()
+        for number, piece in enumerate(chosen.split(self.sampler.sizes), leaves.first):
+            seed_generators(self.config.seed, step, number)
+            sums.append(self.backward(piece))
+            leaves.leaf_done()
+        leaves.end()
+        return sums
+
+    def backward(self, chosen: Tensor) -> Tensor:
+        """Adds the gradients of some samples to those that are there; the sum of their losses."""
         images, labels = self.data.batch(self.data.train, chosen)
         with self.precision():
             scores = self.parallel(images)
         summed = cross_entropy(scores.float(), labels, reduction="sum")
-        self.optimizer.zero_grad()
         summed.backward(self.weight)
-        if self.buckets:
-            self.buckets.average()
-        self.optimizer.step()
-        self.losses.add(step, summed)
+        return summed.detach()
 
     def log(self, step: int, epoch: int) -> tuple[float, float]:
         """(loss, images/s) since the last call, shown by rank 0. All ranks must call it.
@@ -143,38 +262,51 @@ class Trainer:
 
     def evaluate(self, epoch: int) -> training.Scores:
         """Accuracy and loss on the test set, shown by rank 0. All ranks must call it."""
-        scores = training.evaluate(self.model, self.data, self.env)
+        scores = training.evaluate(
+            self.model, self.data, self.env, between=lambda: self.resumable.boundary(self.steps)
+        )  # fmt: skip
         if self.env.rank == 0:
             place = f"epoch {epoch + 1}/{self.epochs}"
             say(f"{place} test accuracy {scores.accuracy:.4f} loss {scores.loss:.4f} ({scores.samples} images)")
         return scores
 
+    def train(self, epoch: int) -> None:
+        """What is left of an epoch's steps."""
+        done = self.steps - epoch * self.sampler.steps_per_epoch
+        if done == 0:
+            self.losses.begin_epoch()
+        self.losses.resume_clock()
+        for inner, chosen in self.sampler.batches(epoch, done):
+            step = self.steps
+            self.step(step, chosen)
+            if (step + 1) % self.config.log_every == 0 or inner + 1 == self.sampler.steps_per_epoch:
+                self.log(step, epoch)
+            self.resumable.boundary(step + 1)
+
     def run(self) -> dict[str, float | int | str]:
-        """Train for all epochs; the metrics of the run."""
+        """Train for all epochs, or for those that are left; the metrics of the run."""
         started = time.perf_counter()
         training_time = 0.0
         self.announce()
-        for epoch in range(self.epochs):
-            sums = [0.0, 0.0]  # of the epoch's losses, and steps
+        self.resume()
+        before = self.steps
+        for epoch in range(self.finished, self.epochs):
             begun = time.perf_counter()
-            self.losses.resume_clock()
-            for inner, chosen in self.sampler.batches(epoch):
-                step = epoch * self.sampler.steps_per_epoch + inner
-                self.step(step, chosen)
-                if (step + 1) % self.config.log_every == 0 or inner + 1 == self.sampler.steps_per_epoch:
-                    loss, _ = self.log(step, epoch)
-                    count = inner + 1 - sums[1]
-                    sums = [sums[0] + loss * count, sums[1] + count]
+            self.train(epoch)
             training_time += time.perf_counter() - begun
-            scores = self.evaluate(epoch)
+            self.scores = self.evaluate(epoch)
+            self.finished = epoch + 1
+            self.resumable.evaluated(self.steps, {"accuracy": self.scores.accuracy, "test_loss": self.scores.loss})
+        assert self.scores is not None  # there is at least one epoch, evaluated now or by an earlier attempt
         weights = training.weights_sha256(self.model)
         same_everywhere("the final weights", weights, self.env)
-        self.conclude(scores.accuracy)
+        self.resumable.finish(self.steps)
+        self.conclude(self.scores.accuracy)
         return {
-            "accuracy": scores.accuracy,
-            "loss": sums[0] / sums[1],
-            "test_loss": scores.loss,
-            "images_per_s": self.total_steps * self.config.batch_size / training_time,
+            "accuracy": self.scores.accuracy,
+            "loss": self.losses.mean,
+            "test_loss": self.scores.loss,
+            "images_per_s": (self.steps - before) * self.config.batch_size / max(training_time, 1e-9),
             "epochs": self.epochs,
             "steps": self.total_steps,
             "dataset": self.found.name,
@@ -188,6 +320,8 @@ class Trainer:
         gather(None, self.env)
         if self.env.rank == 0:
             shares = "one process" if self.env.world_size == 1 else f"sync={self.config.sync.value}"
+            if self.leaves is not None:
+                shares = f"train.invariant=true with {self.settings.micro_batches} micro-batches"
             say(
                 f"data set {self.found.name} ({self.found.how}: {self.found.dir}), {len(self.data.train)} images for "
                 f"training, {len(self.data.test)} for test"
@@ -210,5 +344,8 @@ class Trainer:
 
 
 def main(config: DDPMnist, env: Env) -> dict[str, float | int | str]:
-    """Train and return accuracy, loss, images_per_s, epochs, steps, dataset, seconds, weights_sha256 and test_loss."""
+    """Train and return accuracy, loss, images_per_s, epochs, steps, dataset, seconds, weights_sha256 and test_loss.
+
+    images_per_s and seconds are of the last attempt, all else of the run.
+    """
     return Trainer(config, env).run()

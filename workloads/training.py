@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import random
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from workloads.ranks import WorkloadError
 if TYPE_CHECKING:
     from launcher.node import Env
 
+CHUNK = 256  # samples of the test set in one forward pass
 WARM_UP = 0.2  # part of all steps in which the learning rate rises
 
 
@@ -39,18 +42,32 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def set_threads(threads: int | None, env: Env) -> int:
+def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
     """Let torch use `threads` CPU threads, else what OMP_NUM_THREADS says, else a fair share of this node's CPUs.
 
     Batch scripts set OMP_NUM_THREADS to cpus_per_proc, since not every site confines a job to the CPUs it asked for.
+    A fair share depends on the number of ranks, and the order of sums within an operation on the threads; so
+    `invariant` takes one thread instead of it.
     """
     if threads is not None and threads < 1:
         raise WorkloadError(f"workload.threads={threads}: a rank needs at least one")
     told = os.environ.get("OMP_NUM_THREADS", "")
-    share = len(os.sched_getaffinity(0)) // env.local_world_size
+    share = 1 if invariant else len(os.sched_getaffinity(0)) // env.local_world_size
     count = threads or (int(told) if told.isdecimal() and int(told) else max(1, share))
     torch.set_num_threads(count)
     return count
+
+
+def be_deterministic(device: torch.device) -> None:
+    """Have a GPU compute the same bits each time; CPUs do so anyway.
+
+    See https://docs.pytorch.org/docs/stable/notes/randomness.html.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.backends.cudnn.benchmark = False  # it chooses algorithms by their speed
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
@@ -89,27 +106,34 @@ class Scores:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data, env: Env, chunk: int = 1024) -> Scores:
-    """Test loss and accuracy over the whole test set, each sample counted once at any world size.
+def evaluate(
+    model: nn.Module, data: Data, env: Env, chunk: int = CHUNK, between: Callable[[], None] = lambda: None
+) -> Scores:
+    """Test loss and accuracy over the whole test set, each sample counted once; the same bits at any world size.
 
-    Every rank takes a contiguous share, in pieces of `chunk` samples; sums are added over ranks.
+    The test set is cut into chunks of `chunk` samples, whatever the world size; every rank takes some of them.
+    `between` is called equally often on all ranks, after each chunk.
     """
-    first, last = share(len(data.test), env.rank, env.world_size)
-    # float64 holds every count that occurs here exactly, so one all_reduce carries them all.
-    sums = torch.zeros(3, dtype=torch.float64, device=env.device)
+    count = -(-len(data.test) // chunk)
+    first, last = share(count, env.rank, env.world_size)
+    # Each chunk has its own places, and whole numbers are exact: adding the zeros of other ranks changes no bit.
+    losses, right, samples = torch.zeros(3, count, dtype=torch.float64, device=env.device)
     model.eval()
-    for start in range(first, last, chunk):
-        images, labels = data.batch(data.test, slice(start, min(start + chunk, last)))
-        scores = model(images).float()
-        sums[0] += cross_entropy(scores, labels, reduction="sum")
-        sums[1] += (scores.argmax(1) == labels).sum()
-        sums[2] += len(labels)
+    for number in range(first, first - (-count // env.world_size)):
+        if number < last:
+            images, labels = data.batch(data.test, slice(number * chunk, (number + 1) * chunk))
+            scores = model(images).float()
+            losses[number] = cross_entropy(scores, labels, reduction="sum")
+            right[number] = (scores.argmax(1) == labels).sum()
+            samples[number] = len(labels)
+        between()
     model.train()
-    dist.all_reduce(sums)
-    loss, right, samples = sums.tolist()
-    if samples != len(data.test):
-        raise WorkloadError(f"evaluation counted {samples:g} samples, and the test set has {len(data.test)}")
-    return Scores(loss / samples, right / samples, int(samples))
+    table = torch.stack([losses, right, samples])
+    dist.all_reduce(table)
+    loss, correct, counted = (math.fsum(row) for row in table.tolist())
+    if counted != len(data.test):
+        raise WorkloadError(f"evaluation counted {counted:g} samples, and the test set has {len(data.test)}")
+    return Scores(loss / counted, correct / counted, int(counted))
 
 
 class LossLog:
@@ -117,40 +141,102 @@ class LossLog:
 
     Losses stay on the device and are added over ranks in one all_reduce for many steps, so that no step waits for
     another rank's or the GPU's number. A loss that is not finite is therefore found at the next look, and on all ranks.
+
+    Each part of a batch (a rank's share, or a micro-batch) has a place of its own, so the reduction adds nothing but
+    zeros, and the parts are added in float64 without rounding. When somebody looks changes no bit of any loss.
+
+    Args:
+        batch_size: samples in a global batch.
+        parts: into which it is cut, over all ranks.
+        first: of them that this rank has.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self, batch_size: int, parts: int = 1, first: int = 0) -> None:
+        self.batch_size, self.parts, self.first = batch_size, parts, first
         self._pending: list[Tensor] = []
-        self._first = 0  # the step of the oldest pending loss
+        self._oldest = 0  # the step of the oldest pending loss
+        self._logged = _Mean()  # since the last look
+        self._epoch = _Mean()
+        self._steps = 0  # since the clock was started
         self._since = time.perf_counter()
 
-    def add(self, step: int, summed: Tensor) -> None:
-        """Note the sum of this rank's per-sample losses at `step`."""
+    def add(self, step: int, *sums: Tensor) -> None:
+        """Note the sums of per-sample losses at `step`, one of each of this rank's parts of the batch."""
         if not self._pending:
-            self._first = step
-        self._pending.append(summed.detach())
+            self._oldest = step
+        self._pending.append(sums[0].detach().view(1) if len(sums) == 1 else torch.stack(sums).detach())
 
-    def look(self) -> tuple[float, float]:
-        """(mean loss, samples per second over all ranks) of the steps since the last look. All ranks must call it.
+    def collect(self) -> None:
+        """Add up over ranks what is pending. All ranks must call it.
 
         Raises:
             WorkloadError: a loss was not finite; the text names the step, counted from 1 as in the log.
         """
-        losses = torch.stack(self._pending).double() / self.batch_size
-        dist.all_reduce(losses)
-        means = losses.tolist()
-        elapsed = time.perf_counter() - self._since
-        for step, loss in enumerate(means, self._first):
-            if not -float("inf") < loss < float("inf"):
+        if not self._pending:
+            return
+        mine = torch.stack(self._pending).double()
+        table = mine.new_zeros(len(mine), self.parts)
+        table[:, self.first : self.first + mine.shape[1]] = mine
+        dist.all_reduce(table)
+        for step, parts in enumerate(table.tolist(), self._oldest):
+            loss = math.fsum(parts) / self.batch_size if all(map(math.isfinite, parts)) else sum(parts)
+            if not math.isfinite(loss):
                 raise WorkloadError(
                     f"the loss of step {step + 1} is {loss}: training cannot go on. "
                     "Try a smaller workload.lr, or workload.precision=float32"
                 )
+            self._logged.add(loss)
+            self._epoch.add(loss)
+        self._steps += len(self._pending)
         self._pending.clear()
+
+    def look(self) -> tuple[float, float]:
+        """(mean loss since the last look, samples per second over all ranks). All ranks must call it.
+
+        Raises:
+            WorkloadError: as `collect`.
+        """
+        self.collect()
+        mean, elapsed = self._logged.value, time.perf_counter() - self._since
+        speed = self._steps * self.batch_size / elapsed
+        self._logged = _Mean()
         self.resume_clock()
-        return sum(means) / len(means), len(means) * self.batch_size / elapsed
+        return mean, speed
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of the epoch, as far as it is collected."""
+        return self._epoch.value
+
+    def begin_epoch(self) -> None:
+        """Forget the losses of the epoch before."""
+        self._epoch = _Mean()
 
     def resume_clock(self) -> None:
         """Start the time of the next look now, so that an evaluation in between does not count."""
-        self._since = time.perf_counter()
+        self._steps, self._since = 0, time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it (JSON types). All ranks must call it."""
+        self.collect()
+        return {"logged": [self._logged.sum, self._logged.steps], "epoch": [self._epoch.sum, self._epoch.steps]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._logged, self._epoch = _Mean(*state["logged"]), _Mean(*state["epoch"])
+
+
+@dataclass
+class _Mean:
+    """Added one by one, so that a mean has the same bits however often the training was interrupted."""
+
+    sum: float = 0.0
+    steps: int = 0
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        self.steps += 1
+
+    @property
+    def value(self) -> float:
+        return self.sum / max(1, self.steps)

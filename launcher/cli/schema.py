@@ -12,7 +12,7 @@ from launcher import config
 from launcher.paths import default_runs_dir
 
 OPEN_KEYS = ("cluster.directives", "cluster.environment")  # their keys are the user's own
-WORKLOADS = {"p2p": config.P2P, "collective": config.Collective, "ddp_mnist": config.DDPMnist}
+WORKLOADS = {"p2p": config.P2P, "collective": config.Collective, "ddp_mnist": config.DDPMnist, "fsdp_lm": config.FSDPLm}
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 

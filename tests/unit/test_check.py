@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from launcher.check import NodeGroup, Partition, Queue, check_limits, check_names, check_partition, check_queue
-from launcher.config import P2P, Collective, DDPMnist, Limits, Scheduler, Workload
+from launcher.check import (
+    NodeGroup,
+    Partition,
+    Queue,
+    check_batch,
+    check_limits,
+    check_names,
+    check_partition,
+    check_queue,
+)
+from launcher.config import P2P, Collective, DDPMnist, FSDPLm, Limits, Scheduler, Workload
 from launcher.errors import ConfigError
 from tests.unit.plans import plan_of
 
@@ -232,6 +241,16 @@ def test_names_that_a_workload_does_not_know_are_refused(workload: Workload, wor
         check_names(plan_of(workload=workload, nodes=2))
 
 
-@pytest.mark.parametrize("kind", [Workload, P2P, Collective, DDPMnist])
+@pytest.mark.parametrize("kind", [Workload, P2P, Collective, DDPMnist, FSDPLm])
 def test_the_defaults_of_every_workload_pass(kind: type[Workload]) -> None:
-    check_names(plan_of(workload=kind("w", "m:f", seed=0)))
+    plan = plan_of(workload=kind("w", "m:f", seed=0))
+    check_names(plan)
+    check_batch(plan)
+
+
+@pytest.mark.parametrize("kind", [DDPMnist, FSDPLm])
+def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> None:
+    workload = kind("w", "m:f", seed=0, batch_size=7)
+    check_batch(plan_of(workload=workload, nodes=7))
+    with pytest.raises(ConfigError, match=r"batch_size=7 leaves some of the 8 ranks without a sample: set it to 8"):
+        check_batch(plan_of(workload=workload, nodes=2, procs_per_node=4))

@@ -175,3 +175,24 @@ def test_impossible_batches_are_refused(arguments: tuple[int, int, int, int, int
 def test_a_step_beyond_the_epoch_is_refused() -> None:
     with pytest.raises(IndexError, match="step 2 is not one of the 2 steps"):
         GlobalBatchSampler(10, 4, 0, 0, 1).batch(0, 2)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 40))
+def test_micro_batches_do_not_depend_on_the_world_size(micro_batches: int, world_size: int, more: int) -> None:
+    batch_size = micro_batches + more
+    if world_size > micro_batches:
+        return
+    whole = GlobalBatchSampler(100, batch_size, 0, 0, 1, micro_batches=micro_batches)
+    expected = [leaf.tolist() for leaf in whole.batch(1, 0).split(whole.sizes)]
+    assert len(expected) == micro_batches
+    found = []
+    for rank in range(world_size):
+        sampler = GlobalBatchSampler(100, batch_size, 0, rank, world_size, micro_batches=micro_batches)
+        found += [leaf.tolist() for leaf in sampler.batch(1, 0).split(sampler.sizes)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("micro_batches", [2, 11])
+def test_micro_batches_that_do_not_fit_are_refused(micro_batches: int) -> None:
+    with pytest.raises(ValueError, match=r"train\.micro_batches=\d+ must be from 3 .* to 10"):
+        GlobalBatchSampler(100, 10, 0, 0, 3, micro_batches=micro_batches)

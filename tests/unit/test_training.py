@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from launcher import datasets
 from launcher.node import Env
 from launcher.units import parse_size
 from workloads import bench, names, training
 from workloads.buckets import GradientBuckets, _groups
 from workloads.collective import members_of
+from workloads.data import load
 from workloads.ranks import WorkloadError, name_ranks
 
 
@@ -247,3 +250,39 @@ def test_groups(node_ranks: tuple[int, ...], node: object, stride: object) -> No
 def test_ranks_are_named_with_their_hosts() -> None:
     assert name_ranks([3], ["a", "a", "b", "b"]) == "rank 3 on b"
     assert name_ranks([0, 1, 2], ["a", "a", "b", "b"]) == "ranks 0, 1, 2 on a, b"
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(losses=st.lists(st.floats(0, 1e3), min_size=1, max_size=30), stops=st.sets(st.integers(0, 30)))
+def test_mean_losses_have_the_same_bits_however_often_a_training_is_stopped(
+    group: Env, losses: list[float], stops: set[int]
+) -> None:
+    straight, stopped = training.LossLog(7, 2, 1), training.LossLog(7, 2, 1)
+    for step, loss in enumerate(losses):
+        straight.add(step, torch.tensor(loss))
+        stopped.add(step, torch.tensor(loss))
+        if step in stops:
+            told = json.loads(json.dumps(stopped.state()))  # as a checkpoint keeps it
+            stopped = training.LossLog(7, 2, 1)
+            stopped.restore(told)
+    assert straight.look()[0] == stopped.look()[0]
+    assert straight.mean == stopped.mean
+    straight.begin_epoch()
+    assert straight.mean == 0
+
+
+def test_losses_of_micro_batches_are_added_without_rounding(group: Env) -> None:
+    losses = training.LossLog(1, 3)
+    losses.add(0, torch.tensor(1e8), torch.tensor(1.0), torch.tensor(-1e8))
+    assert losses.look()[0] == 1
+    losses.add(1, torch.tensor(float("nan")), torch.tensor(1.0), torch.tensor(1.0))
+    with pytest.raises(WorkloadError, match="the loss of step 2 is nan"):
+        losses.collect()
+
+
+def test_between_the_chunks_of_an_evaluation_somebody_may_look_up(group: Env) -> None:
+    calls: list[int] = []
+    data = load(datasets.find("digits"))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    scores = training.evaluate(model, data, group, chunk=100, between=lambda: calls.append(1))
+    assert (len(calls), scores.samples) == (4, 360)

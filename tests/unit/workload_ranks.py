@@ -13,9 +13,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# The ranks are forked from a server that has loaded torch and nothing else: cheap, and free of pytest's threads.
+# The ranks are forked from a server that has loaded what they need: cheap, and free of pytest's threads.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel"])
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "launcher.node.checkpoint", "workloads.ddp"]
+)
 
 
 @dataclass(frozen=True)

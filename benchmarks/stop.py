@@ -1,0 +1,86 @@
+"""What it costs a training of short steps that all ranks agree on stops and saves, in one run.
+
+    python -m benchmarks.stop
+
+4 ranks take steps of 5 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
+`Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure import Result, interleaved, median_ratio, report
+from benchmarks.ranks import in_ranks, slowest
+from launcher.node import Env
+from launcher.node.settings import Settings
+from workloads.resumable import Resumable
+
+TARGET = 1.01
+STEP = 0.005  # seconds
+
+
+def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of a step without and with boundaries, one value per turn."""
+    resumable = Resumable(
+        env, state=dict, position=dict, identity={}, run=Settings(checkpoint_dir=Path(folder, "it"), every=1e9)
+    )
+    done = 0
+    gradients = torch.zeros(16384)
+
+    def step() -> None:
+        began = time.perf_counter()
+        dist.all_reduce(gradients)
+        time.sleep(max(0.0, STEP - (time.perf_counter() - began)))
+
+    def without() -> None:
+        for _ in range(steps):
+            step()
+
+    def with_them() -> None:
+        nonlocal done
+        for _ in range(steps):
+            step()
+            done += 1
+            resumable.boundary(done)
+
+    seconds = interleaved(
+        {"without": lambda: slowest(without) / steps, "with": lambda: slowest(with_them) / steps}, repeats, warmup=2
+    )
+    resumable.close()
+    return seconds
+
+
+def results(world_size: int = 4, steps: int = 100, repeats: int = 31) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = in_ranks(compare, world_size, folder, steps, repeats)
+    times = " and ".join(f"{statistics.median(seconds[name]) * 1e3:.3f}" for name in ("with", "without"))
+    return [
+        Result(
+            f"step of 5 ms with agreement on stops / without, {world_size} ranks",
+            median_ratio(seconds, "with", "without"),
+            TARGET,
+            f"{times} ms a step, median of {repeats} rounds of {steps} steps",
+        )
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4, help="ranks")
+    parser.add_argument("--steps", type=int, default=100, help="steps in a turn")
+    parser.add_argument("--repeats", type=int, default=31, help="turns of each kind that are timed")
+    options = parser.parse_args()
+    return report(results(options.ranks, options.steps, options.repeats))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What fsdp_lm trains on: where the text is, how long it is, and whether the workload's keys go together with it.
+
+A text is read as bytes, each of which is a token, so that any language and any file will do. Nothing here imports
+torch: the login node runs it before it submits.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.config import Backend, FSDPLm
+from launcher.errors import ConfigError
+
+SHIPPED = "shakespeare"
+SHIPPED_FILE = Path(__file__).resolve().parent.parent / "workloads" / "shakespeare" / "shakespeare.txt.gz"
+SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1"  # of the text, unpacked
+VALIDATION = 0.1  # part of the text, its end, that is not trained on
+ENDINGS = (".txt", ".txt.gz")
+_BLOCK = 1 << 20
+
+
+class TextError(ConfigError):
+    """A text is not there, cannot be read or is too short; the message names the key and the cure."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that was found: its files in the order in which they are read, and its length in bytes."""
+
+    name: str
+    files: tuple[Path, ...]
+    length: int
+
+
+def find(text: str) -> Text:
+    """The text that ships (`shakespeare`), a file, or all `*.txt` and `*.txt.gz` of a folder in the order of names.
+
+    Raises:
+        TextError: it is not there, cannot be read, or is damaged.
+    """
+    if text == SHIPPED:
+        return Text(SHIPPED, (SHIPPED_FILE,), _length(SHIPPED_FILE, text))
+    path = Path(text).expanduser().absolute()
+    with _told(text, path):
+        if path.is_dir():
+            files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file()))
+            if not files:
+                raise TextError(f"workload.text={text}: the folder has no *.txt: name a file, or another folder")
+        elif path.exists():
+            files = (path,)
+        else:
+            raise TextError(
+                f"workload.text={text}: {path} is not there: name a text file, a folder of *.txt, or {SHIPPED}, "
+                "which is part of the launcher"
+            )
+    return Text(str(path), files, sum(_length(file, text) for file in files))
+
+
+def read(text: Text) -> bytes:
+    """The whole text.
+
+    Raises:
+        TextError: a file cannot be read or is damaged, or the text has changed since it was found.
+    """
+    parts = []
+    for file in text.files:
+        with _opened(file, text.name) as stream:
+            parts.append(stream.read())
+    whole = b"".join(parts)
+    if len(whole) != text.length:
+        raise TextError(f"workload.text={text.name} had {text.length} bytes, and now has {len(whole)}: it has changed")
+    if text.name == SHIPPED and (found := hashlib.sha256(whole).hexdigest()) != SHIPPED_SHA256:
+        raise TextError(f"{SHIPPED_FILE} is damaged: its text has the SHA-256 {found}. Install the launcher again")
+    return whole
+
+
+def split(length: int, context: int) -> int:
+    """Where a text of `length` bytes is cut: what comes before is trained on, the rest is for validation. Pure.
+
+    The rest is VALIDATION of the text, but long enough for one window.
+    """
+    return length - max(int(length * VALIDATION), context + 1)
+
+
+def windows(length: int, context: int) -> int:
+    """How many windows of `context` tokens, each with the one that follows it, `length` tokens hold. Pure."""
+    return max(0, (length - 1) // context)
+
+
+def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
+    """Whether the keys of the workload go together with each other and with the text.
+
+    Args:
+        config: the workload.
+        text: what `find` returned for it.
+        invariant: train.invariant.
+
+    Raises:
+        ConfigError: they do not; the message names the key and the fix.
+    """
+    if invariant:
+        raise ConfigError(
+            "train.invariant=true is not offered by fsdp_lm, which adds up gradients in parts of the model: leave it "
+            "out, or use workload=ddp_mnist"
+        )
+    if config.backend is Backend.mpi:
+        raise ConfigError(
+            "workload.backend=mpi: torch's MPI backend has no reduce_scatter, which fsdp_lm needs: use gloo or nccl"
+        )
+    counts = ("layers", "heads", "width", "context", "steps", "batch_size", "eval_every", "eval_windows", "log_every")
+    for key in counts:
+        if (count := getattr(config, key)) < 1:
+            raise ConfigError(f"workload.{key}={count}: it must be 1 or more")
+    if config.micro_batch_size is not None and config.micro_batch_size < 1:
+        raise ConfigError(f"workload.micro_batch_size={config.micro_batch_size}: it must be 1 or more, or empty")
+    if config.sample < 0:
+        raise ConfigError(f"workload.sample={config.sample}: it must be 0 (no sample) or more bytes")
+    if config.width % config.heads:
+        least = -(-config.width // config.heads) * config.heads
+        raise ConfigError(
+            f"workload.width={config.width} cannot be divided into workload.heads={config.heads} equal parts: "
+            f"use width={least}"
+        )
+    for key, value, allowed in (
+        ("dropout", config.dropout, 0 <= config.dropout < 1),
+        ("warm_up", config.warm_up, 0 <= config.warm_up <= 1),
+        ("lr", config.lr, 0 < config.lr < float("inf")),
+        ("clip", config.clip, 0 <= config.clip < float("inf")),
+        ("weight_decay", config.weight_decay, 0 <= config.weight_decay < float("inf")),
+    ):
+        if not allowed:
+            meant = {"dropout": "from 0 to less than 1", "warm_up": "a part of all steps, 0 to 1", "lr": "above 0"}
+            raise ConfigError(f"workload.{key}={value}: it must be {meant.get(key, '0 or more')}")
+    _check_length(config, text.length)
+
+
+def _check_length(config: FSDPLm, length: int) -> None:
+    """Whether the text has enough windows for one batch and for validation."""
+    training = windows(split(length, config.context), config.context)
+    if training >= config.batch_size:
+        return
+    told = f"workload.text={config.text} has {length} bytes"
+    if training == 0:
+        raise TextError(
+            f"{told}, too few for workload.context={config.context}, for training and for validation: use a smaller "
+            "context or a longer text"
+        )
+    raise TextError(
+        f"{told}, of which {training} windows of workload.context={config.context} are trained on, fewer than "
+        f"workload.batch_size={config.batch_size}: use a smaller context, batch_size={training} or a longer text"
+    )
+
+
+def _length(file: Path, text: str) -> int:
+    """Bytes of one file, unpacked."""
+    with _told(text, file):
+        if file.suffix != ".gz":
+            with file.open("rb") as plain:  # and not only its size: may it be read?
+                return plain.seek(0, 2)
+    with _opened(file, text) as stream:
+        length = 0
+        while block := stream.read(_BLOCK):
+            length += len(block)
+        return length
+
+
+@contextmanager
+def _opened(file: Path, text: str) -> Iterator[BinaryIO]:
+    with _told(text, file), gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        yield stream  # type: ignore[misc]  # GzipFile reads like a file
+
+
+@contextmanager
+def _told(text: str, file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TextError(f"workload.text={text}: {file} cannot be unpacked: {error}") from error
+    except OSError as error:
+        raise TextError(f"workload.text={text}: {file} cannot be read: {error.strerror or error}") from error

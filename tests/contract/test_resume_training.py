@@ -1,0 +1,84 @@
+"""From the command line: a training that is stopped and resumed ends with the weights of one that was left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs import Run
+from tests.launch import Launcher
+
+TRAINING = ("workload=ddp_mnist", "workload.dataset=digits", "nodes=1", "cpus_per_proc=1", "workload.log_every=5")
+
+pytestmark = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # who starts the ranks is another suite's
+
+
+def undisturbed(launcher: Launcher, ranks: int, *overrides: str) -> dict[str, Any]:
+    done = launcher.run(*TRAINING, f"procs_per_node={ranks}", *overrides, f"run_id=whole-{ranks}")
+    assert done.code == 0, done.output
+    return of_the_run(done.metrics)
+
+
+def of_the_run(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: metrics[name] for name in ("weights_sha256", "loss", "test_loss", "accuracy", "steps")}
+
+
+def stop(launcher: Launcher, run: Run, after: int) -> int:
+    """Stops the run by its stop file when it has come so far; the step that it came to."""
+    launcher.until(lambda: (launcher.status()["step"] or 0) >= after, f"step {after}", patience=120)
+    (run.path / "stop").touch()
+    launcher.until(lambda: launcher.status()["state"] == "stopped", "the stop", patience=120)
+    events = [event for event in run.attempts()[-1].events() if event["event"] == "stop"]
+    assert [event["cause"] for event in events] == ["its stop file"]
+    return int(events[0]["step"])
+
+
+def begin(launcher: Launcher, *overrides: str) -> Run:
+    done = launcher.submit(*TRAINING, "run_id=elastic", "wait=false", *overrides)
+    assert done.returncode == 0, done.stderr
+    return launcher.last()
+
+
+def resume(launcher: Launcher, *overrides: str) -> None:
+    done = launcher("resume", "elastic", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Launcher) -> None:
+    long = "workload.epochs=300"
+    whole = undisturbed(launcher, 2, long)
+    run = begin(launcher, "procs_per_node=2", long)
+    step = stop(launcher, run, 200)
+    assert 200 <= step < 3300
+    assert Path(run.path, "checkpoints", f"step-{step:09d}").is_dir()
+    resume(launcher, "wait=true")
+    assert of_the_run(dict(run.result() or {})) == whole
+    printed = launcher.printed()
+    assert f"stopped after step {step}: its stop file" in printed
+    assert f"goes on after step {step} (step-{step:09d}, saved by 2 ranks)" in printed
+    progress = [event["step"] for event in run.attempts()[-1].events() if event["event"] == "progress"]
+    assert progress == sorted(progress) and progress[0] > step and progress[-1] == 3300
+
+
+def test_an_invariant_training_goes_on_at_other_sizes_with_the_same_weights(launcher: Launcher) -> None:
+    keys = ("workload.epochs=100", "train.invariant=true")
+    whole = undisturbed(launcher, 1, *keys)
+    run = begin(launcher, "procs_per_node=2", *keys)
+    first = stop(launcher, run, 50)
+    resume(launcher, "procs_per_node=3", "wait=false")
+    second = stop(launcher, run, first + 20)
+    assert first < second < 1100
+    resume(launcher, "procs_per_node=1", "resume.strict=true", "wait=true")
+    assert of_the_run(dict(run.result() or {})) == whole
+    assert "world size 3 -> 1: the weights stay bitwise equal" in launcher.printed()
+
+
+def test_a_resumed_training_with_another_learning_rate_is_refused(launcher: Launcher) -> None:
+    run = begin(launcher, "procs_per_node=1", "workload.epochs=3000")
+    stop(launcher, run, 20)
+    done = launcher("resume", "elastic", "workload.lr=0.3", "wait=true")
+    assert done.returncode != 0
+    assert "workload.lr" in launcher.printed() + done.stdout + done.stderr
+    assert "0.3" in launcher.printed() + done.stdout + done.stderr

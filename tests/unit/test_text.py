@@ -1,0 +1,158 @@
+"""Texts are found, read, cut into windows; what is wrong with one, or with a key, is told with the key and the cure."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import texts
+from launcher.config import Backend, FSDPLm
+from launcher.errors import ConfigError
+from launcher.texts import Text, TextError
+from workloads import text
+from workloads.text import Part
+
+CONFIG = FSDPLm(name="fsdp_lm", entry="", seed=0)
+
+
+def test_the_login_node_needs_no_torch() -> None:
+    code = "import sys, launcher.texts as t; t.find('shakespeare'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(texts.__file__).parent.parent)
+
+
+def test_the_text_that_ships_is_whole() -> None:
+    found = texts.find("shakespeare")
+    assert found.length == 499_949
+    assert texts.read(found).startswith(b"First Citizen:\nBefore we proceed")
+    texts.check(CONFIG, found)
+
+
+def test_a_damaged_shipped_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "shakespeare.txt.gz"
+    other.write_bytes(gzip.compress(b"something else"))
+    monkeypatch.setattr(texts, "SHIPPED_FILE", other)
+    with pytest.raises(TextError, match=r"is damaged: .* Install the launcher again"):
+        texts.read(texts.find("shakespeare"))
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(b"second")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"first"))
+    (tmp_path / "c.md").write_bytes(b"no text")
+    (tmp_path / "d.txt").mkdir()
+    found = texts.find(str(tmp_path))
+    assert (found.name, found.length) == (str(tmp_path), 11)
+    assert texts.read(found) == b"firstsecond"
+
+
+def test_a_file_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").write_text("é")
+    monkeypatch.chdir(tmp_path)
+    found = texts.find("notes")
+    assert found == Text(str(tmp_path / "notes"), (tmp_path / "notes",), 2)
+
+
+def test_what_is_wrong_with_a_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"workload.text=.*nowhere: .* is not there: name a text file"):
+        texts.find(str(tmp_path / "nowhere"))
+    with pytest.raises(TextError, match=r"the folder has no \*\.txt"):
+        texts.find(str(tmp_path))
+    torn = tmp_path / "torn.txt.gz"
+    torn.write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    with pytest.raises(TextError, match=r"torn\.txt\.gz cannot be unpacked"):
+        texts.find(str(torn))
+    torn.write_bytes(b"plain")
+    with pytest.raises(TextError, match=r"torn\.txt\.gz cannot be unpacked"):
+        texts.find(str(torn))
+    with pytest.raises(TextError, match=r"/proc/self/mem cannot be read"):
+        texts.read(Text("x", (Path("/proc/self/mem"),), 1))
+
+
+def test_a_text_that_changed_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"1234")
+    found = texts.find(str(path))
+    path.write_bytes(b"12345")
+    with pytest.raises(TextError, match="had 4 bytes, and now has 5"):
+        texts.read(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"layers": 0}, "workload.layers=0: it must be 1 or more"),
+        ({"steps": -1}, "workload.steps=-1: it must be 1 or more"),
+        ({"log_every": 0}, "workload.log_every=0"),
+        ({"eval_windows": 0}, "workload.eval_windows=0"),
+        ({"micro_batch_size": 0}, "workload.micro_batch_size=0: it must be 1 or more, or empty"),
+        ({"sample": -1}, "workload.sample=-1"),
+        ({"width": 130}, "workload.width=130 cannot be divided into workload.heads=4 equal parts: use width=132"),
+        ({"dropout": 1.0}, "workload.dropout=1.0: it must be from 0 to less than 1"),
+        ({"lr": 0.0}, "workload.lr=0.0: it must be above 0"),
+        ({"lr": float("nan")}, "workload.lr=nan: it must be above 0"),
+        ({"warm_up": 2.0}, "workload.warm_up=2.0: it must be a part of all steps, 0 to 1"),
+        ({"clip": -1.0}, "workload.clip=-1.0: it must be 0 or more"),
+        ({"weight_decay": -0.1}, "workload.weight_decay=-0.1: it must be 0 or more"),
+        ({"backend": Backend.mpi}, "workload.backend=mpi"),
+        ({"context": 600}, "has 1000 bytes, too few for workload.context=600, for training and for validation"),
+        ({"context": 100}, "of which 8 windows of workload.context=100 are trained on, fewer than workload.batch_size"),
+        ({"context": 100}, "batch_size=8"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(changes: dict[str, object], told: str) -> None:
+    short = Text("here.txt", (), 1000)
+    texts.check(dataclasses.replace(CONFIG, context=20), short)
+    with pytest.raises(ConfigError) as refused:
+        texts.check(dataclasses.replace(CONFIG, **{"context": 20, **changes}), short)  # type: ignore[arg-type]
+    assert told in str(refused.value)
+
+
+def test_invariant_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.invariant=true is not offered by fsdp_lm"):
+        texts.check(CONFIG, texts.find("shakespeare"), invariant=True)
+
+
+@given(length=st.integers(0, 5000), context=st.integers(1, 300))
+def test_as_many_windows_as_fit(length: int, context: int) -> None:
+    windows = texts.windows(length, context)
+    assert windows * context + 1 <= max(length, 1)
+    assert (windows + 1) * context + 1 > length
+
+
+@given(length=st.integers(2, 5000), context=st.integers(1, 300))
+def test_a_tenth_is_for_validation_and_at_least_one_window(length: int, context: int) -> None:
+    rest = length - texts.split(length, context)
+    assert texts.windows(rest, context) >= 1
+    assert rest == length // 10 or rest == context + 1 > length / 10
+
+
+def test_a_window_is_followed_by_the_next_byte() -> None:
+    part = Part(torch.arange(11, dtype=torch.uint8), context=3)
+    assert len(part) == 3
+    inputs, targets = part.batch(torch.tensor([2, 0]))
+    assert inputs.tolist() == [[6, 7, 8], [0, 1, 2]]
+    assert targets.tolist() == [[7, 8, 9], [1, 2, 3]]
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert [list(each.shape) for each in part.batch(torch.zeros(0, dtype=torch.int64))] == [[0, 3], [0, 3]]
+
+
+def test_a_text_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(200)))
+    corpus = text.load(texts.find(str(path)), context=4)
+    assert torch.cat([corpus.train.tokens, corpus.validation.tokens]).tolist() == list(range(200))
+    assert len(corpus.validation.tokens) == 20
+    assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_what_a_model_writes_cannot_reach_the_terminal() -> None:
+    assert text.printable(b"a\x1b[2J\tb\n\xc3\xa9\xff\r") == "a�[2J�b\né��"

@@ -1,0 +1,309 @@
+"""Train a small language model whose weights, gradients and optimizer state are divided over the ranks: `fsdp_lm`.
+
+Each rank holds a part of every weight. FSDP2 gathers the weights of one block when it is computed, and adds up its
+gradients so that each rank gets the part that it keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from launcher import texts
+from launcher.errors import ConfigError
+from launcher.node.settings import Settings, settings
+from workloads import gpt, text, training
+from workloads.data import GlobalBatchSampler, share
+from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
+from workloads.resumable import Resumable, seed_generators
+
+if TYPE_CHECKING:
+    from launcher.config import FSDPLm
+    from launcher.node import Env
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The type to compute in, or None for float32; unlike autocast, bfloat16 may be asked for on any CPU.
+
+    Raises:
+        WorkloadError: bfloat16 is asked for, and the GPU does not have it.
+    """
+    if precision == "bfloat16" and device.type == "cpu":
+        return torch.bfloat16
+    return training.autocast_dtype(precision, device)
+
+
+def perplexity(loss: float) -> float:
+    """Among how many equally likely bytes a model with this loss chooses: e to the loss, or infinity."""
+    return float(torch.tensor(loss, dtype=torch.float64).exp())
+
+
+class Trainer:
+    """One training run on this rank: `run` reads like the run goes, the other methods are its parts."""
+
+    def __init__(self, config: FSDPLm, env: Env, run: Settings | None = None) -> None:
+        self.config, self.env = config, env
+        self.settings = settings() if run is None else run
+        self.text, self.corpus = self.load()
+        self.threads = training.set_threads(config.threads, env)
+        self.dtype = compute_dtype(config.precision.value, env.device)
+        training.be_deterministic(env.device)
+        self.build()
+
+    def load(self) -> tuple[texts.Text, text.Corpus]:
+        """The text, the same one on every rank, after all keys were checked.
+
+        Raises:
+            WorkloadError: a key cannot be used, or the text is missing or damaged on some rank, or differs.
+        """
+        found, corpus, error = None, None, None
+        try:
+            found = texts.find(self.config.text)
+            texts.check(self.config, found, self.settings.invariant)
+            corpus = text.load(found, self.config.context, self.env.device)
+        except ConfigError as failure:
+            error = str(failure)
+        raise_together(error, self.env)
+        assert found is not None and corpus is not None  # else some rank had an error, and all have raised it
+        same_everywhere("the text", corpus.sha256, self.env)
+        return found, corpus
+
+    def build(self) -> None:
+        """Model, optimizer, and the order of samples."""
+        config, env = self.config, self.env
+        try:
+            self.sampler = GlobalBatchSampler(
+                len(self.corpus.train), config.batch_size, config.seed, env.rank, env.world_size, env.device
+            )
+        except ValueError as error:
+            raise WorkloadError(str(error)) from error
+        self.at_once = config.micro_batch_size or math.ceil(config.batch_size / env.world_size)
+        self.passes = self.passes_for(config.batch_size)
+        with torch.device("meta"):
+            model = gpt.GPT(config.layers, config.heads, config.width, config.context, config.dropout, config.recompute)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.model = gpt.shard(model, DeviceMesh(env.device.type, torch.arange(env.world_size)), self.dtype)
+        gpt.initialise(self.model, config.seed, env.device)
+        seed_generators(config.seed, 0, env.rank)  # ranks have different samples, and so different dropout
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in self.model.parameters() if each.dim() > 1]},
+            {"params": [each for each in self.model.parameters() if each.dim() == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+        )
+        self.weight = torch.tensor(self.sampler.weight / config.context, device=env.device)
+        self.losses = training.LossLog(config.batch_size * config.context, env.world_size, env.rank)
+        self.loss: float | None = None  # mean of the last log line
+        self.val_loss: float | None = None  # of the last evaluation
+        self.evaluated = 0  # the steps that were done then
+        self.resumable = Resumable(
+            env,
+            state=self.state,
+            position=self.position,
+            identity=self.identity(),
+            unlike={
+                "workload.precision": str(self.dtype or torch.float32).removeprefix("torch."),
+                "workload.micro_batch_size": config.micro_batch_size,
+            },
+            seed=config.seed,
+            run=self.settings,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with this training."""
+        keys = (
+            "layers", "heads", "width", "context", "dropout", "steps", "batch_size", "lr", "warm_up", "weight_decay",
+            "clip", "seed",
+        )  # fmt: skip
+        return {f"workload.{key}": getattr(self.config, key) for key in keys} | {"text": self.corpus.sha256}
+
+    def state(self) -> dict[str, Any]:
+        """What is saved and loaded into: DTensors, of which this rank holds its part."""
+        optimizer = {name: dict(self.optimizer.state[weights]) for name, weights in self.model.named_parameters()}
+        return {"model": self.model.state_dict(), "optimizer": optimizer}
+
+    def position(self) -> dict[str, Any]:
+        """Where the training is, besides the steps. All ranks must call it."""
+        told = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
+        return told | {"losses": self.losses.state()}
+
+    def passes_for(self, windows: int) -> int:
+        """In how many passes through the model the ranks share these; the same on all, for each gathers the weights."""
+        return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
+
+    def step(self, step: int, chosen: Tensor) -> None:
+        """One optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=self.env.device)
+        for number in range(self.passes):
+            summed = self.summed_loss(self.corpus.train, chosen[slice(*share(len(chosen), number, self.passes))])
+            summed.backward(self.weight)
+            total += summed.detach()
+        self.clip()
+        self.optimizer.step()
+        self.losses.add(step, total)
+
+    def summed_loss(self, part: text.Part, chosen: Tensor) -> Tensor:
+        """Sum of the losses of all tokens of the chosen windows; 0 for none. All ranks must call it.
+
+        FSDP takes the mean over ranks of their gradients; multiplied with the sampler's weight before, these sums
+        become the mean over the global batch, also where ranks have unequal shares.
+        """
+        none = len(chosen) == 0
+        # A rank without windows takes part with one that does not count: the others need its part of the weights.
+        inputs, targets = part.batch(chosen.new_zeros(1) if none else chosen)
+        scores = self.model(inputs).float()
+        summed = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
+        return summed * 0.0 if none else summed
+
+    def clip(self) -> None:
+        """Limits the norm of the gradient of all weights on all ranks."""
+        if not self.config.clip:
+            return
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = get_total_norm(gradients)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        clip_grads_with_norm_(self.model.parameters(), self.config.clip, norm)
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> None:
+        """Mean loss over windows that are spread over the validation part, shown by rank 0. All ranks must call it."""
+        config, env, part = self.config, self.env, self.corpus.validation
+        count = min(config.eval_windows, len(part))
+        first, last = share(count, env.rank, env.world_size)
+        mine = torch.arange(first, last, device=env.device) * len(part) // count
+        passes = self.passes_for(count)
+        sums = torch.zeros(2, dtype=torch.float64, device=env.device)
+        self.model.eval()
+        for number in range(passes):
+            chosen = mine[slice(*share(len(mine), number, passes))]
+            sums[0] += self.summed_loss(part, chosen)
+            sums[1] += len(chosen)
+            self.resumable.boundary(step)
+        self.model.train()
+        self.model.reshard()  # the root's weights stay gathered after a forward pass
+        dist.all_reduce(sums)
+        total, windows = sums.tolist()
+        if windows != count:
+            raise WorkloadError(f"evaluation counted {windows:g} windows, and should have {count}")
+        loss = total / (count * config.context)
+        self.val_loss, self.evaluated = loss, step
+        if env.rank == 0:
+            say(
+                f"step {step}/{config.steps} validation loss {loss:.4f} perplexity {perplexity(loss):.2f} "
+                f"({count} windows)"
+            )
+        self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
+
+    def log(self, done: int) -> None:
+        """Shows on rank 0 the mean loss since the last log line, after `done` steps. All ranks must call it.
+
+        Raises:
+            WorkloadError: the loss of a step was not finite.
+        """
+        from launcher.node import progress
+
+        self.loss, speed = self.losses.look()
+        if self.env.rank == 0:
+            rate = self.optimizer.param_groups[0]["lr"]
+            say(f"step {done}/{self.config.steps} loss {self.loss:.4f} lr {rate:.5f} {speed:,.0f} tokens/s")
+            progress(done, self.config.steps, loss=round(self.loss, 4), tokens_per_s=round(speed))
+
+    def announce(self) -> None:
+        """What is trained on what; the ranks' lines come first."""
+        introduce(self.env)
+        gather(None, self.env)
+        if self.env.rank == 0:
+            config, corpus = self.config, self.corpus
+            say(
+                f"text {self.text.name}: {len(corpus.train.tokens):,} bytes for training, "
+                f"{len(corpus.validation.tokens):,} for validation"
+            )
+            say(
+                f"{config.layers} layers, {config.heads} heads, width {config.width}: {self.parameters:,} parameters, "
+                f"divided over {self.env.world_size}"
+            )
+            accumulated = "" if self.passes == 1 else f" in {self.passes} passes"
+            say(
+                f"{config.steps} steps of {config.batch_size} windows of {config.context} tokens{accumulated}, "
+                f"{self.dtype or torch.float32}, {self.threads} threads a rank"
+            )
+
+    def conclude(self) -> None:
+        """The trained model writes a little, which rank 0 shows. All ranks must call it."""
+        if not self.config.sample:
+            return
+        self.model.eval()
+        written = gpt.write(
+            self.model, self.config.context, b"\n", self.config.sample, self.config.seed, self.env.device
+        )
+        self.model.train()
+        self.model.reshard()
+        if self.env.rank == 0:
+            say(f"the model writes:\n{text.printable(written)}")
+
+    def run(self) -> dict[str, float | int | str]:
+        """Train for all steps, or for what an earlier attempt has left of them; the metrics of the run."""
+        config = self.config
+        started, evaluating = time.perf_counter(), 0.0
+        self.announce()
+        done = first = self.load_checkpoint()
+        begun = time.perf_counter()
+        self.losses.resume_clock()
+        while True:
+            if self.evaluated != done and (done == config.steps or done % config.eval_every == 0):
+                clock = time.perf_counter()
+                self.evaluate(done)
+                evaluating += time.perf_counter() - clock
+                self.losses.resume_clock()
+            if done == config.steps:
+                break
+            self.step(done, self.sampler.batch(*self.sampler.locate(done)))
+            done += 1
+            if done % config.log_every == 0 or done == config.steps:
+                self.log(done)
+            self.resumable.boundary(done)
+        training_time = time.perf_counter() - begun - evaluating
+        self.resumable.finish(done)
+        weights = gpt.weights_sha256(self.model)
+        self.conclude()
+        assert self.loss is not None and self.val_loss is not None  # of the last step
+        return {
+            "loss": self.loss,
+            "val_loss": self.val_loss,
+            "perplexity": perplexity(self.val_loss),
+            "tokens_per_s": (done - first) * config.batch_size * config.context / training_time,
+            "steps": done,
+            "parameters": self.parameters,
+            "text": self.text.name,
+            "seconds": time.perf_counter() - started,
+            "weights_sha256": weights,
+        }
+
+    def load_checkpoint(self) -> int:
+        """Go on from the newest checkpoint, if there is one; the steps that are done."""
+        loaded = self.resumable.load(self.optimizer)
+        if loaded is None:
+            return 0
+        position = loaded.extra["position"]
+        self.loss, self.val_loss, self.evaluated = position["loss"], position["val_loss"], position["evaluated"]
+        self.losses.restore(position["losses"])
+        return loaded.step
+
+
+def main(config: FSDPLm, env: Env) -> dict[str, Any]:
+    """Train and return loss, val_loss, perplexity, tokens_per_s, steps, parameters, text, seconds, weights_sha256."""
+    return Trainer(config, env).run()

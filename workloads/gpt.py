@@ -1,0 +1,153 @@
+"""A GPT-like language model over bytes, divided over the ranks by FSDP2; its first weights do not depend on how.
+
+Pre-norm blocks of causal attention and MLP as in GPT-2 (Radford et al., 2019), with learned positions and no biases.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import dropout, gelu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+VOCABULARY = 256  # a token is a byte
+SPREAD = 0.02  # standard deviation of the initial weights
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to what came in: [n, tokens, width] -> the same shape."""
+
+    def __init__(self, width: int, heads: int, drop: float = 0.0, recompute: bool = False) -> None:
+        super().__init__()
+        self.heads, self.drop, self.recompute = heads, drop, recompute
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        # Inside of what FSDP wraps, so that computing it again needs no second gathering of the weights.
+        if self.recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(self._forward, features, use_reentrant=False)
+            return again
+        return self._forward(features)
+
+    def _forward(self, features: Tensor) -> Tensor:
+        features = features + self._dropped(self.out(self._attend(self.attention_norm(features))))
+        return features + self._dropped(self.down(gelu(self.up(self.mlp_norm(features)))))
+
+    def _attend(self, features: Tensor) -> Tensor:
+        samples, tokens, width = features.shape
+        parts = self.qkv(features).view(samples, tokens, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        drop = self.drop if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, dropout_p=drop, is_causal=True)
+        return mixed.transpose(1, 2).reshape(samples, tokens, width)
+
+    def _dropped(self, features: Tensor) -> Tensor:
+        return dropout(features, self.drop, self.training) if self.drop else features
+
+
+class GPT(nn.Module):
+    """Bytes int64 [n, tokens <= context] -> scores of the byte that follows each, [n, tokens, 256]."""
+
+    def __init__(
+        self, layers: int, heads: int, width: int, context: int, drop: float = 0.0, recompute: bool = False
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, drop, recompute) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        features = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            features = block(features)
+        scores: Tensor = self.head(self.norm(features))
+        return scores
+
+
+class Sharded(GPT, FSDPModule):
+    """What `shard` returns: fully_shard changes the class of a module to one like this."""
+
+
+def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
+    """Divides the weights of each block, and of what is outside of blocks, over the ranks of `mesh`; in place.
+
+    Args:
+        model: without memory of its own (made on the meta device); fill it with `initialise`.
+        mesh: one dimension, all ranks.
+        compute: the type to compute in; None: the weights' own float32. Sums over ranks are float32 in any case.
+    """
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    assert isinstance(model, FSDPModule)
+    return model  # type: ignore[return-value]  # its class is made by fully_shard
+
+
+@torch.no_grad()
+def initialise(model: Sharded, seed: int, device: torch.device) -> None:
+    """Gives a model on the meta device its memory and its first weights, the same at any number of ranks.
+
+    Every rank draws each whole parameter on the CPU, from a generator of the seed and the parameter's name, and keeps
+    its part. So neither the sharding nor the device changes the weights, no rank ever holds the whole model, and
+    nothing is sent. As in GPT-2, what ends in a sum over layers begins smaller, by the square root of their number.
+    """
+    model.to_empty(device=device)
+    residuals = 2 * len(model.blocks)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # the scales of norms
+            whole = torch.ones(parameter.shape)
+        else:
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+            spread = SPREAD / residuals**0.5 if name.endswith(("out.weight", "down.weight")) else SPREAD
+            whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator)
+        assert isinstance(parameter, DTensor)
+        parameter.copy_(
+            distribute_tensor(whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+        )
+
+
+def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole value on the CPU of one parameter after the other. All ranks must take every one."""
+    for name, value in sorted(model.state_dict().items()):
+        yield name, (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().contiguous()
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of all whole parameters; all ranks must call it.
+
+    It does not depend on how the weights are divided, and is that of workloads.training.weights_sha256 for a model
+    that is not.
+    """
+    digest = hashlib.sha256()
+    for name, value in whole_parameters(model):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(ctypes.string_at(value.data_ptr(), value.numel() * value.element_size()))
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def write(model: nn.Module, context: int, start: bytes, count: int, seed: int, device: torch.device) -> bytes:
+    """`count` bytes that the model finds likely after `start`, drawn at temperature 0.8. All ranks must call it."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(start)
+    for _ in range(count):
+        window = torch.tensor([tokens[-context:]], device=device)
+        likely = (model(window)[0, -1].float().cpu() / 0.8).softmax(0)
+        tokens.append(int(torch.multinomial(likely, 1, generator=generator)))
+    return bytes(tokens[len(start) :])

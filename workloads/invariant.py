@@ -1,0 +1,276 @@
+"""Weights that are bitwise the same at any world size: micro-batches and a reduction tree that do not know of ranks.
+
+A floating-point sum depends on the order in which it is taken, and the result of a matrix product on the shape of the
+batch. So the global batch is cut into M logical micro-batches (leaves), whatever the number of ranks; each leaf's
+gradients are computed alone; and they are added along one fixed binary tree over the leaves:
+
+                 [0,8)                    a node [a,b) is the sum of [a,m) and [m,b), with m = (a + b) // 2
+            [0,4)     [4,8)
+         [0,2) [2,4) [4,6) [6,8)
+         0   1 2   3 4   5 6   7
+
+Each rank holds a range of neighbouring leaves. It adds what it can alone: the largest subtrees inside of its range.
+What is left is added together with the other ranks. Where each of them holds one subtree (4 ranks of 8 leaves),
+they meet in pairs. Otherwise each rank collects one slice of all subtrees' sums, adds them along the tree and gives the
+result to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workloads.data import share
+
+T = TypeVar("T")
+Node = tuple[int, int]  # the half-open range of leaves under it
+
+SMALL = 1 << 20  # bytes up to which ranks that meet in pairs exchange all of it: fewer messages, more bytes
+
+
+def subtrees(first: int, last: int, leaves: int) -> list[Node]:
+    """The fewest nodes of the tree over `leaves` leaves with just the leaves `first` to before `last`. Pure."""
+    return _cover((0, leaves), first, last)
+
+
+def _cover(node: Node, first: int, last: int) -> list[Node]:
+    begin, end = node
+    if last <= begin or end <= first:
+        return []
+    if first <= begin and end <= last:
+        return [node]
+    middle = (begin + end) // 2
+    return _cover((begin, middle), first, last) + _cover((middle, end), first, last)
+
+
+def inner_nodes(node: Node) -> list[Node]:
+    """A node and all nodes below it that are no leaves, each after those below it. Pure."""
+    begin, end = node
+    if end - begin == 1:
+        return []
+    middle = (begin + end) // 2
+    return [*inner_nodes((begin, middle)), *inner_nodes((middle, end)), node]
+
+
+def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
+    """The sum of a node: what is `known`, else the sums of its two halves, added. Asked from left to right."""
+    if (value := known(node)) is not None:
+        return value
+    begin, end = node
+    middle = (begin + end) // 2
+    left = add_up((begin, middle), known, add)
+    return add(left, add_up((middle, end), known, add))
+
+
+def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
+    """Whether the tree is that of neighbours that add theirs, then pairs of neighbours, and so on. Pure.
+
+    So it is where the ranks and the leaves are powers of two, and in many other cases.
+
+    Args:
+        parts: the subtrees of each rank.
+    """
+    nodes = [part[0] for part in parts]
+    if any(len(part) != 1 for part in parts) or len(nodes) & (len(nodes) - 1):
+        return False
+    while len(nodes) > 1:
+        pairs = list(zip(nodes[::2], nodes[1::2], strict=True))
+        if any(middle != (begin + end) // 2 for (begin, middle), (_, end) in pairs):
+            return False
+        nodes = [(begin, end) for (begin, _), (_, end) in pairs]
+    return True
+
+
+class TreeReduction:
+    """The sum of vectors of all leaves, added along the tree, on every rank: the same bits at any number of ranks.
+
+    Args:
+        leaves: M, the number of leaves; at least as many as there are ranks.
+        group: of the ranks that share them; None: all.
+
+    Raises:
+        ValueError: there are fewer leaves than ranks.
+    """
+
+    def __init__(self, leaves: int, group: dist.ProcessGroup | None = None) -> None:
+        self.leaves, self.group = leaves, group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        if leaves < self.world_size:
+            raise ValueError(
+                f"train.micro_batches={leaves} is fewer than the {self.world_size} ranks: use at most {leaves}, or "
+                f"begin a new run with train.micro_batches={self.world_size} or more (the weights depend on it)"
+            )
+        self.first, self.last = share(leaves, self.rank, self.world_size)
+        # Of each rank, in order; together they are the leaves of what is left of the tree.
+        self.parts = [subtrees(*share(leaves, rank, self.world_size), leaves) for rank in range(self.world_size)]
+        self.mine = self.parts[self.rank]
+        self.pairs = meets_in_pairs(self.parts)
+        self._buffers: dict[str, Tensor] = {}
+
+    def reduce(self, sums: Sequence[Tensor]) -> Tensor:
+        """The sum over all leaves, [n], from this rank's sums of the subtrees `mine`, each [n]. All ranks must call it.
+
+        `sums` may be overwritten, and the result is good until the next call.
+        """
+        if self.world_size == 1:
+            return sums[0]
+        # gloo's point-to-point and all_to_all take no tensors of a GPU.
+        through_cpu = sums[0].is_cuda and "nccl" not in dist.get_backend(self.group)
+        here = [one.cpu() for one in sums] if through_cpu else list(sums)
+        total = self._in_pairs(here[0]) if self.pairs else self._in_slices(here)
+        return total.to(sums[0].device) if through_cpu else total
+
+    def _in_pairs(self, total: Tensor) -> Tensor:
+        """Rank r and r ^ 1 add theirs, then r and r ^ 2, ...: level by level of the tree, in place.
+
+        Adding is commutative in every bit, so both partners come to the same. Large vectors are halved at each level
+        and put together again afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp, "Optimization of
+        collective communication operations in MPICH", 2005).
+        """
+        halve = total.numel() * total.element_size() > SMALL
+        kept, levels = total, []
+        received = self._buffer("received", total, tuple(total.shape))
+        distance = 1
+        while distance < self.world_size:
+            peer = self.rank ^ distance
+            if halve:
+                middle = kept.numel() // 2
+                low, high = kept[:middle], kept[middle:]
+                kept, given = (low, high) if self.rank < peer else (high, low)
+                levels.append((peer, kept, given))
+            else:
+                given = kept
+            theirs = received[: kept.numel()]
+            self._exchange(peer, given, theirs)
+            kept.add_(theirs)
+            distance *= 2
+        for peer, ours, theirs in reversed(levels):
+            self._exchange(peer, ours, theirs)
+        return total
+
+    def _exchange(self, peer: int, given: Tensor, received: Tensor) -> None:
+        to = peer if self.group is None else dist.get_global_rank(self.group, peer)
+        operations = [
+            dist.P2POp(dist.isend, given, to, self.group),
+            dist.P2POp(dist.irecv, received, to, self.group),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def _in_slices(self, sums: Sequence[Tensor]) -> Tensor:
+        """Each rank gets its slice of all subtrees' sums, adds them along the tree, and gives the result to all."""
+        count, number = sums[0].numel(), len(sums)
+        size = -(-count // self.world_size)
+        nodes = [node for parts in self.parts for node in parts]
+        given = self._buffer("given", sums[0], (self.world_size, number, size))
+        collected = self._buffer("collected", sums[0], (len(nodes), size))
+        total = self._buffer("total", sums[0], (self.world_size, size))
+        whole = count // size  # slices; the last one may be shorter
+        for index, one in enumerate(sums):
+            given[:whole, index] = one[: whole * size].view(whole, size)
+            if whole * size < count:
+                given[whole, index, : count - whole * size] = one[whole * size :]
+        dist.all_to_all_single(
+            collected.view(-1), given.view(-1), [len(parts) * size for parts in self.parts],
+            [number * size] * self.world_size, self.group,
+        )  # fmt: skip
+        by_node = dict(zip(nodes, collected, strict=True))
+        mine = add_up((0, self.leaves), by_node.get, Tensor.add_)
+        dist.all_gather_single(total.view(-1), mine, self.group)
+        return total.view(-1)[:count]
+
+    def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The same memory at each step: finding fresh pages takes as long as adding."""
+        known = self._buffers.get(name)
+        if known is None or known.shape != shape or known.dtype != like.dtype or known.device != like.device:
+            known = self._buffers[name] = like.new_zeros(shape)
+        return known
+
+
+class InvariantGradients:
+    """Gradients of the global batch, added along the tree; the sum is what the optimizer finds in `.grad`.
+
+        gradients.begin()
+        for leaf in range(gradients.first, gradients.last):
+            seed_generators(seed, step, leaf)
+            loss(leaf).backward()
+            gradients.leaf_done()
+        gradients.end()
+
+    Args:
+        parameters: of the model; those without requires_grad are left alone.
+        leaves: M.
+        group: of the ranks that share them; None: all.
+
+    Raises:
+        ValueError: fewer leaves than ranks, or parameters of more than one type or device.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], leaves: int, group: dist.ProcessGroup | None = None) -> None:
+        self.tree = TreeReduction(leaves, group)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
+        if len(kinds) != 1:
+            kinds_told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+            raise ValueError(f"train.invariant needs parameters of one type on one device, and there are {kinds_told}")
+        # One flat vector for each subtree that this rank gives to the others.
+        count = sum(parameter.numel() for parameter in self.parameters)
+        self._flat = [self.parameters[0].detach().new_zeros(count) for _ in self.tree.mine]
+        # By the number of leaves that are done: the nodes which that completes, from the leaves up.
+        self._completed: dict[int, list[Node]] = {}
+        for node in (inner for root in self.tree.mine for inner in inner_nodes(root)):
+            self._completed.setdefault(node[1], []).append(node)
+        self._sums: dict[Node, list[Tensor]] = {}
+        self._leaf = self.first
+
+    @property
+    def first(self) -> int:
+        """The first of this rank's leaves."""
+        return self.tree.first
+
+    @property
+    def last(self) -> int:
+        """The one after the last of this rank's leaves."""
+        return self.tree.last
+
+    def begin(self) -> None:
+        """Before the first leaf of a step."""
+        self._sums.clear()
+        self._leaf = self.first
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def leaf_done(self) -> None:
+        """After the backward pass of each leaf; adds up what this completes."""
+        self._sums[self._leaf, self._leaf + 1] = self._take()
+        self._leaf += 1
+        for begin, end in self._completed.get(self._leaf, ()):
+            middle = (begin + end) // 2
+            left, right = self._sums.pop((begin, middle)), self._sums.pop((middle, end))
+            torch._foreach_add_(left, right)
+            self._sums[begin, end] = left
+
+    def end(self) -> None:
+        """After the last leaf: the sum over all ranks becomes the gradient. All ranks must call it."""
+        for flat, node in zip(self._flat, self.tree.mine, strict=True):
+            torch._foreach_copy_(self._views(flat), self._sums.pop(node))
+        total = self.tree.reduce(self._flat)
+        for parameter, view in zip(self.parameters, self._views(total), strict=True):
+            parameter.grad = view
+
+    def _take(self) -> list[Tensor]:
+        """The gradients of one leaf; autograd makes new ones for the next."""
+        taken = []
+        for parameter in self.parameters:
+            # Zeros where a leaf does not use a parameter.
+            taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.grad = None
+        return taken
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        pieces = flat.split([parameter.numel() for parameter in self.parameters])
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self.parameters, strict=True)]

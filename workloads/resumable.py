@@ -1,0 +1,355 @@
+"""The part of any training loop that survives its attempt: it loads, saves when due, and stops when all ranks agree.
+
+    resumable = Resumable(env, state=..., position=..., identity=...)
+    loaded = resumable.load(optimizer)          # before the first step
+    for step in ...:
+        ...
+        resumable.boundary(step + 1)            # after each step, and now and then in an evaluation
+    resumable.finish(step + 1)                  # the last checkpoint
+
+Outside of a run (no launcher, no folder for checkpoints) all of it does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from launcher.checkpoints import SaveFailed
+from launcher.errors import RESUME
+from launcher.node import lease
+from launcher.node.checkpoint import Checkpointer, Loaded
+from launcher.node.settings import Settings, settings
+from launcher.node.stop import Stop
+from workloads.ranks import WorkloadError, say
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+
+BETWEEN_FAULTS = 3600.0  # seconds from one interruption to the next that are assumed
+FIRST = 30.0  # seconds until the first save, which measures what a save costs
+LEAST, MOST = 10.0, 600.0  # seconds between two saves
+SHARE = 0.02  # part of the time that saving may cost at most
+BACKGROUND = 0.1  # what a second of writing in the background costs the training, in seconds
+
+
+def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
+    """Seconds between two saves such that saving and repeating lost steps cost least. Pure.
+
+    Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is what a save costs, M the time between two
+    interruptions (BETWEEN_FAULTS) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
+    checkpoint interval for restart dumps", 2006, equation 20 without its last, negligible term).
+
+    | a save | interval |
+    |---|---|
+    | has not been measured | FIRST |
+    | costs little | the formula's, from LEAST to MOST |
+    | costs more than SHARE of MOST | as long as it takes for saving to cost SHARE of the time |
+
+    Args:
+        blocked: seconds that a save keeps training waiting.
+        whole: seconds until it is published; the part that is not waited for costs BACKGROUND of its length.
+        restart: seconds from an interruption to the next step.
+    """
+    if whole <= 0:
+        return FIRST
+    cost = blocked + BACKGROUND * max(0.0, whole - blocked)
+    best = math.sqrt(2 * cost * (BETWEEN_FAULTS + restart))
+    return max(min(max(best, LEAST), MOST), cost / SHARE, 2 * whole)
+
+
+def key(*parts: object) -> int:
+    """A seed of 63 bits that depends on all parts, and on nothing else (not on the process, as hash() does)."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def seed_generators(*parts: object) -> None:
+    """Seed all of this rank's generators (Python's, torch's, CUDA's, numpy's if it is loaded) with `key(*parts)`."""
+    seed = key(*parts)
+    random.seed(seed)
+    # torch.manual_seed() takes 0.2 ms: it also notes a traceback for each kind of device that is not there.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def generators(device: torch.device) -> dict[str, Any]:
+    """The state of all of this rank's generators, as tensors and numbers."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if numpy := sys.modules.get("numpy"):
+        name, words, position, has_gauss, gauss = numpy.random.get_state()
+        words = torch.tensor(words.tolist(), dtype=torch.int64)
+        state["numpy"] = {"name": name, "words": words, "position": position, "has": has_gauss, "gauss": gauss}
+    return state
+
+
+def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put the generators back into a state that `generators` gave."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
+        saved = state["numpy"]
+        words = numpy.array(saved["words"].tolist(), dtype=numpy.uint32)
+        numpy.random.set_state((saved["name"], words, saved["position"], saved["has"], saved["gauss"]))
+
+
+def conditions(env: Env) -> dict[str, Any]:
+    """What may change the last bits of a result, and does not change what is computed."""
+    cuda = env.device.type == "cuda"
+    device = torch.cuda.get_device_name(env.device) if cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
+    return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`threads 1 -> 2` for each condition that has changed. Pure."""
+    names = dict.fromkeys([*saved, *now])
+    return [f"{name} {saved.get(name)} -> {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
+
+
+def materialize(optimizer: torch.optim.Optimizer) -> None:
+    """Make the tensors of an optimizer's state, which it makes at its first step, so that they can be loaded into.
+
+    Done by a step with gradients of zero and a learning rate of zero. Call `optimizer.state.clear()` if nothing is
+    loaded after all.
+    """
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+class Resumable:
+    """Checkpoints and stops of one training. All ranks make one and call its methods in the same order."""
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        state: Callable[[], Mapping[str, Any]],
+        position: Callable[[], Mapping[str, Any]],
+        identity: Mapping[str, Any],
+        unlike: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        run: Settings | None = None,
+    ) -> None:
+        """
+        Args:
+            env: this rank.
+            state: gives the tensors as they are now (not copies), in nested dicts: what is loaded into and saved.
+            position: gives the small facts (JSON types) that say where the training is: epoch, sums of losses.
+                All ranks call it, just before a save.
+            identity: what must be equal for a checkpoint to fit: the model, data, batch size, steps in all.
+                train.invariant and its number of micro-batches are added.
+            unlike: more conditions that may change the last bits, besides those of `conditions`.
+            seed: the run's seed, for ranks whose generators have no saved state.
+            run: settings of the run; None: those of the run that this process belongs to.
+
+        Raises:
+            CheckpointError: the folder of the checkpoints cannot be used.
+        """
+        self.run = settings() if run is None else run
+        self._env, self._state, self._position, self._seed = env, state, position, seed
+        self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
+        self._checkpointer: Checkpointer | None = None
+        self._stop: Stop | None = None
+        self._metrics: tuple[int, dict[str, float]] | None = None  # of the model after so many steps
+        self._best: float | None = None
+        self._blocked = self._restart = 0.0  # seconds
+        self._began = self._last_save = time.monotonic()
+        self._saved_step = 0
+        if self.run.checkpoint_dir is None:
+            return
+        invariant: dict[str, Any] = {"train.invariant": self.run.invariant}
+        if self.run.invariant:
+            invariant["train.micro_batches"] = self.run.micro_batches
+        self._checkpointer = Checkpointer(
+            self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=self.run.keep, best=self.run.best,
+            best_is=self.run.best_is, background=self.run.background, verify=self.run.verify,
+            attempt=self.run.attempt, fence=lease.require,
+        )  # fmt: skip
+        self._stop = Stop(env, self.run)
+
+    def load(self, *optimizers: torch.optim.Optimizer) -> Loaded | None:
+        """Load the newest sound checkpoint into the state, and restore the generators. All ranks must call it.
+
+        What is no tensor is in the result: `extra["position"]` is what `position` gave.
+
+        Args:
+            optimizers: those whose state has no tensors before their first step.
+
+        Returns:
+            What belongs to the checkpoint; None: there is none, and the training begins.
+
+        Raises:
+            Misfit: the checkpoint is of another training; what differs is listed.
+            WorkloadError: resume.strict is set, and the result could differ from that of an undisturbed run.
+        """
+        if self._checkpointer is None:
+            return None
+        for optimizer in optimizers:
+            materialize(optimizer)
+        loaded = self._checkpointer.load(self._state())
+        if loaded is None:
+            for optimizer in optimizers:
+                optimizer.state.clear()
+            return None
+        self._compare(loaded)
+        if loaded.rank_state is not None:
+            restore_generators(loaded.rank_state, self._env.device)
+        else:
+            seed_generators(self._seed, loaded.step, self._env.rank)
+        self._best = loaded.extra["best"]
+        self._saved_step = loaded.step
+        self._restart, self._last_save = time.monotonic() - self._began, time.monotonic()
+        return loaded
+
+    def boundary(self, step: int) -> None:
+        """Save if it is due or wanted; save and leave if the attempt is to stop. All ranks must call it.
+
+        Args:
+            step: steps of the run that are done.
+
+        Raises:
+            SystemExit: with code 75, after the save.
+            CheckpointError: this attempt has lost the run to another one.
+        """
+        if self._checkpointer is None or self._stop is None:
+            return
+        verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))
+        if verdict.stop is not None:
+            self._leave(step, verdict.stop)
+        steps = self.run.every_steps  # all ranks know by themselves, and at just these steps
+        if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
+            self._save(step)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note the metrics of the model after `step` steps. With checkpoint.best, a better one is saved at once.
+
+        Raises:
+            WorkloadError: checkpoint.best is not one of them.
+        """
+        name = self.run.best
+        self._metrics = step, dict(metrics)
+        if self._checkpointer is None or name is None:
+            return
+        if name not in metrics:
+            raise WorkloadError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
+        value, sign = metrics[name], 1 if self.run.best_is == "max" else -1
+        if self._best is None or sign * value > sign * self._best:
+            self._best = value
+            self._save(step)
+
+    def finish(self, step: int) -> None:
+        """Save what the training has come to, and wait until that is on disk. All ranks must call it.
+
+        Raises:
+            SaveFailed: it could not be saved.
+        """
+        if self._checkpointer is not None:
+            self._save(step, wait=True)
+        self.close()
+
+    def close(self) -> None:
+        """Give back what was taken. All ranks must call it."""
+        if self._stop is not None:
+            self._stop.close()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        self._stop = self._checkpointer = None
+
+    def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
+        """By the clock of rank 0."""
+        stop.save_took(checkpointer.cost)
+        if self._env.rank != 0 or self.run.every_steps is not None:
+            return False
+        wanted = self.run.every
+        if wanted is None:
+            wanted = save_interval(self._blocked, checkpointer.cost, self._restart)
+        return time.monotonic() - self._last_save >= wanted
+
+    def _save(self, step: int, wait: bool = False) -> None:
+        assert self._checkpointer is not None
+        known = self._metrics
+        extra = {"position": dict(self._position()), "conditions": self._conditions, "best": self._best}
+        seconds = self._checkpointer.save(
+            step, self._state(), rank_state=generators(self._env.device), extra=extra,
+            metrics=known[1] if known is not None and known[0] == step else {}, wait=wait,
+        )  # fmt: skip
+        self._blocked = max(self._blocked, seconds)
+        self._saved_step, self._last_save = step, time.monotonic()
+
+    def _leave(self, step: int, cause: str) -> None:
+        began = time.monotonic()
+        try:
+            self._save(step, wait=True)
+            how = f"saved in {time.monotonic() - began:.2f} s"
+        except SaveFailed:  # which has been told; an earlier checkpoint is better than none
+            how = "not saved"
+        if self._env.rank == 0:
+            say(f"stopped after step {step}: {cause}; {how}")
+        self.close()
+        sys.exit(RESUME)
+
+    def _compare(self, loaded: Loaded) -> None:
+        """Say what it goes on from and what has changed since, or refuse."""
+        saved = dict(loaded.extra["conditions"])
+        now = dict(self._conditions)
+        same_bits: list[str] = []
+        if self.run.invariant:
+            same_bits = changes({"world size": saved.pop("world size")}, {"world size": now.pop("world size")})
+        changed = changes(saved, now)
+        if changed and self.run.strict:
+            raise WorkloadError(
+                f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
+                f"because of {', '.join(changed)}. Go on as before, or set resume.strict=false"
+            )
+        if self._env.rank == 0:
+            say(f"goes on after step {loaded.step} ({loaded.path.name}, saved by {ranks(loaded.world_size)})")
+            for change in same_bits:
+                say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
+            for change in changed:
+                say(f"{change}: {_consequence(change)}")
+
+
+def ranks(number: int) -> str:
+    """`1 rank`, `3 ranks`."""
+    return f"{number} rank{'' if number == 1 else 's'}"
+
+
+def _consequence(change: str) -> str:
+    if not change.startswith("world size"):
+        return "weights may differ in the last bits from those of an undisturbed run"
+    return (
+        "same batches, order and learning rate; sums are taken in another order, so weights may differ in the last "
+        "bits, and ranks draw other random numbers; train.invariant=true keeps them equal"
+    )
