@@ -49,6 +49,7 @@ class Request:
         resources: more resources of the whole job (`-l`), such as filesystems.
         array: indices and throttle (`0-14%4`).
         rerunnable: PBS may start the job again after it was preempted or lost its node.
+        shrinks: a lost node, other than the first, does not end the job.
         directives: more options by their letter; a list gives one line for each of its values, True none.
     """
 
@@ -64,6 +65,7 @@ class Request:
     resources: Mapping[str, Any] = field(default_factory=dict)
     array: str | None = None
     rerunnable: bool = True
+    shrinks: bool = False
     directives: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,6 +96,7 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         ("j", "oe"),
         ("k", "oed"),
         ("W", "umask=077"),
+        ("W", "tolerate_node_failures=all" if request.shrinks else None),
         ("v", f"{TOKEN}={request.token}"),
         ("S", "/bin/bash"),
     ]
@@ -157,6 +160,7 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
         resources=plan.resources,
         array=array,
         rerunnable=plan.resume_how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
+        shrinks=plan.min_nodes < plan.nodes,
         directives=plan.directives,
     )
 

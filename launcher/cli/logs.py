@@ -59,8 +59,13 @@ def _files(run: Run, rank: int, attempt: int | None) -> list[Path]:
     number = max(attempts) if attempt is None else attempt
     if number not in attempts:
         raise RunError(f"{run.id} has no attempt {number}: its attempts are 0 to {max(attempts)}")
-    files = [attempts[number].logs / f"rank-{rank}.{stream}" for stream in ("out", "err")]
+    logs = attempts[number].logs
+    rounds = 1 + max(
+        (int(path.name.split("-")[2].split(".")[0]) for path in logs.glob("rank-*.round-*.out")), default=0
+    )
+    names = [f"rank-{rank}" + (f".round-{each}" if each else "") for each in range(rounds)]
+    files = [logs / f"{name}.{stream}" for name in names for stream in ("out", "err")]
     if not any(path.exists() for path in files):
-        ranks = sum(1 for _ in attempts[number].logs.glob("rank-*.out"))
+        ranks = sum(1 for path in logs.glob("rank-*.out") if ".round-" not in path.name)
         raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {ranks} ranks")
     return files

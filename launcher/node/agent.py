@@ -1,5 +1,6 @@
 """One agent per node: it meets the others, forks this node's ranks, watches them, and says how it ended.
 
+After a fault that ranks can resume from it does so again, in the next round; see `restarts` and `rounds`.
 torch is loaded once; ranks are forked from here before any GPU is touched.
 With launch=tasks every rank has an agent of its own, started by the scheduler, and nothing else is different.
 """
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import signal
 import socket
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from launcher import errors, runs
 from launcher.config import LaunchMode
-from launcher.node import topology
-from launcher.node.elastic import Agent, AttemptFailed
+from launcher.node import orphans, topology
+from launcher.node.elastic import Agent, AttemptFailed, Means, NextRound
 from launcher.node.events import Events, current_attempt
-from launcher.node.rendezvous import Meeting, Member, RendezvousError, meet
+from launcher.node.pulse import Pulse
+from launcher.node.rendezvous import Meeting, Member, RendezvousError
+from launcher.node.restarts import History
+from launcher.node.rounds import AttemptOver, Overtaken, Rounds
+from launcher.node.told import Told
+from launcher.node.watchdog import Stacks
 from launcher.plan import JobPlan
 
 
@@ -43,17 +52,20 @@ def run(run_dir: str) -> dict[str, Any]:
     for name in list(logging.root.manager.loggerDict):  # torch gives each of them a level of its own
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # we say the cause ourselves, once
-    for number in (signal.SIGTERM, signal.SIGINT):  # submitit has just made them do nothing
-        signal.signal(number, _told_to_stop)
-    for number in (signal.SIGUSR2, signal.SIGCONT):
-        signal.signal(number, signal.SIG_IGN)
+    told = Told()
+    told.install()  # submitit has just installed its own
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP"  # torch's agent would handle the others in its own way
+    orphans.adopt()
     try:
         place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     except topology.TopologyError as error:
         raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
     events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
-        return _run(plan, attempt, place, events)
+        return _run(plan, attempt, place, events, told)
+    except AttemptOver as over:
+        print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
+        return {}
     except RendezvousError as error:
         events("fault", cause=str(error), host=host)
         raise AttemptFailed(str(error), ours=not error.told, decides=place.rank == 0) from None
@@ -63,11 +75,7 @@ def run(run_dir: str) -> dict[str, Any]:
         raise AttemptFailed(cause, 128 + error.sigval) from None
 
 
-def _told_to_stop(number: int, _: object) -> None:
-    raise SignalException("told to stop", signal.Signals(number))
-
-
-def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events: Events) -> dict[str, Any]:
+def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events: Events, told: Told) -> dict[str, Any]:
     per_task = plan.launch == LaunchMode.tasks.value
     me = Member(
         place.rank,
@@ -76,40 +84,127 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
         ranks=1 if per_task else plan.procs_per_node,
         first_local_rank=place.local_rank,
     )
-    meeting = meet(
+    rounds = Rounds(
+        plan,
+        attempt,
         me,
-        size=place.world_size,
-        least=plan.min_nodes * plan.tasks_per_node,
         expected=_names(plan, place),
-        master=place.hosts[0] + plan.host_suffix,
+        hosts=_hosts(plan, place),
         key=f"{plan.run_id}/{attempt.number}/{place.job}",
-        port_range=plan.port_range,
-        timeout=plan.rendezvous_timeout,
     )
-    index = [member.index for member in meeting.members].index(me.index)
-    events(
-        "met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source,
-        host=me.host, torch=torch.__version__,
-    )  # fmt: skip
+    number, meeting = rounds.first()
     _set_network(plan, meeting, me.host)
     _preload(plan)
-    agent = Agent(plan, attempt, meeting, index, events)
-    previous = os.umask(plan.umask)
-    try:
-        result = agent.run()
-    except SignalException as error:
-        agent.tell_stop(error.sigval)
-        raise agent.failure() from None
-    finally:
-        os.umask(previous)
-        faulty = agent.faulty()
-        agent.part()
-    if result.is_failed() or faulty:
-        raise agent.failure()
+    means = Means(plan, attempt, events, told, rounds, Pulse(me.ranks), Stacks(me.ranks))
+    history = History(round=number, listened=number > 0)
+    while True:
+        index = [member.index for member in meeting.members].index(me.index)
+        events(
+            "met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source,
+            host=me.host, torch=torch.__version__, round=history.round,
+        )  # fmt: skip
+        history = _agree(meeting, index, history)
+        try:
+            outcome = _round(Agent(means, meeting, index, history))
+        except AttemptFailed:
+            if not (rounds.elastic and rounds.begun(history.round + 1)):
+                raise
+            told.install()  # it was about to end
+            number, meeting = rounds.join()  # the others have gone on without this member
+            history = History(round=number, listened=True)
+            continue
+        if not isinstance(outcome, NextRound):
+            break
+        before = meeting
+        history, meeting = _next(rounds, outcome, meeting)
+        if meeting.members[0].index == me.index:
+            _tell_changes(rounds, history.round, before, meeting, events)
     events("finished")
     if index == 0:
         attempt.write_exit_code(errors.DONE)
-    return dict(result.return_values[min(result.return_values)] or {})
+    return outcome
+
+
+def _tell_changes(rounds: Rounds, number: int, before: Meeting, now: Meeting, events: Events) -> None:
+    """Says who is not in any more, and who is back."""
+    old, new = ({member.index for member in meeting.members} for meeting in (before, now))
+    changes = {"without": old - new, "with": new - old}
+    words = [f"{verb} {rounds.names(sorted(indices))}" for verb, indices in changes.items() if indices]
+    if words:
+        told = f"round {number} goes on {' and '.join(words)}: {len(new)} of {rounds.size}"
+        events(
+            "resized", round=number, cause=told, members=len(new), world_size=sum(each.ranks for each in now.members)
+        )
+        with contextlib.suppress(OSError):
+            print(f"launcher: {told}", file=sys.stderr, flush=True)
+
+
+def _agree(meeting: Meeting, index: int, history: History) -> History:
+    """The history as the master knows it: a member that was away has missed some."""
+    if index == 0:
+        meeting.store.set("history", json.dumps(asdict(history)))
+        return history
+    return History(**json.loads(meeting.store.get("history")))
+
+
+def _round(agent: Agent) -> NextRound | dict[str, Any]:
+    """One life of the ranks; the metrics of the first of them when the work is done."""
+    previous, told = os.umask(agent.means.plan.umask), agent.means.told
+    told.patient = True
+    ended: AttemptFailed | None = None
+    following: NextRound | None = None
+    try:
+        result = agent.run()
+        following = agent.outcome(result)
+    except SignalException as error:
+        ended = agent.stopped(error.sigval)
+    except AttemptFailed as failed:
+        ended = failed
+    finally:
+        os.umask(previous)
+        told.patient = False
+        if following is None:
+            told.ignore()
+            agent.part()
+        agent.close()
+    if ended is not None:
+        raise ended
+    return following or dict(result.return_values[min(result.return_values)] or {})
+
+
+def _next(rounds: Rounds, outcome: NextRound, before: Meeting) -> tuple[History, Meeting]:
+    """The meeting of the next round.
+
+    Raises:
+        AttemptFailed: it does not come about; the run can be resumed.
+        AttemptOver: the others went on without this member, and have ended.
+    """
+    history = outcome.history
+    try:
+        if rounds.me.index in outcome.lost:  # the others have given this member up
+            raise Overtaken
+        try:
+            return history, rounds.next(history.round, before, outcome.lost)
+        except Overtaken:
+            if not rounds.elastic:
+                raise
+    except Overtaken:
+        pass
+    except RendezvousError as error:
+        raise AttemptFailed(
+            f"{error}; before that: {history.first}", errors.RESUME, ours=not error.told, decides=not error.told
+        ) from None
+    except SignalException as error:
+        cause = f"{rounds.me.host} was told to stop ({error.sigval.name}) between two rounds"
+        raise AttemptFailed(cause, errors.RESUME, decides=True) from None
+    number, meeting = rounds.join()
+    return History(round=number, listened=True), meeting
+
+
+def _hosts(plan: JobPlan, place: topology.Topology) -> list[str]:
+    """The host of each member."""
+    per_node = plan.procs_per_node if plan.launch == LaunchMode.tasks.value else 1
+    return [host for host in place.hosts for _ in range(per_node)]
 
 
 def _names(plan: JobPlan, place: topology.Topology) -> list[str]:

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 
 _SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
-_IGNORES, _LISTENS = 0, 1
+_IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,13 @@ class Sign:
         listens: it looks for a stop at its step boundaries, so it is given the time to save and to leave by itself.
         step: steps done, as it counts them over the whole run; -1 before the first.
         beats: how often it has told a step, or that it is alive.
+        gives_up: its error is final; to start again would not help.
     """
 
     listens: bool
     step: int
     beats: int
+    gives_up: bool = False
 
 
 class Slot:
@@ -36,6 +38,11 @@ class Slot:
     def listen(self) -> None:
         """From now on this rank leaves by itself when it is told to stop."""
         self._listens = _LISTENS
+        self._write()
+
+    def give_up(self) -> None:
+        """This rank is about to fail, and would fail again."""
+        self._listens = _GIVES_UP
         self._write()
 
     def beat(self, step: int | None = None) -> None:
@@ -68,7 +75,7 @@ class Pulse:
     def signs(self) -> list[Sign]:
         """What each rank has told, in order."""
         told = (_SLOT.unpack_from(self._memory, index * _SLOT.size) for index in range(self._ranks))
-        return [Sign(listens == _LISTENS, step, beats) for listens, step, beats in told]
+        return [Sign(how == _LISTENS, step, beats, how == _GIVES_UP) for how, step, beats in told]
 
 
 _mine: Slot | None = None

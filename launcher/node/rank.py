@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, get_type_hints
 
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
 from launcher import config as schema
+from launcher import errors
+from launcher.node import pulse, watchdog
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
 
@@ -26,20 +30,39 @@ LOST_PEER = re.compile(
 SYMPTOM_DELAY = 2.0  # seconds
 
 
-def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, Any]:
+def run_rank(
+    plan: JobPlan, members: Sequence[Member], index: int,
+    signs: pulse.Pulse, stacks: watchdog.Stacks, agent: int, round_number: int,
+) -> dict[str, Any]:  # fmt: skip
     """Runs the workload in this process, whose RANK the agent has set.
 
     Args:
         plan: the run.
         members: the agents that met.
         index: which of them forked this rank.
+        signs: where the ranks of that agent tell that they live.
+        stacks: where they write their stacks when they hang.
+        agent: its process id.
+        round_number: how often ranks of this attempt were started before.
 
     Returns:
         The workload's metrics.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT):
-        signal.signal(number, signal.SIG_DFL)  # the agent's handlers are not this process's
-    os.environ.update(place_variables(members, index, int(os.environ["LOCAL_RANK"])))
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nobody would watch it any more; torch's SIGINT may be a training's stop
+    if os.getppid() != agent:
+        os._exit(errors.FAILED)
+    local = int(os.environ["LOCAL_RANK"])
+    pulse.take(signs.slot(local))
+    watchdog.serve(stacks.file(local))
+    # The agent's handlers are not this process's. Ranks that start again can resume: what tells them to stop before
+    # they listen must not look like a crash, and is handed on by the agent when they do.
+    default = signal.SIG_IGN if round_number else signal.SIG_DFL
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, default)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a warning, and for those that listen only
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.update(place_variables(members, index, local))
     for variable in ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE"):  # the agent's place, not the rank's
         os.environ.pop(variable, None)
 
@@ -52,6 +75,8 @@ def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, 
             raise
         return {}
     except Exception as error:
+        if final(error) and (slot := pulse.mine()) is not None:
+            slot.give_up()
         if LOST_PEER.search(str(error)):
             print(f"lost another rank: {error}", file=sys.stderr)
             time.sleep(SYMPTOM_DELAY)
@@ -59,6 +84,12 @@ def run_rank(plan: JobPlan, members: Sequence[Member], index: int) -> dict[str, 
             frames = error.__traceback__ and error.__traceback__.tb_next
             traceback.print_exception(type(error), error, frames and frames.tb_next)
         raise
+
+
+def final(error: Exception) -> bool:
+    """Whether it would come again, wherever the work is taken up: a workload or the launcher itself said no. Pure."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, errors.LauncherError) or "WorkloadError" in names
 
 
 def _run_workload(plan: JobPlan) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def test_a_plain_request_asks_for_nothing_more_than_it_says() -> None:
     [
         ({"queue": "gpu"}, [("q", "gpu")]),
         ({"project": "p-1"}, [("P", "p-1")]),
+        ({"shrinks": True}, [("W", "tolerate_node_failures=all")]),
         ({"account": "me"}, [("A", "me")]),
         ({"place": "scatter:excl"}, [("l", "place=scatter:excl")]),
         ({"walltime": 59}, [("l", "walltime=00:00:59")]),
@@ -258,6 +259,8 @@ def test_a_plan_is_asked_for_as_it_says() -> None:
     ("keys", "fields"),
     [
         ({"nodes": 3}, {"select": "3:ncpus=1:mpiprocs=1:ompthreads=1", "place": "scatter"}),
+        ({"nodes": 3, "min_nodes": 2},
+         {"select": "3:ncpus=1:mpiprocs=1:ompthreads=1", "place": "scatter", "shrinks": True}),
         ({"nodes": 3, "cluster": {"place": "pack"}},
          {"select": "3:ncpus=1:mpiprocs=1:ompthreads=1", "place": "pack"}),
         ({"cluster": {"place": "excl"}}, {"place": "excl"}),

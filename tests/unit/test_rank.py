@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from launcher.config import Collective, DDPMnist, Precision, Sync, Workload
-from launcher.node.rank import place_variables, workload_config
+from launcher.node.lease import LeaseLost
+from launcher.node.rank import final, place_variables, workload_config
 from launcher.node.rendezvous import Member
 from launcher.node.topology import derive
 from tests.unit.plans import plan_of
+from workloads.ranks import WorkloadError
 
 AGENTS = [Member(0, 0, "a", 2), Member(1, 1, "b", 2), Member(2, 2, "c", 2)]
 SHRUNK = [AGENTS[0], AGENTS[2]]
@@ -38,6 +40,19 @@ def test_the_place_of_a_rank(members: list[Member], index: int, local: int, plac
         "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world, "GROUP_RANK": node, "NODE_RANK": node,
         "GROUP_WORLD_SIZE": nodes, "LAUNCHER_HOSTS": hosts,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (WorkloadError("no"), True),
+        (LeaseLost("gone"), True),
+        (ValueError("banana"), False),
+        (RuntimeError("peer"), False),
+    ],
+)
+def test_an_error_that_would_come_again_is_known(error: Exception, answer: bool) -> None:
+    assert final(error) is answer
 
 
 @pytest.mark.parametrize("members", [AGENTS, SHRUNK, TASKS, UNEVEN, ONE_HOST])

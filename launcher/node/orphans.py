@@ -1,0 +1,45 @@
+"""Nothing that a rank started outlives its round: what loses its parent becomes the agent's child, and is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+def adopt() -> None:
+    """From now on descendants of this process that lose their parent become its children (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Process ids of this process's children."""
+    try:
+        tasks = [Path(entry.path, "children").read_text() for entry in os.scandir("/proc/self/task")]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return set()
+    return {int(pid) for text in tasks for pid in text.split()}
+
+
+def kill(keep: Collection[int], patience: float = 2.0) -> list[int]:
+    """Kills all children but these, and those whose parents they were; returns their ids."""
+    give_up, killed = time.monotonic() + patience, set()
+    while strangers := children() - set(keep):
+        killed |= strangers
+        for pid in strangers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+        for pid in strangers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > give_up:  # in a state that even this signal does not end
+            break
+    return sorted(killed)

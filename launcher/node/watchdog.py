@@ -1,0 +1,148 @@
+"""Finds ranks that hang: which ones, and where, from the stacks of all ranks.
+
+A rank that hangs holds up all others in their next collective, so all are silent at once. What tells them apart is
+what the kernel and the interpreter say of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.node.pulse import Sign
+
+SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for the others
+PATIENCE = 1.0  # seconds in which a rank that can write its stacks has done so
+# Where a rank is that waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
+_WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/node/(stop|process_group)\.py|/ranks\.py")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank at the time of a hang.
+
+    Attributes:
+        rank: it.
+        host: its node.
+        step: steps of the run that it has done.
+        state: the kernel's letter for its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty: it is gone.
+        stack: its stacks as faulthandler writes them; empty: it did not write any.
+    """
+
+    rank: int
+    host: str
+    step: int
+    state: str
+    stack: str
+
+
+def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
+    """The ranks to blame, and how one tells. Pure; the first line that fits some, but not all, ranks counts.
+
+    | a rank | because |
+    |---|---|
+    | is stopped, or waits for a device or a file server | state T, t or D |
+    | wrote no stacks | its interpreter does not get to it |
+    | is outside of every collective | the others wait for it in one |
+    | has done fewer steps than others | it is behind |
+
+    When none fits, all are to blame.
+    """
+    stopped = [each for each in reports if each.state in ("T", "t", "D")]
+    if stopped:
+        words = {"D": "waits for a device or a file server (state D)"}
+        return stopped, words.get(stopped[0].state, "is stopped (state T)")
+    lowest = min((each.step for each in reports), default=0)
+    for chosen, words_of_it in (
+        ([each for each in reports if not each.stack], "does not even write its stack"),
+        ([each for each in reports if not waits(each.stack)], "is in no collective, and others wait for it in one"),
+        ([each for each in reports if each.step == lowest], "is behind the others"),
+    ):
+        if chosen and len(chosen) < len(reports):
+            return chosen, words_of_it
+    return list(reports), "is silent, as are all others"
+
+
+def waits(stack: str) -> bool:
+    """Whether the main thread waits for other ranks. Pure; faulthandler writes its newest frame first."""
+    threads = re.split(r"\n\s*\n", stack.strip())
+    main = threads[-1]  # faulthandler writes the main thread last
+    newest = next((line for line in main.splitlines() if line.lstrip().startswith("File ")), "")
+    return bool(_WAITS.search(newest))
+
+
+class Beats:
+    """When each rank of an agent was last heard of."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._last: dict[int, tuple[int, float]] = {}
+
+    def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
+        """The ranks (by place) that listen, have done a step, and told nothing for `timeout` seconds.
+
+        Args:
+            signs: of all ranks of the agent.
+            now: seconds, by any clock that does not jump.
+        """
+        found = []
+        for place, sign in enumerate(signs):
+            beats, since = self._last.get(place, (-1, now))
+            if beats != sign.beats:
+                self._last[place] = beats, since = sign.beats, now
+            if sign.listens and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
+                found.append(place)
+        return found
+
+
+class Stacks:
+    """Memory files that the ranks of one agent write their stacks to: a rank that hangs may not get to a disk."""
+
+    def __init__(self, ranks: int) -> None:
+        self._files = [os.memfd_create(f"stacks-{place}") for place in range(ranks)]
+
+    def clear(self) -> None:
+        for file in self._files:
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)  # the ranks share the position
+
+    def file(self, place: int) -> int:
+        """For the rank with this place, in its own process; see `serve`."""
+        return self._files[place]
+
+    def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
+        """State of the process and stacks of every rank; empty for one that wrote none in time."""
+        self.clear()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)
+        give_up, sizes = time.monotonic() + PATIENCE, [-1] * len(pids)
+        while time.monotonic() < give_up:
+            before, sizes = sizes, [os.fstat(file).st_size for file in self._files]
+            if all(sizes) and sizes == before:
+                break
+            time.sleep(0.05)
+        return [
+            (state(pid), os.pread(file, 1 << 20, 0).decode(errors="replace"))
+            for pid, file in zip(pids, self._files, strict=True)
+        ]
+
+
+def serve(file: int) -> None:
+    """In a rank: from now on `SIGNAL` makes it write the stacks of all its threads to this file."""
+    faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for the state of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,109 @@
+"""Which rank hangs, from what the kernel and the interpreter say of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launcher.node.pulse import Sign
+from launcher.node.watchdog import Beats, Report, Stacks, suspects, waits
+
+COLLECTIVE = """Thread 0x01 (most recent call first):
+  File "/usr/lib/python3/threading.py", line 300 in wait
+
+Current thread 0x02 (most recent call first):
+  File "/venv/lib/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/train.py", line 48 in main
+"""
+OUTSIDE = """Current thread 0x02 (most recent call first):
+  File "/home/me/data.py", line 83 in read
+  File "/venv/lib/torch/distributed/elastic/multiprocessing/api.py", line 706 in _wrap
+"""
+BACKWARD = """Current thread 0x02 (most recent call first):
+  File "/venv/lib/torch/autograd/graph.py", line 800 in _engine_run_backward
+  File "/home/me/train.py", line 48 in main
+"""
+
+
+def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE) -> Report:
+    return Report(number, f"node{number}", step, state, stack)
+
+
+@pytest.mark.parametrize(
+    ("reports", "guilty", "why"),
+    [
+        ([rank(0), rank(1, state="T", stack=""), rank(2, stack=OUTSIDE)], [1], "stopped"),
+        ([rank(0), rank(1, state="D", stack=""), rank(2)], [1], "device or a file server"),
+        ([rank(0), rank(1), rank(2, stack="")], [2], "does not even write"),
+        ([rank(0), rank(1, stack=OUTSIDE), rank(2, stack=BACKWARD)], [1], "in no collective"),
+        ([rank(0), rank(1), rank(2, step=4)], [2], "behind"),
+        ([rank(0), rank(1)], [0, 1], "all others"),
+        ([rank(0, stack=OUTSIDE), rank(1, stack=OUTSIDE)], [0, 1], "all others"),
+        ([rank(0, stack=""), rank(1, stack="", step=4)], [1], "behind"),
+        ([], [], "all others"),
+    ],
+)
+def test_who_is_blamed(reports: list[Report], guilty: list[int], why: str) -> None:
+    found, words = suspects(reports)
+    assert [each.rank for each in found] == guilty
+    assert why in words
+
+
+@pytest.mark.parametrize(("stack", "answer"), [(COLLECTIVE, True), (BACKWARD, True), (OUTSIDE, False), ("", False)])
+def test_the_main_threads_newest_frame_tells_whether_it_waits(stack: str, answer: bool) -> None:
+    assert waits(stack) is answer
+
+
+def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() -> None:
+    beats = Beats(10)
+    signs = [Sign(True, 3, 1), Sign(True, 3, 1), Sign(False, 3, 1), Sign(True, -1, 0)]
+    assert beats.silent(signs, 0) == []
+    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 9) == []
+    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
+    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
+
+
+WRITER = """
+import sys, time
+from launcher.node import watchdog
+watchdog.serve(int(sys.argv[1]))
+print(flush=True)
+def stuck():
+    time.sleep(60)
+stuck()
+"""
+
+
+def test_stacks_are_taken_from_who_can_write_them() -> None:
+    stacks = Stacks(2)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(stacks.file(place))], pass_fds=[stacks.file(place)],
+            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+        for place in range(2)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        processes[1].send_signal(signal.SIGSTOP)
+        give_up = time.monotonic() + 30
+        while True:  # a busy machine may not get to it in time
+            (state, stack), (stopped, none) = stacks.take([process.pid for process in processes])
+            if stack or time.monotonic() > give_up:
+                break
+        assert "in stuck" in stack
+        assert state in ("S", "R")
+        assert (stopped, none) == ("T", "")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
