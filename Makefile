@@ -9,12 +9,13 @@ VENV := .venv
 READY := $(VENV)/ready
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint chaos bench clean
 
 help:
 	@echo "make demo   set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test   set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make lint   ruff and mypy"
+	@echo "make chaos  a hundred faults against a run on this machine, and as many on a real Slurm"
 	@echo "make bench  every speed claim as a measured ratio"
 	@echo "make clean  remove what the other targets made"
 
@@ -42,6 +43,11 @@ lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+chaos: $(READY)
+	$(RUN) -m tests.chaos.harness --faults 100 --backend local
+	@bash tests/setup_debian.sh
+	$(RUN) -m tests.chaos.harness --faults 100 --backend slurm
 
 bench: $(READY)
 	$(RUN) -m benchmarks

@@ -203,6 +203,13 @@ class Run:
             return []
         return [Attempt(self, number) for number in numbers]
 
+    def silent_for(self) -> float | None:
+        """Seconds since whoever holds the lease has shown that it lives; None: nobody holds it."""
+        try:
+            return time.time() - (self.path / "lease").stat().st_mtime
+        except OSError:
+            return None
+
     def outputs(self) -> list[Path]:
         """The scheduler's output files, oldest first."""
         paths = [*self.path.glob("output-*.log"), *self.path.glob("*.OU")]

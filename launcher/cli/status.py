@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from launcher.runs import Run
 
 RECENT = 20  # runs shown without --all
+SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -68,11 +69,22 @@ def _remark(seen: Seen) -> str | None:
 
     | the run is | what is said |
     |---|---|
-    | done, running | nothing |
+    | done | nothing |
+    | running | that its job shows no sign of life, when that is so |
     | queued, unknown, unconfirmed | the scheduler's word, if it has one |
     | over in another way | the cause |
     """
-    if seen.state.value in ("done", "running"):
+    if seen.state.value == "running":
+        from launcher.units import format_time
+
+        silent = seen.run.silent_for()
+        if silent is None or silent < SILENCE:
+            return None
+        return (
+            f"its job shows no sign of life for {format_time(int(silent))}, although the scheduler says that it runs: "
+            "has it lost its first node? Cancel it, then resume it"
+        )
+    if seen.state.value == "done":
         return None
     return _cause(seen) if seen.state.over else seen.word or None
 

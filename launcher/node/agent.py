@@ -100,7 +100,8 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
     while True:
         index = [member.index for member in meeting.members].index(me.index)
         events(
-            "met", port=meeting.port, members=len(meeting.members), interface=meeting.interface, source=place.source,
+            "met", port=meeting.port, members=len(meeting.members), ranks=sum(each.ranks for each in meeting.members),
+            interface=meeting.interface, source=place.source,
             host=me.host, torch=torch.__version__, round=history.round,
         )  # fmt: skip
         history = _agree(meeting, index, history)

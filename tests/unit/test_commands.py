@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from launcher.cli import commands, status
 from launcher.errors import LauncherError
 from launcher.paths import PACKAGE
 from launcher.runs import Run, append
+from launcher.state import RunState
 from tests.unit.plans import plan_of
 
 
@@ -284,3 +287,14 @@ def test_a_download_that_fails_is_a_failure_and_no_bad_input(
 def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
     folder = datasets.find("digits").dir
     assert call("data", "fetch", "digits", "--data-dir", str(tmp_path)).out == f"digits is in {folder}\n"
+
+
+def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
+    run = make(tmp_path, ranks=1)
+    seen = live.Seen(run, plan_of(), live.read(run), RunState.RUNNING, "", None)
+    assert status._remark(seen) is None  # nobody holds the lease: it has ended
+    lease = run.path / "lease"
+    lease.touch()
+    assert status._remark(seen) is None
+    os.utime(lease, (time.time() - 400,) * 2)
+    assert "no sign of life for 00:06:4" in str(status._remark(seen))
