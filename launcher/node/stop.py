@@ -105,8 +105,10 @@ class Stop:
         self._asked = Cause.NONE
         self._lead = self._settings.lead
         self._ends: float | None = None
+        self._most = math.inf  # seconds of lead
         if self._settings.deadline is not None:  # by a clock that nobody sets
-            self._ends = time.monotonic() + self._settings.deadline - time.time()
+            left = self._settings.deadline - time.time()
+            self._ends, self._most = time.monotonic() + left, max(self._lead, left / 2)
         self._group = group
         if group is None and env.world_size > 1 and env.backend != "mpi":  # MPI's ranks have no store to make one with
             self._group = dist.new_group(backend="gloo")
@@ -148,8 +150,20 @@ class Stop:
         return verdict
 
     def save_took(self, seconds: float) -> None:
-        """The next stop for lack of time comes early enough for saves of this duration."""
-        self._lead = max(self._lead, SAVES * seconds + MARGIN)
+        """The next stop for lack of time comes early enough for saves of this duration.
+
+        At most half of the attempt is left for that: rather than to work for a moment only, it says that its time is
+        too short.
+        """
+        wanted = SAVES * seconds + MARGIN
+        if wanted > self._most:
+            if self._env.rank == 0 and self._lead < self._most:
+                print(
+                    f"launcher: a save takes {seconds:.0f} s, too long for an attempt of {2 * self._most:.0f} s: the "
+                    "last one may be cut off; raise `time`", flush=True,
+                )  # fmt: skip
+            wanted = self._most
+        self._lead = max(self._lead, wanted)
 
     def close(self) -> None:
         """Ends an agreement that is under way. All ranks call it."""

@@ -76,6 +76,23 @@ def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pyte
     assert flag.boundary(3) == GO_ON
 
 
+def test_saves_that_are_too_long_for_the_attempt_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+    flag = Stop(env_of(), Settings(deadline=time.time() + 60, lead=10))
+    flag.save_took(40)
+    flag.save_took(41)
+    assert capsys.readouterr().out.splitlines() == [
+        "launcher: a save takes 40 s, too long for an attempt of 60 s: the last one may be cut off; raise `time`"
+    ]
+    clock[0] += 25
+    assert flag.boundary(1) == GO_ON  # half of the attempt is for work
+    clock[0] += 10
+    assert flag.boundary(2).stop == "its time is nearly up"
+
+
 def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     flag = Stop(env_of(), Settings(deadline=time.time() + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
