@@ -114,6 +114,11 @@ class Run:
         for name in ("stop", "cancelled", "over", "lease"):
             (self.path / name).unlink(missing_ok=True)
 
+    def take_back_record(self) -> None:
+        """The record is again what it was before the last `clear_for_resume`."""
+        kept = self.path / f"record-{len(list(self.path.glob('record-*.json'))) - 1}.json"
+        kept.replace(self.path / "record.json")
+
     def write_script(self, text: str) -> Path:
         return self._write("script.sh", text)
 

@@ -173,6 +173,8 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         RunError: the run is done, or not over.
         SubmissionError: the scheduler refused, or did not answer (repeat the command).
     """
+    from launcher.backends.once import Refused
+
     plan = prepared.plan
     if problem := _problem(plan):
         raise SubmissionError(f"nothing was submitted: {problem}")
@@ -193,7 +195,11 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         prepared = dataclasses.replace(prepared, token=token)
         run.clear_for_resume()
         _record(run, prepared, config, overrides)
-        job = _start(run, plan, token, resumed=tried)
+        try:
+            job = _start(run, plan, token, resumed=tried)
+        except Refused:  # the run is still what it was
+            run.take_back_record()
+            raise
         _journal_jobs(run, plan, job.job_id, token)
     return Submitted(run, job.job_id)
 

@@ -129,6 +129,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What is saved and loaded into: DTensors, of which this rank holds its part."""
+        self.model.reshard()  # within an evaluation the root's weights are gathered, which the optimizer does not know
         optimizer = {name: dict(self.optimizer.state[weights]) for name, weights in self.model.named_parameters()}
         return {"model": self.model.state_dict(), "optimizer": optimizer}
 

@@ -34,5 +34,7 @@ def submit_after(
         slurm = Slurm(timeout)
         options = (f"--dependency=afterany:{job_id}", f"--comment={token}")
         return submit_once(lambda: slurm.submit(script, environment, *options), lambda: slurm.find(token, plan.name))
-    pbs, arguments = PBS(timeout), ("-f", "-W", f"depend=afterany:{pbs_id(job_id)}", "-v", f"{TOKEN}={token}")
+    pbs, job, arguments = PBS(timeout), pbs_id(job_id), ["-f", "-v", f"{TOKEN}={token}"]
+    if "[" not in job:  # qsub refuses to wait for an element of an array; the run's lease does it
+        arguments += ["-W", f"depend=afterany:{job}"]
     return submit_once(lambda: pbs.submit(script, environment, *arguments), lambda: pbs.find(token, plan.name))

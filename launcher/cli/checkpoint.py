@@ -145,17 +145,17 @@ def _list(place: Place, as_json: bool) -> int:
     if not rows:
         print(f"no checkpoints in {place.folder}")
         return 0
-    _table(
-        ("STEP", "AGE", "SIZE", "RANKS", "KEPT AS", "SIZES", "METRICS"),
-        [
-            (
-                str(row["step"]), _age(row["age"]), _size(row["bytes"]), str(row["world_size"] or "-"),
-                ", ".join(row["kept_as"]) or "-", "wrong" if row["problems"] else "right",
-                " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items()) or "-",
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+    from launcher.cli.text import print_columns
+
+    lines = [
+        (
+            str(row["step"]), _age(row["age"]), _size(row["bytes"]), str(row["world_size"] or "-"),
+            ", ".join(row["kept_as"]) or "-", "wrong" if row["problems"] else "right",
+            " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items()) or "-",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_columns([("STEP", "AGE", "SIZE", "RANKS", "KEPT AS", "SIZES", "METRICS"), *lines])
     for row in rows:
         for problem in row["problems"]:
             print(f"step {row['step']}: {problem}")
@@ -229,13 +229,13 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
         for name, value in lines:
             print(_cut(f"  {name}: {value}"))
     print()
-    _table(
-        ("TENSOR", "TYPE", "SHAPE", "SHARDS"),
-        [
-            (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
-            for entry in entries
-        ],
-    )
+    from launcher.cli.text import print_columns
+
+    rows = [
+        (entry.name, entry.dtype, "x".join(map(str, entry.shape)) or "scalar", str(len(entry.shards)))
+        for entry in entries
+    ]
+    print_columns([("TENSOR", "TYPE", "SHAPE", "SHARDS"), *rows])
     return 0
 
 
@@ -300,12 +300,6 @@ def _require_private(path: Path) -> None:
 
 
 # -- text
-
-
-def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
-    widths = [max(len(line[column]) for line in (heads, *lines)) for column in range(len(heads))]
-    for line in (heads, *lines):
-        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _cut(line: str) -> str:

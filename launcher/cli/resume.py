@@ -10,6 +10,8 @@ from launcher.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from launcher.runs import Run
+
 FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 
 
@@ -41,6 +43,7 @@ def run(arguments: Namespace) -> int:
         if key in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged(record["overrides"], arguments.overrides)
+    _go_to(found)
     schema.register()
     try:
         config = submit.compose_run([*overrides, f"run_id={found.id}", f"runs_dir={_quoted(str(found.path.parent))}"])
@@ -58,11 +61,26 @@ def run(arguments: Namespace) -> int:
     return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, tails)
 
 
+def _go_to(run: Run) -> None:
+    """Where the run was submitted: its job starts in that folder, and relative paths in its overrides begin there."""
+    import os
+
+    try:
+        os.chdir(run.plan().workdir)
+    except OSError as error:
+        raise RunError(
+            f"{run.id} was submitted in {run.plan().workdir}, which cannot be entered ({error.strerror}): "
+            "its job starts there, so make that folder again"
+        ) from None
+
+
 def merged(before: list[str], now: list[str]) -> list[str]:
     """The overrides of a run with others on top; of those for one key only the last counts. Pure."""
     passing = ("run_id", "runs_dir", "wait", "dry_run")  # of one command, not of the run
-    kept = [word for word in before if _key(word) not in passing]
-    return [word for word in kept if _key(word) not in {_key(other) for other in now}] + now
+    added = {_key(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
+    now = [f"+{word}" if _key(word) in added and not word.startswith(("+", "~")) else word for word in now]
+    replaced = {*passing, *map(_key, now)}
+    return [word for word in before if _key(word) not in replaced] + now
 
 
 def _key(word: str) -> str:

@@ -10,7 +10,6 @@ from launcher.cli.options import RUN, add_runs_dir, find
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
 
     from launcher.live import Seen
     from launcher.runs import Run
@@ -47,8 +46,10 @@ def run(arguments: Namespace) -> int:
     _print_table([_row(each) for each in seen])
     for each in seen if names else []:
         if each.story.attempt:
+            from launcher.cli.text import print_columns
+
             print()
-            _print_columns(_attempts(each.run))
+            print_columns(_attempts(each.run))
         if why := _remark(each):
             print(f"\n{each.run.id}: {why}")
     if len(shown) < len(found):
@@ -142,7 +143,8 @@ def _attempts(run: Run) -> list[tuple[str, ...]]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    """Plain columns; the run's id is never cut, for it is what one copies."""
+    """The run's id is never cut, for it is what one copies."""
+    from launcher.cli.text import print_columns
     from launcher.units import format_time
 
     heads = ("RUN", "STATE", "JOB", "NODES", "STEP", "ELAPSED")
@@ -157,10 +159,4 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]
-    _print_columns([heads, *lines])
-
-
-def _print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    print_columns([heads, *lines])

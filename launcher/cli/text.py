@@ -12,6 +12,8 @@ from launcher.state import RunState
 from launcher.units import format_size, format_time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from launcher.live import Seen
     from launcher.plan import JobPlan
 
@@ -20,6 +22,13 @@ def program() -> str:
     """How this program was called, for commands that the user may copy."""
     name = os.path.basename(sys.argv[0])
     return name if name == "launcher" else "python -m launcher"
+
+
+def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
+    """Lines of as many columns each, the first one their heads; nothing is cut."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 def plan_table(plan: JobPlan) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -81,8 +82,7 @@ def main(run_dir: str, told: bool) -> int:
     run = attempt.run
     plan = _plan(run)
     events = Events(attempt, "again")
-    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
-    events("stopped", step=-1 if step is None else step)
+    events("stopped", step=_reached(plan, attempt))
     steps = [event["step"] for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
     marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
     what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
@@ -98,6 +98,18 @@ def main(run_dir: str, told: bool) -> int:
     }  # fmt: skip
     print(f"launcher: {run.id} {words[what]}", file=sys.stderr)
     return what
+
+
+def _reached(plan: JobPlan, attempt: Attempt) -> int:
+    """How many steps of the run are safe; -1: none.
+
+    A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
+    """
+    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    if step is None:
+        last = {event["event"]: event for event in attempt.events()}
+        step = None if "stop" in last else last.get("progress", {}).get("step")
+    return -1 if step is None else int(step)
 
 
 def _plan(run: Run) -> JobPlan:
@@ -151,10 +163,15 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     from launcher import render
     from launcher.backends.scrub import job_environment
 
-    run, token = attempt.run, f"{attempt.run.record()['token']}-{attempt.number + 1}"
-    script = str(run.path / "script.sh")
-    if not run.recorded():  # an element of an array goes on alone
+    run, script = attempt.run, str(attempt.run.path / "script.sh")
+    if run.recorded():
+        token = f"{run.record()['token']}-{attempt.number + 1}"
+    else:  # an element of an array goes on alone
+        array = Run(run.path.parent)
+        token = f"{array.record()['token']}-{run.path.name}-{attempt.number + 1}"
         script = str(run.write_script(render.script(plan, token=token)))
+        if plan.scheduler == Scheduler.pbs.value:
+            shutil.copy(array.path / "environment.sh", run.path)
     environment, job = dict(os.environ), os.environ.get("PBS_JOBID", "")
     if plan.scheduler == Scheduler.slurm.value:
         job, environment = os.environ["SLURM_JOB_ID"], dict(job_environment(os.environ, plan).environment)

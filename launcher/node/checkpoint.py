@@ -50,6 +50,7 @@ from launcher.checkpoints import (
     SaveFailed,
 )
 from launcher.node import checkpoint_files as files
+from launcher.node import pulse
 from launcher.node.checkpoint_state import Content, Copying, Staging, fill, merge, owners, size_of
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
@@ -321,7 +322,8 @@ class Checkpointer:
             save.fault = str(error)
         self._save = save
         if still:
-            self._run(save)
+            with pulse.alive():
+                self._run(save)
             self._save = None
             if save.failure is not None:
                 raise save.failure
@@ -350,8 +352,9 @@ class Checkpointer:
             CheckpointError: no later save can do better: the attempt has lost the run, or the state cannot be saved.
         """
         save, self._save = self._save, None
-        if save is not None and save.thread is not None:
-            save.thread.join()
+        if save is not None and save.thread is not None and save.thread.is_alive():
+            with pulse.alive():
+                save.thread.join()
         if self._remover is not None:
             self._remover.join()
             self._remover = None
@@ -519,6 +522,8 @@ class Checkpointer:
         if self._fence is not None:
             try:
                 self._fence()
+            except OSError:  # nobody can tell; it may be otherwise at the next save
+                raise
             except Exception as error:
                 raise _Final(str(error)) from None
         path = self.folder / checkpoints.name_of(save.step)

@@ -7,6 +7,7 @@ an attempt that has lost the run, and has not noticed (its node was cut off, say
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from launcher import runs
 from launcher.node.events import current_attempt
@@ -22,11 +23,11 @@ def require() -> None:
     Raises:
         LeaseLost: it does not.
     """
-    attempt = current_attempt()
-    if attempt is None or "LAUNCHER_LEASE" not in os.environ:
+    attempt, lease = current_attempt(), os.environ.get("LAUNCHER_LEASE")
+    if attempt is None or lease is None:
         return
     try:
-        holder = (attempt.run.path / "lease").read_text().split()
+        holder = Path(lease).read_text().split()  # the attempt's own file where there are no hard links
     except FileNotFoundError:
         holder = []
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:

@@ -121,6 +121,8 @@ class PbsTask:
         self._half_over = self._half_over or time.monotonic()
         status = self._pbs_status()
         over = (gone and (written or status)) or self._wanted is signal.SIGKILL
+        # Of a job that is being deleted, PBS tells no pbsdsh any more that its task has ended.
+        over = over or (bool(written) and self._wanted is not None)
         if not over and time.monotonic() < self._half_over + PATIENCE:
             return None
         if written:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+INTERVAL = 1.0  # seconds between two beats of a rank that waits
 _SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 
@@ -90,3 +94,24 @@ def take(slot: Slot) -> None:
 def mine() -> Slot | None:
     """This rank's place; None where no agent watches."""
     return _mine
+
+
+@contextlib.contextmanager
+def alive() -> Iterator[None]:
+    """For work between two steps that may take longer than a step (a save that is waited for): this rank lives."""
+    slot, over = _mine, threading.Event()
+    if slot is None:
+        yield
+        return
+
+    def beat() -> None:
+        while not over.wait(INTERVAL):
+            slot.beat()
+
+    thread = threading.Thread(target=beat, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -236,7 +236,9 @@ class Chaos:
         self.until(further, f"after {kind} at step {blow.at}", resume=True)
         blow.recovered, blow.repeated = time.monotonic() - began, blow.at - lowest
         for name in self.to_restore:
-            self.slurm.restore_node(name)  # type: ignore[union-attr]
+            assert self.slurm is not None
+            self.slurm.restore_node(name)
+            self.slurm.run("scontrol", "update", f"nodename={name}", "state=resume")
         self.to_restore.clear()
         if safe is not None and safe not in self.damaged and lowest < safe:
             raise RunLost(f"after {kind} it went back to step {lowest}, and the checkpoint of step {safe} was sound")

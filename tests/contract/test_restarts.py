@@ -96,7 +96,7 @@ def test_a_plain_init_process_group_works_in_every_round(launcher: Launcher) -> 
 @local
 def test_the_first_agent_may_be_stopped_for_a_while(launcher: Launcher) -> None:
     """Its store answers no more: the others neither wait for ever nor end; when it is back it is let in."""
-    begin(launcher, "nodes=3", "min_nodes=2", "launch.heartbeat=3", COUNTING_STEP_TIME="0.05")
+    begin(launcher, "nodes=3", "min_nodes=2", "launch.heartbeat=10", COUNTING_STEP_TIME="0.05")
     agent = _told(launcher, "rank-0")["agent"]
     os.kill(agent, signal.SIGSTOP)
     further(launcher, 1)
@@ -196,7 +196,7 @@ def test_a_rank_that_dies_after_the_stop_is_not_started_again(launcher: Launcher
 def test_a_lost_agent_shrinks_the_world(launcher: Launcher, lost: int) -> None:
     """Also the first one, whose process has the store."""
     result = count(
-        launcher, "nodes=3", "min_nodes=2", "launch.heartbeat=4",
+        launcher, "nodes=3", "min_nodes=2", "launch.heartbeat=10",
         FAULT="kill agent", FAULT_RANK=str(lost), COUNTING_STEPS="60",
     )  # fmt: skip
     assert result.code == 0, result.output
@@ -207,7 +207,7 @@ def test_a_lost_agent_shrinks_the_world(launcher: Launcher, lost: int) -> None:
 
 @local
 def test_too_few_nodes_end_the_attempt_and_not_the_run(launcher: Launcher) -> None:
-    result = count(launcher, "nodes=2", "launch.heartbeat=4", "resume.how=never", FAULT="kill agent", FAULT_RANK="1")
+    result = count(launcher, "nodes=2", "launch.heartbeat=10", "resume.how=never", FAULT="kill agent", FAULT_RANK="1")
     assert result.code == 75, result.output
     assert f"{launcher.hosts[1]} ended without a word" in str(result.fault["cause"])
     assert launcher.status()["state"] == "stopped"
@@ -215,7 +215,7 @@ def test_too_few_nodes_end_the_attempt_and_not_the_run(launcher: Launcher) -> No
 
 @local
 def test_a_node_that_comes_back_is_let_in_at_a_step(launcher: Launcher) -> None:
-    begin(launcher, "nodes=2", "min_nodes=1", "launch.heartbeat=3", COUNTING_STEP_TIME="0.05")
+    begin(launcher, "nodes=2", "min_nodes=1", "launch.heartbeat=10", COUNTING_STEP_TIME="0.05")
     agent = _told(launcher, "rank-1")["agent"]
     os.kill(agent, signal.SIGSTOP)
     further(launcher, 1)
@@ -233,7 +233,7 @@ def test_a_node_that_comes_back_is_let_in_at_a_step(launcher: Launcher) -> None:
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_four_nodes_become_two_without_a_new_attempt(launcher: Launcher, slurm: SlurmCluster) -> None:
     """Real nodes: slurmd and all that it runs are killed. Slurm takes them out of the job meanwhile."""
-    begin(launcher, "nodes=4", "min_nodes=2", "launch.heartbeat=5", "resume.how=never", COUNTING_STEP_TIME="0.05")
+    begin(launcher, "nodes=4", "min_nodes=2", "launch.heartbeat=10", "resume.how=never", COUNTING_STEP_TIME="0.05")
     for number, name in enumerate(["node4", "node3"], 1):
         slurm.fail_node(name)
         further(launcher, number)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.launch import Launcher
+from tests.launch import PYTHON, ROOT, Launcher
 
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
 
@@ -34,8 +35,8 @@ def is_over(launcher: Launcher) -> None:
 
 
 def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None:
-    """100 steps take 20 s, and an attempt has 15 with its start (Slurm counts whole minutes)."""
-    result = launcher.run(*STEPS, "time=1m", "resume.lead=45s", STEPS="100", STEP_TIME="0.2")
+    """100 steps take 30 s, and an attempt has 25 with its start (Slurm counts whole minutes)."""
+    result = launcher.run(*STEPS, "time=1m", "resume.lead=35s", STEPS="100", STEP_TIME="0.3")
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4
     assert int(str(result.metrics["attempt"])) >= 1
@@ -116,11 +117,11 @@ def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
     result = launcher.run(
         *STEPS,
         "time=1m",
-        "resume.lead=45s",
+        "resume.lead=35s",
         f"resume.how={how}",
         "resume.max_attempts=20",
         STEPS="100",
-        STEP_TIME="0.2",
+        STEP_TIME="0.3",
     )
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4
@@ -154,3 +155,18 @@ def test_what_cannot_be_resumed_is_told_and_loses_nothing(
     assert refused.returncode == code
     assert told in refused.stderr
     assert {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # the command is the same everywhere
+def test_a_resumed_run_starts_where_it_was_submitted(launcher: Launcher, tmp_path: Path) -> None:
+    """And not where `resume` was typed: what the run imports is found by its folder."""
+    result = launcher.run(
+        "workload=collective", "workload.entry=tests.chaos.faults:stops_for_resume", "resume.how=never"
+    )
+    before = result.run.plan()
+    shown = subprocess.run(
+        [PYTHON, "-m", "launcher", "resume", str(result.run.path), "nodes=2", "dry_run=true"], cwd=tmp_path,
+        env={**launcher.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert f"cd {before.workdir} ||" in shown.stdout

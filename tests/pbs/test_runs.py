@@ -56,7 +56,7 @@ def test_submitting_returns_at_once_and_the_run_is_followed_later(launcher: Laun
 
 
 def test_a_run_that_is_out_of_time_says_so(launcher: Launcher) -> None:
-    launcher.submit(*SLEEPS, "time=8s", "launch.grace=2")
+    launcher.submit(*SLEEPS, "time=8s", "resume.lead=1s", "launch.grace=2")
     assert launcher("wait", "latest", "-q", timeout=120).returncode == 1
     row = launcher.status()
     assert row["state"] == "failed"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launcher import submit
+from launcher.backends.once import Refused
 from launcher.cli.resume import merged
 from launcher.config import Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
+from launcher.node import again
 from launcher.node.again import What, decide
-from tests.unit.plans import plan_of
+from launcher.runs import Attempt, Run
+from launcher.state import RunState
+from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
 LOCAL = {"scheduler": Scheduler.local}
@@ -74,7 +81,8 @@ def test_an_attempt_stops_a_twentieth_before_its_limit(time: str, lead: int) -> 
     [
         (["nodes=2", "workload=p2p"], ["nodes=4"], ["workload=p2p", "nodes=4"]),
         (["nodes=2", "run_id=a", "wait=true"], [], ["nodes=2"]),
-        (["+cluster.environment.A=1"], ["cluster.environment.A=2"], ["cluster.environment.A=2"]),
+        (["+cluster.environment.A=1"], ["cluster.environment.A=2"], ["+cluster.environment.A=2"]),
+        (["+cluster.environment.A=1"], ["+cluster.environment.A=2"], ["+cluster.environment.A=2"]),
         (["nodes=2"], ["wait=true"], ["nodes=2", "wait=true"]),
     ],
 )
@@ -82,3 +90,56 @@ def test_a_resumed_run_is_what_it_was_but_for_what_is_said(
     before: list[str], now: list[str], result: list[str]
 ) -> None:
     assert merged(before, now) == result
+
+
+def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refused("sbatch refused the job: invalid account")
+
+    run = Run.create(tmp_path / "run")
+    before, now = plan_of(nodes=2), plan_of(nodes=4)
+    run.write_record(before, {}, {"token": "token", "overrides": ["nodes=2"]})
+    monkeypatch.setattr(submit, "_problem", lambda plan: None)
+    monkeypatch.setattr(submit, "look", lambda *_: SimpleNamespace(state=RunState.STOPPED))
+    monkeypatch.setattr(submit, "_start", refuse)
+    for _ in range(2):
+        with pytest.raises(Refused, match="invalid account"):
+            submit.resume(run, submit.Prepared(now, "token", ()), {}, ["nodes=4"])
+        assert run.plan().nodes == 2
+        assert run.record()["overrides"] == ["nodes=2"]
+        assert not list(run.path.glob("record-*.json"))
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.pbs, Scheduler.slurm])
+def test_an_element_of_an_array_goes_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler
+) -> None:
+    """It has neither a record nor an environment of its own: both are the array's."""
+    array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
+    plan = bare_plan(scheduler=scheduler.value, run_dir=str(array.path), checkpoint_dir=f"{array.path}/checkpoints")
+    array.write_record(plan, {}, {"token": "token"})
+    array.write_environment("export A=1\n")
+    monkeypatch.setenv("PBS_JOBID", "7[3].server")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    asked: list[Any] = []
+
+    def submit_after(*arguments: Any) -> str:
+        asked.extend(arguments)
+        return "8"
+
+    monkeypatch.setattr(again, "submit_after", submit_after)
+    own = again._plan(element)
+    assert again._resubmit(own, Attempt(element, 1)) == "8"
+    assert asked[:4] == [
+        own,
+        "7[3].server" if scheduler is Scheduler.pbs else "7",
+        f"{element.path}/script.sh",
+        "token-3-2",
+    ]
+    assert f"LAUNCHER_RUN_DIR={element.path}\n" in (element.path / "script.sh").read_text()
+    environment = element.path / "environment.sh"
+    assert environment.exists() == (scheduler is Scheduler.pbs)
+    if environment.exists():
+        assert environment.read_text() == "export A=1\n"

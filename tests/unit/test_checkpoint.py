@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
@@ -436,6 +437,22 @@ def test_a_fence_that_is_closed_ends_all_saving(make: Any, tmp_path: Path) -> No
         checkpointer.save(3, state(3))
     assert names(tmp_path) == ["step-000000001"]
     checkpointer._final = None  # so that it can be closed
+
+
+def test_a_fence_that_cannot_be_read_is_asked_again_at_the_next_save(make: Any, tmp_path: Path) -> None:
+    answers = [OSError(errno.ESTALE, "Stale file handle"), None]
+
+    def fence() -> None:
+        if error := answers.pop(0):
+            raise error
+
+    checkpointer = make()
+    checkpointer._fence = fence
+    checkpointer.save(1, state(1))
+    checkpointer.wait()
+    assert names(tmp_path) == []
+    checkpointer.save(2, state(2), wait=True)
+    assert names(tmp_path) == ["step-000000002"]
 
 
 @pytest.mark.parametrize(

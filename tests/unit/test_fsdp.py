@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from launcher.config import FSDPLm, Precision
 from launcher.node import Env
+from launcher.node.checkpoint_state import Content
 from launcher.node.settings import Settings
 from tests.unit.workload_ranks import RankResult, run_ranks
 from workloads import gpt, training
@@ -305,6 +306,31 @@ def test_an_evaluation_counts_each_window_once_at_any_number_of_ranks() -> None:
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-6)
     few = run_ranks(evaluated, small(eval_windows=2), 4)[0].metrics["val_loss"]  # two ranks have none
     assert few == pytest.approx(losses[0], rel=0.05) and few != losses[0]
+
+
+def saved_in_an_evaluation(config: FSDPLm, env: Env) -> dict[str, Any]:
+    """Names and shapes of what would be saved before an evaluation and at each of its boundaries."""
+    trainer = Trainer(config, env, Settings())
+    trainer.step(0, trainer.sampler.batch(0, 0))
+
+    def saved() -> list[str]:
+        tensors = Content.of(trainer.state()).tensors
+        return sorted(f"{name} {type(tensor).__name__} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+
+    seen = [saved()]
+    trainer.resumable.boundary = lambda step: seen.append(saved())  # type: ignore[method-assign]
+    trainer.evaluate(1)
+    trainer.step(1, trainer.sampler.batch(0, 1))
+    return {"seen": [*seen, saved()], "known": len(trainer.optimizer.state)}
+
+
+def test_what_is_saved_in_an_evaluation_is_the_whole_state() -> None:
+    """There the weights outside of blocks are gathered, and the optimizer knows those that are not."""
+    for result in run_ranks(saved_in_an_evaluation, small(micro_batch_size=1, eval_windows=4), 2):
+        seen = result.metrics["seen"]
+        assert len(seen) == 4 and seen[1:] == seen[:1] * 3
+        assert any(each.startswith("optimizer.tokens.weight.exp_avg DTensor") for each in seen[0])
+        assert result.metrics["known"] == len([each for each in seen[0] if each.startswith("model.")])
 
 
 def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:

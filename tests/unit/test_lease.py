@@ -68,7 +68,7 @@ def test_the_lease_of_the_living_is_not(sandbox: Sandbox) -> None:
 
 
 def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "LEASE_PATIENCE", 2)
+    monkeypatch.setattr(render, "LEASE_PATIENCE", 6)  # more than one of them holds it, also on a busy machine
     held(sandbox).write_text("dead 0 node1\n")
     script = sandbox.folder / "script.sh"
     log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
@@ -118,6 +118,16 @@ def test_an_attempt_that_has_lost_the_run_is_told(tmp_path: Path, monkeypatch: p
     (tmp_path / "lease").unlink()
     with pytest.raises(lease.LeaseLost, match="nobody holds"):
         lease.require()
+
+
+def test_where_there_are_no_hard_links_an_attempt_holds_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / ".lease-7-1234"
+    own.write_text("7 2 node1\n")
+    for name, value in (("RUN_DIR", str(tmp_path)), ("ATTEMPT", "2"), ("JOB_ID", "7"), ("LEASE", str(own))):
+        monkeypatch.setenv(f"LAUNCHER_{name}", value)
+    lease.require()
 
 
 def until(condition: object, patience: float = 20) -> None:

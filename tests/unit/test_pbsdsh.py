@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from launcher import held
 from launcher.errors import ConfigError
-from launcher.node import pbsdsh
+from launcher.node import pbs_task, pbsdsh
 from launcher.node.hostlist import hosts_of
-from launcher.node.pbs_task import exports
+from launcher.node.pbs_task import PbsTask, exports
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,27 @@ def test_pbsdsh_is_found_where_pbs_is_installed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(command.parent) if on_path else "/bin")
     monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / ("none" if on_path else "pbs.conf")))
     assert pbsdsh.find() == str(command)
+
+
+def test_a_task_that_was_told_to_stop_is_over_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PBS kills a deleted job soon, and until then its pbsdsh hears nothing of the end of a task."""
+    monkeypatch.setattr(pbs_task, "PATIENCE", float("inf"))
+    deaf = tmp_path / "pbsdsh"
+    deaf.write_text('#!/bin/bash\nshift 3\nsetsid "$@"\nexec sleep 1000\n')
+    deaf.chmod(0o755)
+    (tmp_path / "task.sh").write_text(
+        f"trap : TERM\necho $$ >{tmp_path}/0.pid\nsleep 1000\necho 75 >{tmp_path}/0.exit\n"
+    )
+    task = PbsTask(str(deaf), 0, "here", tmp_path, 0, 0)
+    task.start()
+    try:
+        while not (tmp_path / "0.pid").read_text():
+            time.sleep(0.01)
+        assert task.poll() is None
+        task.terminate()
+        while not ((tmp_path / "0.exit").exists() and (tmp_path / "0.exit").read_text()):
+            time.sleep(0.01)
+        assert task.poll() == 75
+    finally:
+        task.kill()
+        task.poll()

@@ -79,7 +79,7 @@ def test_a_lost_member_is_done_without_also_the_first(member: Callable[..., Roun
 @pytest.mark.parametrize("lost", [0, 1])
 def test_who_does_not_come_is_given_up(member: Callable[..., Rounds], lost: int) -> None:
     """Nobody knows yet that it is lost; if it is the master to be, the next one takes its place."""
-    all_three = [member(index, heartbeat=5) for index in range(3)]
+    all_three = [member(index, heartbeat=10) for index in range(3)]
     first = [meeting for _, meeting in together(*(each.first for each in all_three))]
     left = [index for index in range(3) if index != lost]
     second = together(*(lambda index=index: all_three[index].next(1, first[index], ()) for index in left))
