@@ -259,7 +259,7 @@ class FSDPLm(Workload):
 class Config:
     """The root: what one run asks for."""
 
-    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm
+    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm, fsdp_lm
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import threading
 import time
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,6 +50,7 @@ from launcher.checkpoints import (
 )
 from launcher.node import checkpoint_files as files
 from launcher.node import pulse
+from launcher.node.checkpoint_peers import Peers
 from launcher.node.checkpoint_state import Content, Copying, Staging, fill, merge, owners, size_of
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
@@ -59,11 +59,8 @@ from launcher.runs import RunError, require_private
 __all__ = ["Checkpointer", "Loaded", "merge"]
 
 SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
-MESSAGE = 1 << 10  # bytes of a message that is sent at once
 SLACK = 1 << 20  # bytes beyond the tensors for which there must be space
 TIMEOUT = timedelta(hours=1)  # in which the slowest rank must have written its part
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -139,77 +136,6 @@ class _Outcome:
     final: bool = False  # no later save can do better
 
 
-class _Peers:
-    """All ranks; what one of them raises, all of them raise."""
-
-    def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None) -> None:
-        self.rank, self.world_size, self.group = rank, world_size, group
-        self.many = world_size > 1
-
-    def gather(self, mine: T) -> list[T]:
-        """Of all ranks on rank 0, elsewhere nothing."""
-        if not self.many:
-            return [mine]
-        all_of_them: list[Any] = [None] * self.world_size if self.rank == 0 else []
-        dist.gather_object(mine, all_of_them if self.rank == 0 else None, dst=0, group=self.group)
-        return all_of_them
-
-    def on_first(self, function: Callable[[], T]) -> T:
-        """The function's result on rank 0, or what it raised there, on all ranks."""
-        told = _attempt(function) if self.rank == 0 else (None, None)
-        return cast(T, _result(self._broadcast(told) if self.many else told))
-
-    def _broadcast(self, told: T) -> T:
-        """Rank 0's, in one message if it is small (broadcast_object_list always needs two)."""
-        message = pickle.dumps(told)
-        first = torch.zeros(MESSAGE, dtype=torch.uint8)
-        if self.rank == 0:
-            head = len(message).to_bytes(8, "big") + message[: MESSAGE - 8]
-            first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        dist.broadcast(first, src=0, group=self.group)
-        head = bytes(first.tolist())
-        size = int.from_bytes(head[:8], "big")
-        if size <= MESSAGE - 8:
-            message = head[8 : 8 + size]
-        else:
-            rest = torch.empty(size, dtype=torch.uint8)
-            if self.rank == 0:
-                rest = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-            dist.broadcast(rest, src=0, group=self.group)
-            message = bytes(rest.tolist())
-        return cast(T, pickle.loads(message))  # noqa: S301  # as torch's own collectives of objects do
-
-    def on_all(self, function: Callable[[], T]) -> list[T]:
-        """The function's results on all ranks, or what it raised on any of them."""
-        mine = _attempt(function)
-        told: list[Any] = [mine]
-        if self.many:
-            told = [None] * self.world_size
-            dist.all_gather_object(told, mine, group=self.group)
-        for rank, (_, error) in enumerate(told):
-            if error is not None and not isinstance(error, CheckpointError):
-                raise CheckpointError(f"rank {rank}: {error}")
-        return [_result(each) for each in told]
-
-
-def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str | None]:
-    try:
-        return function(), None
-    except CheckpointError as error:
-        return None, error
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
-        return None, files.words(error)
-
-
-def _result(told: tuple[T, CheckpointError | str | None]) -> T:
-    value, error = told
-    if isinstance(error, CheckpointError):
-        raise error
-    if error is not None:
-        raise CheckpointError(error)
-    return value
-
-
 class Checkpointer:
     """Saves and loads the checkpoints of one folder. All ranks make one and call its methods in the same order."""
 
@@ -255,7 +181,7 @@ class Checkpointer:
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if own_group else None
-        self._peers = _Peers(env.rank, env.world_size, self._group)
+        self._peers = Peers(env.rank, env.world_size, self._group)
         self._verify, self._attempt, self._fence = verify, attempt, fence
         self._first = env.rank == 0
         self._threads = max(1, min(8, len(os.sched_getaffinity(0)) // env.local_world_size))
@@ -694,7 +620,7 @@ class Checkpointer:
 class _Opened:
     """A checkpoint, read into the tensors of a state."""
 
-    def __init__(self, path: Path, manifest: Manifest, wanted: Content, peers: _Peers) -> None:
+    def __init__(self, path: Path, manifest: Manifest, wanted: Content, peers: Peers) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
         self._tensors: dict[str, torch.Tensor] | None = None
         self.values: dict[Any, Any] = {}
