@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo  # 1.7 s, which DDP and optimizers would take at first use: in every rank, and after every restart
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
