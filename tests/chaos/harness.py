@@ -221,16 +221,16 @@ class Chaos:
         newest, blow = self.newest(), Blow(kind, self.step())
         self.blows.append(blow)
         safe = checkpoints.step_of(newest.name) if newest else None
-        pids, began = {rank["pid"] for rank in self.ranks()}, time.monotonic()
+        life, began = self.told("now")["life"], time.monotonic()
         self.faults()[kind]()
         lowest = blow.at
 
         def further() -> bool:
             nonlocal lowest
             now = self.told("now")
-            if now.get("pid") not in pids:
+            if now.get("life") != life:
                 lowest = min(lowest, int(now.get("step", lowest)))
-            new = now.get("pid") not in pids or kind in HARMLESS
+            new = now.get("life") != life or kind in HARMLESS
             return (new and self.step() > blow.at + 1) or self.state() == "done"
 
         self.until(further, f"after {kind} at step {blow.at}", resume=True)

@@ -25,12 +25,14 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     folder.mkdir(mode=0o700, exist_ok=True)
     write(folder / f"rank-{env.rank}", pid=os.getpid(), agent=os.getppid(), attempt=run.attempt, world=env.world_size)
 
+    life = os.urandom(8).hex()  # process ids come again
+
     class Slowly(Trainer):
         def step(self, step: int, chosen: Any) -> Any:
             if not (folder / "fast").exists():
                 time.sleep(PAUSE)
             if env.rank == 0:
-                write(folder / "now", step=step, attempt=run.attempt, world=env.world_size, pid=os.getpid())
+                write(folder / "now", step=step, attempt=run.attempt, world=env.world_size, pid=os.getpid(), life=life)
             return super().step(step, chosen)
 
     return dict(Slowly(config, env).run())

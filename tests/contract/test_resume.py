@@ -9,6 +9,7 @@ import pytest
 
 from tests.launch import PYTHON, ROOT, Launcher
 
+local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main", "nodes=2")
 
 
@@ -36,7 +37,7 @@ def is_over(launcher: Launcher) -> None:
 
 def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None:
     """100 steps take 30 s, and an attempt has 25 with its start (Slurm counts whole minutes)."""
-    result = launcher.run(*STEPS, "time=1m", "resume.lead=35s", STEPS="100", STEP_TIME="0.3")
+    result = launcher.run(*STEPS, "time=2m", "resume.lead=95s", STEPS="100", STEP_TIME="0.3")
     assert result.code == 0, result.output
     assert result.metrics["sum"] == [100.0] * 4
     assert int(str(result.metrics["attempt"])) >= 1
@@ -68,6 +69,7 @@ def test_a_stop_file_ends_it_and_resume_goes_on_at_another_size(launcher: Launch
     assert "is done: there is nothing to resume" in again.stderr
 
 
+@local
 def test_a_save_file_saves_and_the_run_goes_on(launcher: Launcher) -> None:
     run_dir = submitted(launcher, STEPS="100000", STEP_TIME="0.05")
     begun(launcher)
@@ -96,6 +98,7 @@ def test_a_cancelled_run_has_saved_and_does_not_go_on(launcher: Launcher) -> Non
     assert (launcher.last().result() or {})["begun"] == at
 
 
+@local
 def test_two_attempts_without_progress_are_enough(launcher: Launcher) -> None:
     result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", STEPS="100000", STEP_TIME="0.1", NEVER_SAVE="1")
     assert result.code == 93, result.output
@@ -104,6 +107,7 @@ def test_two_attempts_without_progress_are_enough(launcher: Launcher) -> None:
     assert launcher.status()["state"] == "failed"
 
 
+@local
 def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
     result = launcher.run(*STEPS, "time=1m", "resume.lead=55s", "resume.how=never", STEPS="100000", STEP_TIME="0.1")
     assert result.code == 75, result.output
@@ -111,13 +115,14 @@ def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
     assert len(result.run.attempts()) == 1
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "pbs"], indirect=True)
-@pytest.mark.parametrize("how", ["resubmit", "chain"])
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("slurm", "resubmit"), ("slurm", "chain"), ("pbs", "chain")], indirect=["launcher"]
+)
 def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
     result = launcher.run(
         *STEPS,
-        "time=1m",
-        "resume.lead=35s",
+        "time=2m",
+        "resume.lead=95s",
         f"resume.how={how}",
         "resume.max_attempts=20",
         STEPS="100",
@@ -143,7 +148,7 @@ def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
         (["min_nodes=9"], 2, "min_nodes=9 is more than nodes=1"),
     ],
 )
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # nothing reaches a scheduler
+@local
 def test_what_cannot_be_resumed_is_told_and_loses_nothing(
     launcher: Launcher, words: list[str], code: int, told: str
 ) -> None:
@@ -157,7 +162,7 @@ def test_what_cannot_be_resumed_is_told_and_loses_nothing(
     assert {path: path.read_bytes() for path in result.run.path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # the command is the same everywhere
+@local
 def test_a_resumed_run_starts_where_it_was_submitted(launcher: Launcher, tmp_path: Path) -> None:
     """And not where `resume` was typed: what the run imports is found by its folder."""
     result = launcher.run(
