@@ -7,7 +7,10 @@ import sys
 
 from benchmarks.measure import Result
 
-MODULES = ("login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "restart", "pbs")
+MODULES = (
+    "login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "stop", "invariant", "restart",
+    "pbs",
+)  # fmt: skip
 
 
 def table(results: list[Result]) -> str:

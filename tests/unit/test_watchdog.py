@@ -72,8 +72,8 @@ WRITER = """
 import sys, time
 from launcher.node import watchdog
 watchdog.serve(int(sys.argv[1]))
-print(flush=True)
 def stuck():
+    print(flush=True)
     time.sleep(60)
 stuck()
 """
