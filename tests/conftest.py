@@ -9,6 +9,7 @@ For test authors:
 - The table then counts the test by itself. A test of another backend, or one that runs inside an allocation, says so:
   `@pytest.mark.backend("local", "this machine")`, `@pytest.mark.backend("local", "allocation inside {slurm}")`;
   one that only knows while it runs calls the fixture: `ran_against("pbs", "OpenPBS 23.06, 2 nodes")`.
+- With --numprocesses each process of pytest has clusters of its own; nothing may ask for a fixed port or path.
 - Where no Slurm can run, such tests skip and the table says why. With CI=true they fail: a green CI means that the
   real thing ran.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -80,15 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note on each item what it will run against: its marker's words, or else the cluster fixture it asks for.
-
-    With --dist=loadgroup, those of one cluster run in one process, which alone starts it.
-    """
+    """Note on each item what it will run against: its marker's words, or else the cluster fixture it asks for."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group(_group(item, fixtures)))
         if marker := item.get_closest_marker("backend"):
             name, against = marker.args
             _record(item, name, against.replace("{slurm}", _slurm()))
@@ -100,15 +96,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _record(item, "slurm", f"{_slurm()}, 4 real nodes, accounting")
         elif "slurm" in fixtures:
             _record(item, "slurm", f"{_slurm()}, 4 real nodes, no accounting")
-
-
-def _group(item: pytest.Item, fixtures: Collection[str]) -> str:
-    """Slurm's tests share its daemons, PBS's the server; the others share nothing but are kept out of their way."""
-    named = getattr(item, "callspec", None) and item.callspec.params.get("launcher")  # type: ignore[attr-defined]
-    if named in ("slurm", "allocation") or not {"slurm", "slurm_with_accounting"}.isdisjoint(fixtures):
-        return "slurm"
-    pbs = named == "pbs" or item.path.parent.name == "pbs" or not {"pbs", "pbs_stand_in"}.isdisjoint(fixtures)
-    return "pbs" if pbs else "here"
 
 
 @pytest.fixture
