@@ -126,8 +126,10 @@ def _plan(run: Run) -> JobPlan:
 
 def _ending(plan: JobPlan, told: bool) -> str | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
-    deadline = os.environ.get("LAUNCHER_DEADLINE")
-    if deadline and time.time() >= float(deadline):
+    left = float(os.environ.get("LAUNCHER_DEADLINE", "inf")) - time.time()
+    if plan.scheduler == Scheduler.allocation.value and left <= plan.lead:
+        return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
+    if left <= 0:
         return None
     if plan.scheduler != Scheduler.slurm.value:
         return "its job was told to stop" if told else None

@@ -23,9 +23,11 @@ def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
     slurm.reset()
 
 
-def inside(launcher: Launcher, command: list[str], *overrides: str) -> subprocess.CompletedProcess[str]:
+def inside(
+    launcher: Launcher, command: list[str], *overrides: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, PYTHON, "-m", "launcher", *FINE, *overrides], env=launcher.environ, cwd=ROOT,
+        [*command, PYTHON, "-m", "launcher", *FINE, *overrides], env=launcher.environ | environment, cwd=ROOT,
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
@@ -55,6 +57,23 @@ def test_outside_of_an_allocation_it_is_refused(launcher: Launcher) -> None:
     done = inside(launcher, [])
     assert done.returncode == 2
     assert "get one with salloc first" in done.stderr
+
+
+def test_a_run_saves_before_its_allocation_ends_and_can_be_resumed_in_another(launcher: Launcher) -> None:
+    """The allocation has a minute, of which the lead leaves 15 s; 5000 steps would take 250."""
+    steps = ("workload.entry=tests.chaos.steps:main", "resume.lead=45s", "run_id=steps")
+    salloc = ["salloc", "--quiet", "--nodes=2"]
+    done = inside(launcher, [*salloc, "--time=1"], *steps, STEPS="5000", STEP_TIME="0.05")
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "steps stopped: its time is nearly up" in done.stderr
+    assert "; the time of its allocation is nearly up" in done.stderr
+    resume = [*salloc, PYTHON, "-m", "launcher", "resume", "steps", f"runs_dir={launcher.runs_dir}"]
+    done = subprocess.run(
+        resume, env=launcher.environ | {"STEPS": "1", "STEP_TIME": "0"}, cwd=ROOT, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (launcher.last().result() or {})["begun"] > 0
 
 
 def test_ctrl_c_ends_the_run_and_leaves_nothing(launcher: Launcher) -> None:

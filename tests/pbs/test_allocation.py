@@ -89,7 +89,7 @@ def test_a_failing_rank_ends_the_run_and_is_blamed(in_job: InJob, kind: str, cau
 
 def test_the_exit_code_comes_through(in_job: InJob) -> None:
     launcher = in_job()
-    assert launcher.fault("stops_for_resume").code == 75
+    assert launcher.fault("stops_for_resume", "resume.how=never").code == 75
     assert launcher.status()["state"] == "stopped"
 
 
