@@ -8,6 +8,7 @@
 | `hang`, `stacks/I` | an agent's ranks are silent; the stacks of each agent's ranks |
 | `regroup` | a node came back: save, and begin a new round |
 | `beat/I` | agent I lives |
+| `forked` | the first agent has forked its ranks |
 | `ended`, `parted`, `leaving/I` | how many agents' ranks have ended; who has read the outcome; who was told to stop |
 """
 

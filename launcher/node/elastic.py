@@ -45,6 +45,7 @@ from launcher.plan import JobPlan
 
 LATE = 3.0  # seconds that one who had to kill its ranks waits for the others
 CLOSING = 10.0  # seconds that the master's agent waits for the others to have read the outcome
+AT_ONCE = 0.2  # seconds for which the first agent's fork is awaited before this agent looks after its ranks
 STACKS = 5.0  # seconds in which all agents have told the stacks of their ranks
 
 
@@ -148,6 +149,8 @@ class Agent(LocalElasticAgent):
         self._handed: set[tuple[int, signal.Signals]] = set()
         self._detective = self._told_stacks = self._too_late = False
         self._before = orphans.children()
+        self._gate = multiprocessing.get_context("fork").Event()
+        self._lives = history.round if history.listened else 0  # a preflight may have begun rounds before any rank
         means.pulse.clear()
         means.stacks.clear()
         spec = WorkerSpec(
@@ -157,7 +160,7 @@ class Agent(LocalElasticAgent):
             max_restarts=0,
             monitor_interval=1e-3,  # _monitor_workers waits
             entrypoint=run_rank,
-            args=(plan, meeting.members, index, means.pulse, means.stacks, os.getpid(), history.round),
+            args=(plan, meeting.members, index, means.pulse, means.stacks, os.getpid(), self._lives, self._gate),
         )
         super().__init__(
             spec,
@@ -226,7 +229,32 @@ class Agent(LocalElasticAgent):
         ranks = [(local, self._first_rank + local) for local in range(self._me.ranks)]
         return [Worker(local, rank, rank, world, world) for local, rank in ranks]
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Forks the ranks; they use the store when the first agent has forked all of its own.
+
+        The thread that serves its store looks up the name of whoever connects. A process that is forked at that moment
+        gets glibc's lock of the resolver as it is, held, and would wait for it for ever (1 of 77 restarts of 4 ranks).
+        """
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        if self._index == 0:
+            with contextlib.suppress(LineDead):
+                self._board.ask(lambda store: store.set("forked", "1"))
+            self._gate.set()
+        give_up = time.monotonic() + AT_ONCE
+        while not self._gate.is_set() and time.monotonic() < give_up:
+            self._open_gate()
+            time.sleep(LOOK / 10)
+        return started
+
+    def _open_gate(self) -> None:
+        """Lets the ranks use the store, if the first agent has forked its own."""
+        if not self._gate.is_set():
+            with contextlib.suppress(LineDead):  # which is looked at elsewhere
+                if self._board.ask(lambda store: store.check(["forked"])):
+                    self._gate.set()
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._open_gate()
         self._wait_for_ranks()
         signs = self.means.pulse.signs()
         self._listened = self._listened or any(sign.listens for sign in signs)

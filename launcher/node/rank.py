@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from enum import Enum
+from multiprocessing.synchronize import Event
 from typing import Any, get_type_hints
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
@@ -32,7 +33,7 @@ SYMPTOM_DELAY = 2.0  # seconds
 
 def run_rank(
     plan: JobPlan, members: Sequence[Member], index: int,
-    signs: pulse.Pulse, stacks: watchdog.Stacks, agent: int, round_number: int,
+    signs: pulse.Pulse, stacks: watchdog.Stacks, agent: int, round_number: int, gate: Event,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the workload in this process, whose RANK the agent has set.
 
@@ -44,6 +45,7 @@ def run_rank(
         stacks: where they write their stacks when they hang.
         agent: its process id.
         round_number: how often ranks of this attempt were started before.
+        gate: opens when the store may be used.
 
     Returns:
         The workload's metrics.
@@ -67,7 +69,7 @@ def run_rank(
         os.environ.pop(variable, None)
 
     try:
-        return _run_workload(plan)
+        return _run_workload(plan, gate)
     except SystemExit as leave:
         if isinstance(leave.code, str):
             raise RuntimeError(f"sys.exit({leave.code!r})").with_traceback(leave.__traceback__) from None
@@ -92,11 +94,12 @@ def final(error: Exception) -> bool:
     return isinstance(error, errors.LauncherError) or "WorkloadError" in names
 
 
-def _run_workload(plan: JobPlan) -> dict[str, Any]:
+def _run_workload(plan: JobPlan, gate: Event) -> dict[str, Any]:
     from launcher.node import process_group
 
     module, _, function = plan.entry.partition(":")
     workload = getattr(importlib.import_module(module), function)
+    gate.wait(plan.rendezvous_timeout)
     env = process_group.init(
         plan.backend, plan.device, rendezvous_timeout=plan.rendezvous_timeout, timeout=plan.timeout
     )
