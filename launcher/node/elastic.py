@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
@@ -35,6 +36,7 @@ from launcher.node.board import LOOK, Board
 from launcher.node.events import Events
 from launcher.node.line import LineDead
 from launcher.node.logs import Logs, log_name, users_frames
+from launcher.node.paces import Paces
 from launcher.node.pulse import Pulse, Sign
 from launcher.node.rank import LOST_PEER, run_rank
 from launcher.node.rendezvous import Meeting
@@ -150,6 +152,7 @@ class Agent(LocalElasticAgent):
         self._detective = self._told_stacks = self._too_late = False
         self._before = orphans.children()
         self._gate = multiprocessing.get_context("fork").Event()
+        self._paces = Paces(plan, means.attempt, means.events, self._board, meeting, index, history.round)
         self._lives = history.round if history.listened else 0  # a preflight may have begun rounds before any rank
         means.pulse.clear()
         means.stacks.clear()
@@ -215,8 +218,11 @@ class Agent(LocalElasticAgent):
                 time.sleep(LOOK)
 
     def close(self) -> None:
-        """No thread and no process of this round is left."""
+        """No thread, no process and no temporary file of this round is left."""
         self._board.close()
+        if self._pcontext and self._context._pc:  # torch leaves the file of a rank that raised in /tmp
+            for path in self._context._pc.error_files:
+                Path(path).unlink(missing_ok=True)
         orphans.kill(self._before)
 
     # -- what torch's agent asks for
@@ -538,6 +544,7 @@ class Agent(LocalElasticAgent):
             if self._detective and self._board.heard["hang"].endswith(self._me.host):
                 self._blame()
                 return True
+        self._paces.look(self.means.pulse.paces(), now)
         if self._index == 0:
             if self._not_joined():
                 return True
