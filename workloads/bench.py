@@ -1,13 +1,12 @@
-"""What the communication workloads share: test values, comparing, timing by the slowest rank, sizes, tables."""
+"""What the communication workloads share: test values, comparing, timing by the slowest rank, tables."""
 
 from __future__ import annotations
 
-import re
-import statistics
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, ParamSpec
 
 import torch
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads import names
-from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:
     from launcher.node import Env
@@ -32,20 +30,7 @@ _EXACT = {
     torch.int32: 2**31 - 1,
     torch.int8: 2**7 - 1,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes in `4`, `64K`, `1.5M` or `1GiB`; units are powers of 1024.
-
-    Raises:
-        ValueError: the text is no size, or one of zero bytes.
-    """
-    match = _SIZE.fullmatch(str(text).strip())
-    size = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")) if match else 0
-    if size == 0:
-        raise ValueError(f"{text!r} is not a size: write it as 512, 64K or 1M")
-    return size
+_PERIOD = 2**30 - 1  # the values of a key repeat after so many
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -68,23 +53,22 @@ class Values:
     device: torch.device
     seed: int
 
-    def make(self, count: int, *key: object, summands: int = 1, summand: int = 0) -> Tensor:
-        """`count` values for the key, [count].
+    def make(self, count: int, *key: object, start: int = 0, most: int | None = None) -> Tensor:
+        """The values of a key from number `start` on, [count]: whole numbers from 0 to `most` or, where that is not one
+        less than a power of two, to the next such number below. Without `most`, as far as the type is exact."""
+        mask = (1 << ((self.limit if most is None else most) + 1).bit_length() - 1) - 1
+        mark = zlib.crc32(repr((self.seed, *key)).encode()) & _PERIOD
+        # 32-bit arithmetic that wraps around, in place: this is most of what verifying large buffers costs.
+        mixed = torch.arange(count, dtype=torch.int32, device=self.device)
+        mixed.add_((start + mark) & _PERIOD).bitwise_and_(_PERIOD)
+        mixed.mul_(-1640531535).bitwise_xor_(mixed >> 15)
+        mixed.mul_(-2048144789).bitwise_xor_(mixed >> 13)
+        return mixed.bitwise_xor_(mark).bitwise_and_(mask).to(self.dtype)
 
-        The sum of `summands` such tensors is exact in the type, if each is made with its own 0 <= `summand` <
-        `summands`. Where there are more summands than the type can hold ones, only some are not zero at each place.
-        """
-        limit = _EXACT[self.dtype]
-        top = max(1, limit // summands)
-        start = zlib.crc32(repr((self.seed, *key)).encode())
-        index = torch.arange(count, dtype=torch.int64, device=self.device)
-        mixed = ((index + start) & 0x7FFFFFFF) * 0x9E3779B1 & 0x7FFFFFFF
-        mixed = ((mixed ^ mixed >> 15) * 0x85EBCA6B & 0x7FFFFFFF) ^ start
-        values = (mixed ^ mixed >> 13) % (top + 1)
-        every = -(-summands // limit)
-        if every > 1:
-            values = torch.where((index + summand) % every == 0, values, 0)
-        return values.to(self.dtype)
+    @property
+    def limit(self) -> int:
+        """The largest whole number up to which all whole numbers are exact in the type."""
+        return _EXACT[self.dtype]
 
     def poison(self, count: int) -> Tensor:
         """A buffer to receive into, [count], filled with a value that `make` never gives."""
@@ -110,26 +94,46 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def slowest_median(seconds: Sequence[float], iterations: int, env: Env) -> float:
-    """Median over iterations of their time as the slowest rank sees it, in seconds. All ranks must call it.
+def time_calls(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of `count` calls by this process's clock, each begun when `meet` (a barrier) lets go.
 
-    `seconds` are this rank's times, equally many for each iteration and one iteration after the other; an iteration
-    takes the sum of its parts, each as long as on the rank that was slowest in it.
+    For operations that are over when the call returns. The loop does nothing else: it is what
+    benchmarks/fabric.py compares with a hand-written one.
     """
+    clock = time.perf_counter
+    seconds = []
+    for _ in range(count):
+        meet()
+        began = clock()
+        done = call()
+        seconds.append(clock() - began)
+        del done  # what it returned costs time to free, which is none of the operation's
+    return seconds
+
+
+def time_on_device(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of `count` calls by events on the current CUDA stream, behind one barrier.
+
+    For operations that are over when the stream is: the calls are queued one behind the other, and the clock is the
+    GPU's.
+    """
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    meet()
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
+
+
+def slowest(seconds: Sequence[float], env: Env) -> list[float]:
+    """Of each iteration its time on the rank where it took longest, in seconds. All ranks must call it, with equally
+    many."""
     times = torch.tensor(seconds, dtype=torch.float64, device=env.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return statistics.median(times.view(iterations, -1).sum(1).tolist())
-
-
-def check_iterations(iterations: int, warmup: int = 0) -> None:
-    """
-    Raises:
-        WorkloadError: there would be nothing to time.
-    """
-    if iterations < 1 or warmup < 0:
-        raise WorkloadError(
-            f"workload.iterations={iterations} and workload.warmup={warmup}: at least 1 iteration, and 0 to warm up"
-        )
+    return [float(each) for each in times.tolist()]
 
 
 class Table:

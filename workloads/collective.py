@@ -1,218 +1,212 @@
-"""Run collective operations on all ranks or on groups of them, and verify every result: the workload `collective`."""
+"""Measure collective operations over many sizes, on all ranks or on groups of them, and verify every one: the workload
+`collective`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-from torch import Tensor
-
-from workloads import bench, names
-from workloads.operations import BY_NAME, Case, Operation
-from workloads.ranks import WorkloadError, gather, introduce, name_ranks, raise_together, say
+from workloads import results, roof, tables
+from workloads.operations import BY_NAME
+from workloads.ranks import WorkloadError, gather, introduce, say
+from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
 
 if TYPE_CHECKING:
     from launcher.config import Collective
     from launcher.node import Env
 
-TABLE = bench.Table(("op", -14), ("group", -6), ("ranks", 8), ("bytes", 12), ("time(us)", 10), ("#wrong", 7))
+WIDTH = 76  # columns of a terminal of 80 beside the rank
+FAULTS = 10  # that an error tells; the table has them all
 
 
-@dataclass(frozen=True)
-class Groups:
-    """All groups of one kind. Every rank is in exactly one of them: `mine`, which has `ranks`."""
+class Report:
+    """What rank 0 says and writes while the others only measure."""
 
-    kind: str
-    members: tuple[tuple[int, ...], ...]
-    mine: dist.ProcessGroup
-    ranks: tuple[int, ...]
+    def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
+        from launcher.node import run_dir
 
-    def __str__(self) -> str:
-        """`4` ranks, or `2 x 3`: 2 groups of 3 ranks."""
-        sizes = sorted({len(ranks) for ranks in self.members})
-        size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
-        return size if len(self.members) == 1 else f"{len(self.members)} x {size}"
+        self.settings, self.env = settings, env
+        self.roof = roof.measure(env)
+        folder = run_dir() if env.rank == 0 else None
+        conditions = results.conditions(config, env)
+        self.results = results.Results("collective", conditions, vars(self.roof), folder)
+        self.table: list[Row] = []
+        self.headed = False
 
+    def say(self, *lines: str) -> None:
+        if self.env.rank == 0:
+            for line in lines:
+                say(line)
 
-@dataclass(frozen=True)
-class Outcome:
-    """One operation on one kind of groups: its largest buffer in bytes, time in seconds, wrong and checked elements.
+    def tell(self, text: str) -> None:
+        """A sentence, in as many lines as it takes."""
+        self.say(*textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 
-    `wrong` counts over all ranks and iterations, and is None where nobody can know. `faults` says who had how many
-    wrong. `missing` is the reason if the backend does not have the operation.
-    """
+    def begin(self, sweep: Sweep) -> None:
+        """The title of a table, and its head where it is not the one above."""
+        settings, row = self.settings, sweep.identity(0, "")
+        if len(settings.sizes) > 1 or not self.headed:
+            self.say(*[""] * self.headed, *tables.head())
+        self.headed, self.table = True, []
+        of = (row["dtype"], settings.redop, row["root"], settings.async_op)
+        self.say(tables.title(row["op"], row["group"], row["ranks"], *of))
 
-    operation: str
-    group: str
-    ranks: str
-    bytes: int
-    seconds: float
-    wrong: int | None
-    checked: int
-    faults: tuple[str, ...] = ()
-    missing: str = ""
+    def add(self, rows: tuple[Row, ...]) -> None:
+        """One size is done."""
+        self.table += rows
+        self.results.add(*rows)
+        where = {row["place"]: row for row in rows}
+        self.say(tables.line(where.get("out"), where.get("in")))
 
-    def row(self) -> str:
-        if self.missing:
-            return f"{TABLE.row(self.operation, self.group, self.ranks, self.bytes, '-', '-')}  {self.missing}"
-        wrong = "-" if self.wrong is None else self.wrong
-        size = self.bytes if self.checked or self.operation != "barrier" else "-"
-        return TABLE.row(self.operation, self.group, self.ranks, size, bench.microseconds(self.seconds), wrong)
+    def end(self, groups: Groups) -> None:
+        """The last line of a table."""
+        if text := tables.summary(self.table, *self._roof_of(groups)):
+            self.say(text)
 
+    def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
+        """The hardware's speed below a group, in bytes a second, and what it is of. Within a node NCCL uses no socket,
+        and the socket that was measured joins two nodes."""
+        env = self.env
+        nodes = max(len({env.node_of(rank) for rank in ranks}) for ranks in groups.members)
+        if nodes > 1 or (env.backend != "nccl" and env.nnodes == 1):
+            return self.roof.socket, "socket"
+        return self.roof.memory, "memory"
 
-def members_of(kind: str, env: Env) -> tuple[tuple[int, ...], ...]:
-    """The global ranks of each group of a kind: `world` is all ranks, `node` those of a node, `stride` those that have
-    the same local rank. Every rank is in one group."""
-    nodes: dict[int, list[int]] = {}
-    for rank in range(env.world_size):
-        nodes.setdefault(env.node_of(rank), []).append(rank)
-    if kind == "world":
-        return (tuple(range(env.world_size)),)
-    if kind == "node":
-        return tuple(tuple(ranks) for ranks in nodes.values())
-    widest = max(len(ranks) for ranks in nodes.values())
-    return tuple(tuple(ranks[local] for ranks in nodes.values() if local < len(ranks)) for local in range(widest))
-
-
-def make_groups(kind: str, env: Env) -> Groups:
-    """The process groups of a kind. All ranks must call it, for the same kinds in the same order."""
-    members = members_of(kind, env)
-    made = [dist.new_group(list(ranks)) if len(members) > 1 else dist.group.WORLD for ranks in members]
-    mine = next(index for index, ranks in enumerate(members) if env.rank in ranks)
-    group = made[mine]
-    assert group is not None  # the default group, or one that this rank is in
-    return Groups(kind, members, group, members[mine])
-
-
-def cases(config: Collective, operation: str, groups: Groups, env: Env) -> Iterator[Case]:
-    """This rank's runs of an operation, each with fresh data and the next root; the first `warmup` are not timed."""
-    values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
-    n = len(groups.ranks)
-    block = max(1, bench.parse_bytes(config.size) // values.dtype.itemsize // n)
-    me = groups.ranks.index(env.rank)
-    for run in range(config.warmup + config.iterations):
-        yield Case(groups.mine, groups.ranks, me, run % n, block, values, (operation, groups.kind, run))
-
-
-@dataclass
-class Tally:
-    """What one rank found in its runs of one operation."""
-
-    host: str
-    bytes: int = 0
-    checked: int = 0
-    wrong: int | None = 0
-    missing: str | None = None
-
-    def check(self, operation: Operation, case: Case, out: Tensor) -> None:
-        """Compare what this rank got with the definition."""
-        if operation.verify:
-            found = operation.verify(case)
-            self.wrong = None if found is None or self.wrong is None else self.wrong + found
-        elif self.wrong is not None and (expected := operation.expected(case)) is not None:
-            self.wrong += bench.count_wrong(out, expected)
-            self.checked += expected.numel()
-
-
-def measure(config: Collective, operation: Operation, groups: Groups, env: Env) -> Outcome:
-    """Run one operation on all groups of a kind, verify every run on every rank, time it by the slowest rank.
-
-    All ranks must call it.
-    """
-    seconds: list[float] = []
-    mine = Tally(env.host)
-    for run, case in enumerate(cases(config, operation.name, groups, env)):
-        data, out = operation.make(case)
-        if operation.verify is None:
-            mine.bytes = case.count * out.element_size()
-        dist.barrier(group=case.group)
-        try:
-            took = bench.timed(env.device, operation.run, case, data, out)
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            if run or "support" not in str(error):
-                raise
-            mine.missing = f"{env.backend}: {str(error).splitlines()[0]}"
-            break
-        if run >= config.warmup:
-            seconds.append(took)
-        mine.check(operation, case, out)
-    tallies = gather(mine, env)
-    largest = max(tally.bytes for tally in tallies)
-    if all(tally.missing for tally in tallies):
-        return Outcome(operation.name, groups.kind, str(groups), largest, 0.0, None, 0, missing=mine.missing or "")
-    raise_together(mine.missing, env)
-    slowest = bench.slowest_median(seconds, config.iterations, env)
-    wrong = [tally.wrong for tally in tallies if tally.wrong is not None]
-    return Outcome(
-        operation.name,
-        groups.kind,
-        str(groups),
-        largest,
-        slowest,
-        sum(wrong) if len(wrong) == len(tallies) else None,
-        sum(tally.checked for tally in tallies),
-        _faults(operation.name, groups.kind, tallies),
-    )
-
-
-def _faults(operation: str, kind: str, tallies: list[Tally]) -> tuple[str, ...]:
-    hosts = [tally.host for tally in tallies]
-    return tuple(
-        f"{operation} in group {kind}: {tally.wrong} wrong of {tally.checked} elements on {name_ranks([rank], hosts)}"
-        if tally.checked
-        else f"{operation} in group {kind}: {name_ranks([rank], hosts)} left before {tally.wrong} others had come"
-        for rank, tally in enumerate(tallies)
-        if tally.wrong
-    )
+    def stop(self, reason: str) -> None:
+        """Something that was asked for cannot be measured."""
+        self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
+        self.results.write()
+        self.tell(reason)
 
 
 def main(config: Collective, env: Env) -> dict[str, float | int | str]:
-    """Run and verify the chosen operations; the metrics are `<op>/<group>/us` for each, `operations`, `checked`
-    (elements that were compared) and `wrong`.
+    """Measure and verify the chosen operations. The metrics are, of each operation on each kind of group,
+    `OP/GROUP/busbw` (the best, in 10^9 bytes a second) and `OP/GROUP/us` (the smallest size's median), and
+    `operations`, `checked` (elements that were compared) and `wrong`.
 
     Raises:
-        WorkloadError: a result was wrong (all operations have run by then), the backend lacks an operation that was
-            chosen by name, or the config makes no sense.
+        WorkloadError: a result was wrong or slower than the baseline allows (everything has been measured by then),
+            the backend lacks an operation that was chosen by name, the first size does not fit into memory, or the
+            config makes no sense.
     """
     from launcher.node import progress
 
     try:
-        chosen = names.choose("operation", config.op, names.OPERATIONS)
-        kinds = names.choose("group", config.groups, names.GROUPS)
-        bench.torch_dtype(config.dtype)
-        bench.parse_bytes(config.size)
-    except ValueError as error:
+        settings = Settings.of(config)
+        introduce(env)
+        gather(None, env)
+        baseline = _baseline(config, env)
+        report = Report(config, settings, env)
+        faults: list[str] = []
+        total = len(settings.kinds) * len(settings.operations)
+        done = 0
+        for kind in settings.kinds:
+            groups = make_groups(kind, env)
+            for name in settings.operations:
+                sweep = Sweep(settings, BY_NAME[name], groups, env)
+                faults += run(sweep, report)
+                groups = sweep.groups
+                done += 1
+                if env.rank == 0:
+                    progress(done, total, op=name, group=kind)
+    except ValueError as error:  # the config's; groups can be seen on the ranks only
         raise WorkloadError(str(error)) from error
-    bench.check_iterations(config.iterations, config.warmup)
-    introduce(env)
-    gather(None, env)
+    return conclude(report, faults, baseline, config)
+
+
+def run(sweep: Sweep, report: Report) -> list[str]:
+    """All sizes of one operation on one kind of group; returns what was wrong. All ranks must call it.
+
+    Raises:
+        WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
+    """
+    report.begin(sweep)
+    name, kind = sweep.operation.name, sweep.groups.kind
+    if missing := sweep.missing():
+        if not report.settings.everything:
+            raise WorkloadError(f"{name} cannot be run: {missing}")
+        report.tell(f"  left out: {missing}")
+        report.results.add({**sweep.identity(0, sweep.settings.place), **_NOTHING, "missing": missing})
+        return []
+    faults: list[str] = []
+    for size in sweep.sizes():
+        measured = sweep.measure(size)
+        if measured.no_room:
+            if not report.table:
+                raise WorkloadError(f"{name} in group {kind} does not fit into memory at {measured.no_room}: use less")
+            report.stop(f"{name} in group {kind} ends before {measured.no_room}")
+            break
+        report.add(measured.rows)
+        faults += measured.faults
+    report.end(sweep.groups)
+    return faults
+
+
+_NOTHING: Row = {
+    "iterations": 0, "seconds": None, "algbw": None, "busbw": None, "wrong": None, "checked": 0,
+}  # fmt: skip
+
+
+def _baseline(config: Collective, env: Env) -> results.Results | None:
+    """What the baseline measured, on rank 0.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    if config.baseline is None:
+        return None
+    found, problem = None, None
     if env.rank == 0:
-        say(TABLE.head())
-    outcomes = []
-    for kind in kinds:
-        groups = make_groups(kind, env)
-        for name in chosen:
-            outcomes.append(measure(config, BY_NAME[name], groups, env))
-            if env.rank == 0:
-                say(outcomes[-1].row())
-                progress(len(outcomes), len(kinds) * len(chosen), op=name, group=kind)
-    faults = [fault for outcome in outcomes for fault in outcome.faults]
-    if names.ALL not in config.op:
-        faults += [f"{outcome.operation} cannot be run: {outcome.missing}" for outcome in outcomes if outcome.missing]
+        try:
+            found = results.read(Path(config.baseline))
+        except ValueError as error:
+            problem = f"baseline={config.baseline}: {error}"
+    raise_rank_0s(problem, env)
+    return found
+
+
+def raise_rank_0s(error: str | None, env: Env) -> None:
+    """Raise on every rank what rank 0 alone knows of.
+
+    Raises:
+        WorkloadError: it has an error.
+    """
+    if told := gather(error, env)[0]:
+        raise WorkloadError(told)
+
+
+def conclude(
+    report: Report, faults: list[str], baseline: results.Results | None, config: Collective
+) -> dict[str, float | int | str]:
+    """The last words, the comparison, and the metrics. All ranks must call it.
+
+    Raises:
+        WorkloadError: something was wrong, or slower than the baseline allows.
+    """
+    env, written = report.env, report.results
+    written.complete = not written.reason
+    written.write()
+    if len(faults) > FAULTS:
+        faults = [*faults[:FAULTS], f"and {len(faults) - FAULTS} more"]
     if faults:
         raise WorkloadError("; ".join(faults))
-    metrics: dict[str, float | int | str] = {
-        f"{outcome.operation}/{outcome.group}/us": round(outcome.seconds * 1e6, 1)
-        for outcome in outcomes
-        if not outcome.missing
-    }
-    if env.rank == 0:
-        say(f"{len(metrics)} operations, every result verified: all right")
+    rows = [row for row in written.rows if not row["missing"]]
+    operations = len({(row["op"], row["group"]) for row in rows})
+    report.say(f"{operations} operations, every result verified: all right")
+    slower = None
+    if baseline is not None:
+        slower = results.against(written.rows, baseline, config.tolerance, report.tell, str(config.baseline))
+    raise_rank_0s(slower, env)
+    metrics: dict[str, float | int | str] = {}
+    for row in rows:
+        key = f"{row['op']}/{row['group']}"
+        metrics.setdefault(f"{key}/us", round(row["seconds"]["median"] * 1e6, 1))
+        if row["busbw"]:
+            metrics[f"{key}/busbw"] = max(float(metrics.get(f"{key}/busbw", 0)), round(row["busbw"] / 1e9, 4))
     return {
         **metrics,
-        "operations": len(metrics),
-        "checked": sum(outcome.checked for outcome in outcomes),
-        "wrong": sum(outcome.wrong or 0 for outcome in outcomes),
+        "operations": operations,
+        "checked": sum(row["checked"] for row in rows),
+        "wrong": sum(row["wrong"] or 0 for row in rows),
     }

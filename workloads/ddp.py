@@ -123,6 +123,9 @@ class Trainer:
             env, state=self.state, position=self.position, identity=self.identity(), unlike=self.unlike(),
             seed=config.seed, run=self.settings,
         )  # fmt: skip
+        self.resumable.pace.watch_gradients(self.model)
+        if self.leaves is not None:
+            self.resumable.pace.units = self.leaves.last - self.leaves.first
 
     def check_memory(self) -> None:
         """
@@ -257,17 +260,21 @@ class Trainer:
             rate = self.optimizer.param_groups[0]["lr"]
             place = f"step {step + 1}/{self.total_steps} epoch {epoch + 1}/{self.epochs}"
             say(f"{place} loss {loss:.4f} lr {rate:.4f} {speed:,.0f} images/s")
-            progress(step + 1, self.total_steps, epoch=epoch + 1, loss=round(loss, 4), images_per_s=round(speed))
+            values = {"epoch": epoch + 1, "loss": round(loss, 4), "lr": round(rate, 6), "images_per_s": round(speed)}
+            progress(step + 1, self.total_steps, **values)
         return loss, speed
 
     def evaluate(self, epoch: int) -> training.Scores:
         """Accuracy and loss on the test set, shown by rank 0. All ranks must call it."""
+        from launcher.node import evaluated
+
         scores = training.evaluate(
             self.model, self.data, self.env, between=lambda: self.resumable.boundary(self.steps)
         )  # fmt: skip
         if self.env.rank == 0:
             place = f"epoch {epoch + 1}/{self.epochs}"
             say(f"{place} test accuracy {scores.accuracy:.4f} loss {scores.loss:.4f} ({scores.samples} images)")
+            evaluated(self.steps, accuracy=round(scores.accuracy, 5), test_loss=round(scores.loss, 4))
         return scores
 
     def train(self, epoch: int) -> None:

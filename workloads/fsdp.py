@@ -118,6 +118,7 @@ class Trainer:
             seed=config.seed,
             run=self.settings,
         )
+        self.resumable.pace.watch_blocks(self.model, self.model.blocks)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must have in common with this training."""
@@ -182,6 +183,8 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
         """Mean loss over windows that are spread over the validation part, shown by rank 0. All ranks must call it."""
+        from launcher.node import evaluated
+
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
         first, last = share(count, env.rank, env.world_size)
@@ -207,6 +210,7 @@ class Trainer:
                 f"step {step}/{config.steps} validation loss {loss:.4f} perplexity {perplexity(loss):.2f} "
                 f"({count} windows)"
             )
+            evaluated(step, val_loss=round(loss, 4), perplexity=round(perplexity(loss), 3))
         self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
 
     def log(self, done: int) -> None:
@@ -221,7 +225,8 @@ class Trainer:
         if self.env.rank == 0:
             rate = self.optimizer.param_groups[0]["lr"]
             say(f"step {done}/{self.config.steps} loss {self.loss:.4f} lr {rate:.5f} {speed:,.0f} tokens/s")
-            progress(done, self.config.steps, loss=round(self.loss, 4), tokens_per_s=round(speed))
+            values = {"loss": round(self.loss, 4), "lr": round(rate, 7), "tokens_per_s": round(speed)}
+            progress(done, self.config.steps, **values)
 
     def announce(self) -> None:
         """What is trained on what; the ranks' lines come first."""

@@ -15,10 +15,17 @@ OPERATIONS = (
     "scatter",
     "reduce_scatter",
     "all_to_all",
+    "all_to_all_v",
     "barrier",
+    "send_recv",
 )
-PATTERNS = ("send", "isend", "batched", "ring")
+PATTERNS = ("pingpong", "bandwidth", "bidirectional", "send", "isend", "batched", "ring", "fanout", "matrix")
 GROUPS = ("world", "node", "stride")
+REDOPS = ("sum", "prod", "min", "max", "avg")
+PLACES = ("both", "out", "in")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+IN_PLACE_ONLY = ("all_reduce", "broadcast", "reduce")  # torch.distributed has them with one buffer
+OUT_OF_PLACE_ONLY = ("all_to_all", "all_to_all_v", "barrier", "send_recv")
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8")
 ALL = "all"
 
@@ -29,8 +36,7 @@ def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tupl
     Raises:
         ValueError: nothing is chosen, or a name is unknown; the text has the nearest known names.
     """
-    texts = [chosen] if isinstance(chosen, str) else list(chosen)
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    names = _names(chosen)
     if not names:
         raise ValueError(f"no {what} is chosen: choose {ALL} or some of {', '.join(known)}")
     for name in names:
@@ -39,6 +45,16 @@ def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tupl
             hint = f" Did you mean {' or '.join(close)}?" if close else ""
             raise ValueError(f"{name!r} is no {what}; known are {ALL}, {', '.join(known)}.{hint}")
     return tuple(known) if ALL in names else tuple(dict.fromkeys(names))
+
+
+def chooses_all(chosen: str | Iterable[str]) -> bool:
+    """Whether it is `all` that is chosen, so that nothing is by its own name alone."""
+    return ALL in _names(chosen)
+
+
+def _names(chosen: str | Iterable[str]) -> list[str]:
+    texts = [chosen] if isinstance(chosen, str) else list(chosen)
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 def choose_one(what: str, name: str, known: Sequence[str]) -> str:
@@ -52,3 +68,24 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{hint}")
     return name
+
+
+def places_of(operation: str, place: str) -> tuple[str, ...]:
+    """`out` and `in`, those of `place` (both, out or in) that an operation has in torch.distributed."""
+    has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
+    return tuple(each for each in has if place in ("both", each))
+
+
+def backends_for(operation: str, dtype: str, redop: str) -> tuple[str, ...]:
+    """The backends that have an operation for a type.
+
+    Sources: the table of torch.distributed's documentation; gloo's avg divides a sum, which torch does for floating
+    types only; MPI_Datatype of torch's ProcessGroupMPI has no 16-bit floats, and it has no reduce_scatter and no avg.
+    """
+    averaging = operation in REDUCING and redop == "avg"
+    has = {
+        "gloo": not (averaging and dtype.startswith("int")),
+        "nccl": True,
+        "mpi": not (averaging or operation == "reduce_scatter" or dtype in ("float16", "bfloat16")),
+    }
+    return tuple(backend for backend, there in has.items() if there)

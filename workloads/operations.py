@@ -1,50 +1,60 @@
-"""The collective operations: for each, its input on a rank, how it is run, and what must come out by its definition.
+"""The collective operations: for each, its buffers on a rank, how it is run, and what must come out by its definition.
 
 In the definitions below, n ranks have numbers 0 to n-1 in their group, `root` is one of these numbers, and x(i) is what
-rank i puts in. `count` is the number of elements of the largest buffer that a rank holds; a block is an n-th of it.
+rank i puts in. `count` is the number of elements that the size of the operation stands for; a block is an n-th of it.
 
 | operation | in | out |
 |---|---|---|
-| all_reduce | x(i), count | sum of all x, on every rank |
+| all_reduce | x(i), count | reduction of all x, on every rank |
 | broadcast | x(root), count | x(root), on every rank |
-| reduce | x(i), count | sum of all x, on the root |
+| reduce | x(i), count | reduction of all x, on the root |
 | all_gather | x(i), a block | all x in the order of ranks, on every rank |
 | gather | x(i), a block | all x in the order of ranks, on the root |
 | scatter | n blocks on the root | block i, on rank i |
-| reduce_scatter | x(i), n blocks | block i of the sum of all x, on rank i |
+| reduce_scatter | x(i), n blocks | block i of the reduction of all x, on rank i |
 | all_to_all | x(i), n blocks | block i of every x in the order of ranks, on rank i |
+| all_to_all_v | x(i), count in uneven parts | part i of every x in the order of ranks, on rank i |
+| send_recv | x(i), count | x(i-1): each rank sends to the next and receives from the one before |
 | barrier | nothing | nobody leaves before all have come |
+
+Data is made and compared in pieces, so that verifying needs no memory to speak of beside the buffers.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workloads import redops
 from workloads.bench import Values
+from workloads.names import REDUCING
 
-LATE = 0.01  # seconds that one rank comes later to a barrier, so that leaving early shows
+PIECE = 2**18  # elements that are made or compared at once
+Call = Callable[[], object]
+Work = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of an operation on this rank.
+    """One operation of one size on this rank.
 
-    `group` is the process group, `ranks` the global ranks in it, `me` and `root` numbers in it, `block` the elements
-    of a block. `key` tells this run's data from every other run's.
+    `group` is the process group, `ranks` the global ranks in it, `me` and `root` numbers in it, `count` the elements
+    of the operation. `key` tells this data from that of every other case.
     """
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
     me: int
     root: int
-    block: int
+    count: int
     values: Values
+    redop: str
     key: tuple[object, ...]
 
     @property
@@ -52,150 +62,283 @@ class Case:
         return len(self.ranks)
 
     @property
-    def count(self) -> int:
-        return self.block * self.n
+    def block(self) -> int:
+        return self.count // self.n
 
-    def put_in(self, rank: int, blocks: int = 1) -> Tensor:
-        """x(rank) of an operation that moves data, [blocks x block]."""
-        return self.values.make(blocks * self.block, *self.key, self.ranks[rank])
+    @property
+    def is_root(self) -> bool:
+        return self.me == self.root
 
-    def summand(self, rank: int) -> Tensor:
-        """x(rank) of an operation that sums, [count]."""
-        return self.values.make(self.count, *self.key, self.ranks[rank], summands=self.n, summand=rank)
+    def again(self, *key: object) -> Case:
+        """The same case with other data."""
+        return replace(self, key=(*self.key, *key))
 
-    def total(self) -> Tensor:
-        """The sum of all x, [count]."""
-        result = self.summand(0)
-        for rank in range(1, self.n):
-            result += self.summand(rank)
-        return result
+    def part(self, source: int, destination: int) -> int:
+        """Elements that all_to_all_v moves from one rank to another: 1, 2, ... n shares of count, turned by a place
+        from rank to rank, so that everybody sends and receives `count` in all."""
+        share = (source + destination) % self.n
+        shares = self.n * (self.n + 1) // 2
+        rest = self.count - sum(self.count * (each + 1) // shares for each in range(self.n))
+        return self.count * (share + 1) // shares + (rest if share == self.n - 1 else 0)
 
-    def blocks(self, data: Tensor) -> list[Tensor]:
-        return list(data.split(self.block))
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that belong one behind the other: `length` of x(source) from `offset` on; without a source, of the
+    reduction of all x."""
+
+    source: int | None
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What a rank puts in and gets; in place they share memory."""
+
+    data: Tensor
+    out: Tensor
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: `make` gives a rank's (input, output) buffers, `run` runs it, `expected` is the right output.
+    """An operation.
 
-    `run` leaves the output in the second buffer. `expected` is None where a rank gets nothing. An operation that has no
-    data has `verify` instead: how much was wrong on this rank, or None if that cannot be known here.
+    `takes` is how many elements this rank puts in, `gives` what it gets. `bind` makes the call, with everything that
+    can be made before the clock starts; a true third argument makes it asynchronous. `shared` gives the two buffers
+    within one, in place.
     """
 
     name: str
-    make: Callable[[Case], tuple[Tensor, Tensor]]
-    run: Callable[[Case, Tensor, Tensor], object]
-    expected: Callable[[Case], Tensor | None]
-    verify: Callable[[Case], int | None] | None = None
+    takes: Callable[[Case], int]
+    gives: Callable[[Case], list[Piece]]
+    bind: Callable[[Case, Buffers, bool], Call]
+    shared: Callable[[Case, Tensor], Buffers] | None = None
+    one_buffer: bool = False  # torch.distributed takes one tensor, on all ranks
+
+    @property
+    def reduces(self) -> bool:
+        return self.name in REDUCING
+
+    @property
+    def rooted(self) -> bool:
+        return self.name in ("broadcast", "reduce", "gather", "scatter")
+
+    def received(self, case: Case) -> int:
+        return sum(piece.length for piece in self.gives(case))
+
+    def elements(self, case: Case, place: str) -> tuple[int, int]:
+        """Elements of (both buffers, the larger one) on this rank."""
+        takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
+        return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
+
+    def allocate(self, case: Case, place: str) -> Buffers:
+        """Buffers with anything in them."""
+        values = case.values
+        make = partial(torch.empty, dtype=values.dtype, device=values.device)
+        if place == "out":
+            return Buffers(make(self.takes(case)), make(self.received(case)))
+        whole = make(self.elements(case, place)[0])
+        return Buffers(whole, whole) if self.one_buffer or not self.shared else self.shared(case, whole)
+
+    def fill(self, case: Case, buffers: Buffers) -> None:
+        """Put in this rank's x, and something that no result has where the result will be."""
+        buffers.out.fill_(-1)
+        mine = buffers.data[: self.takes(case)]
+        for start, piece in _pieces(mine):
+            piece.copy_(_element(case, None if self.reduces else case.me, start, len(piece), put_in=True))
+
+    def check(self, case: Case, buffers: Buffers) -> tuple[int, int]:
+        """(wrong, compared) elements of what this rank got."""
+        wrong = at = 0
+        for due in self.gives(case):
+            for start, got in _pieces(buffers.out[at : at + due.length]):
+                expected = _element(case, due.source, due.offset + start, len(got))
+                wrong += redops.wrong(case.redop if self.reduces else "", got, expected)
+            at += due.length
+        return wrong, at
 
 
-def _in_place(case: Case) -> tuple[Tensor, Tensor]:
-    data = case.summand(case.me)
-    return data, data
+def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(number of its first element, piece) of a tensor."""
+    for start in range(0, len(tensor), PIECE):
+        yield start, tensor[start : start + PIECE]
 
 
-def _broadcast_buffers(case: Case) -> tuple[Tensor, Tensor]:
-    data = case.put_in(case.me, case.n) if case.me == case.root else case.values.poison(case.count)
-    return data, data
+def _element(case: Case, source: int | None, start: int, count: int, *, put_in: bool = False) -> Tensor:
+    """Elements of x(source); of the reduction of all x; or, for a reduction, of what this rank puts in."""
+    if source is not None:
+        return case.values.make(count, *case.key, case.ranks[source], start=start)
+    key = (*case.key, case.ranks)
+    if put_in:
+        return redops.put_in(case.values, case.redop, key, case.me, case.n, start, count)
+    return redops.answer(case.values, case.redop, key, case.n, start, count)
 
 
-def _spread(case: Case) -> tuple[Tensor, Tensor]:
-    """A block in, n blocks out."""
-    return case.put_in(case.me), case.values.poison(case.count)
+def _bound(function: Work, wait: bool, *arguments: object, **options: object) -> Call:
+    """A call of a function of torch.distributed; with `wait`, started asynchronously and waited for."""
+    call = partial(function, *arguments, **options)
+    if not wait:
+        return call
+    start = partial(call, async_op=True)
+
+    def start_and_wait() -> object:
+        work = start()
+        if work is not None:
+            work.wait()
+        return work
+
+    return start_and_wait
 
 
-def _all_gather(case: Case, data: Tensor, out: Tensor) -> None:
-    dist.all_gather_single(out, data, group=case.group)
+def _whole(case: Case) -> int:
+    return case.count
 
 
-def _reduce_scatter(case: Case, data: Tensor, out: Tensor) -> None:
-    dist.reduce_scatter_single(out, data, group=case.group)
+def _one_block(case: Case) -> int:
+    return case.block
 
 
-def _gather(case: Case, data: Tensor, out: Tensor) -> None:
-    blocks = case.blocks(out) if case.me == case.root else None
-    dist.gather(data, blocks, dst=case.ranks[case.root], group=case.group)
+def _everyone(case: Case) -> list[Piece]:
+    """A block of every rank."""
+    return [Piece(rank, 0, case.block) for rank in range(case.n)]
 
 
-def _scatter_buffers(case: Case) -> tuple[Tensor, Tensor]:
-    data = case.put_in(case.root, case.n) if case.me == case.root else case.values.poison(0)
-    return data, case.values.poison(case.block)
+def _reduction(case: Case) -> list[Piece]:
+    return [Piece(None, 0, case.count)]
 
 
-def _scatter(case: Case, data: Tensor, out: Tensor) -> None:
-    blocks = case.blocks(data) if case.me == case.root else None
-    dist.scatter(out, blocks, src=case.ranks[case.root], group=case.group)
+def _on_root(pieces: Callable[[Case], list[Piece]]) -> Callable[[Case], list[Piece]]:
+    return lambda case: pieces(case) if case.is_root else []
 
 
-def _everyone(case: Case) -> Tensor:
-    return torch.cat([case.put_in(rank) for rank in range(case.n)])
+def _my_block(case: Case, whole: Tensor) -> Tensor:
+    return whole[case.me * case.block : (case.me + 1) * case.block]
 
 
-def _counter() -> dist.Store | None:
-    """The ranks' key-value store; there is none with MPI."""
-    return dist.distributed_c10d._get_default_store()
+def _all_reduce(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.all_reduce, wait, buffers.data, redops.REDOPS[case.redop], case.group)
 
 
-def _arrive(case: Case) -> tuple[Tensor, Tensor]:
-    """Count this rank as come, one rank later than the others."""
-    if case.me == case.root:
-        time.sleep(LATE)
-    if store := _counter():
-        store.add(f"barrier/{case.key}/{case.ranks}", 1)
-    return case.values.poison(0), case.values.poison(0)
+def _broadcast(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.broadcast, wait, buffers.data, case.ranks[case.root], case.group)
 
 
-def _missing(case: Case) -> int | None:
-    """How many ranks had not come when this one had left."""
-    store = _counter()
-    return case.n - store.add(f"barrier/{case.key}/{case.ranks}", 0) if store else None
+def _reduce(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.reduce, wait, buffers.data, case.ranks[case.root], redops.REDOPS[case.redop], case.group)
+
+
+def _all_gather(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.all_gather_single, wait, buffers.out, buffers.data, case.group)
+
+
+def _reduce_scatter(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(
+        dist.reduce_scatter_single, wait, buffers.out, buffers.data, redops.REDOPS[case.redop], case.group
+    )  # fmt: skip
+
+
+def _gather(case: Case, buffers: Buffers, wait: bool) -> Call:
+    blocks = list(buffers.out.split(case.block)) if case.is_root else None
+    return _bound(dist.gather, wait, buffers.data, blocks, case.ranks[case.root], case.group)
+
+
+def _scatter(case: Case, buffers: Buffers, wait: bool) -> Call:
+    blocks = list(buffers.data.split(case.block)) if case.is_root else None
+    return _bound(dist.scatter, wait, buffers.out, blocks, case.ranks[case.root], case.group)
+
+
+def _all_to_all(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.all_to_all_single, wait, buffers.out, buffers.data, group=case.group)
+
+
+def _all_to_all_v(case: Case, buffers: Buffers, wait: bool) -> Call:
+    gets = [case.part(rank, case.me) for rank in range(case.n)]
+    puts = [case.part(case.me, rank) for rank in range(case.n)]
+    return _bound(dist.all_to_all_single, wait, buffers.out, buffers.data, gets, puts, case.group)
+
+
+def _parts_for_me(case: Case) -> list[Piece]:
+    pieces = []
+    for source in range(case.n):
+        before = sum(case.part(source, rank) for rank in range(case.me))
+        pieces.append(Piece(source, before, case.part(source, case.me)))
+    return pieces
+
+
+def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:
+    """Always started together and waited for, whatever `wait` is: torch has no other way to exchange."""
+    after, before = case.ranks[(case.me + 1) % case.n], case.ranks[case.me - 1]
+    both = [
+        dist.P2POp(dist.isend, buffers.data, after, case.group),
+        dist.P2POp(dist.irecv, buffers.out, before, case.group),
+    ]
+
+    def exchange() -> object:
+        works = dist.batch_isend_irecv(both)
+        for work in works:
+            work.wait()
+        return works
+
+    return exchange
+
+
+def _barrier(case: Case, buffers: Buffers, wait: bool) -> Call:
+    return _bound(dist.barrier, wait, group=case.group)
+
+
+def _gather_shared(case: Case, whole: Tensor) -> Buffers:
+    return Buffers(_my_block(case, whole), whole) if case.is_root else Buffers(whole, whole[:0])
+
+
+def _scatter_shared(case: Case, whole: Tensor) -> Buffers:
+    return Buffers(whole, _my_block(case, whole)) if case.is_root else Buffers(whole[:0], whole)
 
 
 ALL = (
-    Operation(
-        "all_reduce",
-        _in_place,
-        lambda case, data, out: dist.all_reduce(out, group=case.group),
-        Case.total,
-    ),
+    Operation("all_reduce", _whole, _reduction, _all_reduce, one_buffer=True),
     Operation(
         "broadcast",
-        _broadcast_buffers,
-        lambda case, data, out: dist.broadcast(out, case.ranks[case.root], group=case.group),
-        lambda case: case.put_in(case.root, case.n),
+        lambda case: case.count if case.is_root else 0,
+        lambda case: [Piece(case.root, 0, case.count)],
+        _broadcast,
+        one_buffer=True,
     ),
+    Operation("reduce", _whole, _on_root(_reduction), _reduce, one_buffer=True),
     Operation(
-        "reduce",
-        _in_place,
-        lambda case, data, out: dist.reduce(out, case.ranks[case.root], group=case.group),
-        lambda case: case.total() if case.me == case.root else None,
+        "all_gather", _one_block, _everyone, _all_gather,
+        lambda case, whole: Buffers(_my_block(case, whole), whole),
     ),
-    Operation("all_gather", _spread, _all_gather, _everyone),
-    Operation("gather", _spread, _gather, lambda case: _everyone(case) if case.me == case.root else None),
+    Operation("gather", _one_block, _on_root(_everyone), _gather, _gather_shared),
     Operation(
         "scatter",
-        _scatter_buffers,
+        lambda case: case.count if case.is_root else 0,
+        lambda case: [Piece(case.root, case.me * case.block, case.block)],
         _scatter,
-        lambda case: case.blocks(case.put_in(case.root, case.n))[case.me],
+        _scatter_shared,
     ),
     Operation(
         "reduce_scatter",
-        lambda case: (case.summand(case.me), case.values.poison(case.block)),
+        _whole,
+        lambda case: [Piece(None, case.me * case.block, case.block)],
         _reduce_scatter,
-        lambda case: case.blocks(case.total())[case.me],
+        lambda case, whole: Buffers(whole, _my_block(case, whole)),
     ),
     Operation(
         "all_to_all",
-        lambda case: (case.put_in(case.me, case.n), case.values.poison(case.count)),
-        lambda case, data, out: dist.all_to_all_single(out, data, group=case.group),
-        lambda case: torch.cat([case.blocks(case.put_in(rank, case.n))[case.me] for rank in range(case.n)]),
+        _whole,
+        lambda case: [Piece(rank, case.me * case.block, case.block) for rank in range(case.n)],
+        _all_to_all,
     ),
-    Operation(
-        "barrier",
-        _arrive,
-        lambda case, data, out: dist.barrier(group=case.group),
-        lambda case: None,
-        _missing,
-    ),
-)
+    Operation("all_to_all_v", _whole, _parts_for_me, _all_to_all_v),
+    Operation("barrier", lambda case: 0, lambda case: [], _barrier),
+    Operation("send_recv", _whole, lambda case: [Piece((case.me - 1) % case.n, 0, case.count)], _send_recv),
+)  # fmt: skip
 BY_NAME = {operation.name: operation for operation in ALL}
+IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")  # count is a multiple of n
+
+
+def count_of(operation: str, size: int, itemsize: int, n: int) -> int:
+    """Elements of an operation of `size` bytes: whole blocks where there are blocks, and at least one element."""
+    count = max(1, size // itemsize)
+    return max(1, count // n) * n if operation in IN_BLOCKS else count

@@ -1,260 +1,183 @@
-"""Send data between ranks in several patterns, and verify every value that arrives: the workload `p2p`."""
+"""Measure transfers between ranks in several patterns, and verify what arrives: the workload `p2p`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-from torch import Tensor
-
-from workloads import bench, names
-from workloads.ranks import WorkloadError, gather, introduce, name_ranks, say
+from workloads import matrix, matrix_text, pairs, patterns, results, roof
+from workloads.ranks import WorkloadError, gather, introduce, raise_together, say
+from workloads.transfers import TABLE, Transfers
 
 if TYPE_CHECKING:
     from launcher.config import P2P
     from launcher.node import Env
 
-AT_ONCE = 8  # most peers that one rank exchanges data with at the same time, which bounds its buffers
-TABLE = bench.Table(("pattern", -8), ("messages", 8), ("bytes", 12), ("time(us)", 12), ("MB/s", 10), ("result", -6))
+FAULTS = 10  # that an error tells; the table has them all
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """A buffer to receive into from a peer, and what should be in it afterwards."""
+def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -> float | None:
+    """Bytes/s that the hardware has for a pattern, where that was measured for such a link.
 
-    peer: int
-    buffer: Tensor
-    expected: Tensor
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What one rank does at once: `run` sends and receives, and then the receipts are compared.
-
-    A pattern gives all ranks equally many of them, so that they can start each one together.
+    | pattern | between two nodes, or gloo on one node | nccl, within a node | else |
+    |---|---|---|---|
+    | pingpong, bandwidth | one TCP stream | copy in memory | not known |
+    | bidirectional | one TCP stream either way | twice that | not known |
     """
-
-    run: Callable[[Exchange], object]
-    sends: list[tuple[int, Tensor]] = field(default_factory=list)  # (peer, data)
-    receipts: list[Receipt] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run of a pattern on this rank: messages of `count` elements, which depend on who sends what to whom when."""
-
-    rank: int
-    world_size: int
-    count: int
-    values: bench.Values
-    iteration: int
-
-    def message(self, source: int, destination: int) -> Tensor:
-        """The data that `source` sends to `destination`, [count]."""
-        return self.values.make(self.count, source, destination, self.iteration)
-
-    def receipt(self, source: int, expected: Tensor | None = None) -> Receipt:
-        wanted = self.message(source, self.rank) if expected is None else expected
-        return Receipt(source, self.values.poison(self.count), wanted)
-
-
-def send(case: Case) -> Iterator[Exchange]:
-    """Rank 0 to every other rank and back, one after the other, by blocking send and recv."""
-    for peer in range(1, case.world_size):
-        if case.rank == 0:
-            yield Exchange(_blocking_first, [(peer, case.message(0, peer))], [case.receipt(peer)])
-        elif case.rank == peer:
-            yield Exchange(_blocking_second, [(0, case.message(peer, 0))], [case.receipt(0)])
-        else:
-            yield Exchange(_idle)
-
-
-def isend(case: Case) -> Iterator[Exchange]:
-    """Rank 0 to several other ranks at once and back, by isend and irecv."""
-    for first in range(1, case.world_size, AT_ONCE):
-        together = range(first, min(first + AT_ONCE, case.world_size))
-        if case.rank == 0:
-            sends = [(peer, case.message(0, peer)) for peer in together]
-            yield Exchange(_sends_first, sends, [case.receipt(peer) for peer in together])
-        elif case.rank in together:
-            yield Exchange(_receives_first, [(0, case.message(case.rank, 0))], [case.receipt(0)])
-        else:
-            yield Exchange(_idle)
-
-
-def batched(case: Case) -> Iterator[Exchange]:
-    """Every rank to every other rank by batch_isend_irecv, several peers at once."""
-    for first in range(1, case.world_size, AT_ONCE):
-        shifts = range(first, min(first + AT_ONCE, case.world_size))
-        to = [(case.rank + shift) % case.world_size for shift in shifts]
-        of = [(case.rank - shift) % case.world_size for shift in shifts]
-        yield Exchange(
-            _batch, [(peer, case.message(case.rank, peer)) for peer in to], [case.receipt(peer) for peer in of]
-        )
-
-
-def ring(case: Case) -> Iterator[Exchange]:
-    """Each rank to the next, all at once, and what arrives is sent on until it is back where it came from."""
-    after, before = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
-    carried = case.message(case.rank, case.rank)
-    for hop in range(1, case.world_size + 1):
-        origin = (case.rank - hop) % case.world_size
-        receipt = case.receipt(before, case.message(origin, origin))
-        yield Exchange(_batch, [(after, carried)], [receipt])
-        carried = receipt.buffer
-
-
-def _idle(exchange: Exchange) -> None:
-    """This rank has no part in it."""
-
-
-def _blocking_first(exchange: Exchange) -> None:
-    _blocking_send(exchange)
-    _blocking_receive(exchange)
-
-
-def _blocking_second(exchange: Exchange) -> None:
-    _blocking_receive(exchange)
-    _blocking_send(exchange)
-
-
-def _blocking_send(exchange: Exchange) -> None:
-    for peer, data in exchange.sends:
-        dist.send(data, peer)
-
-
-def _blocking_receive(exchange: Exchange) -> None:
-    for receipt in exchange.receipts:
-        dist.recv(receipt.buffer, receipt.peer)
-
-
-# The two ends of a pair start their operations in matching order: NCCL runs those of a pair one after the other.
-def _sends_first(exchange: Exchange) -> None:
-    _wait([*_start_sends(exchange), *_start_receives(exchange)])
-
-
-def _receives_first(exchange: Exchange) -> None:
-    _wait([*_start_receives(exchange), *_start_sends(exchange)])
-
-
-def _start_sends(exchange: Exchange) -> list[dist.Work | None]:
-    return [dist.isend(data, peer) for peer, data in exchange.sends]
-
-
-def _start_receives(exchange: Exchange) -> list[dist.Work | None]:
-    return [dist.irecv(receipt.buffer, receipt.peer) for receipt in exchange.receipts]
-
-
-def _batch(exchange: Exchange) -> None:
-    work = [dist.P2POp(dist.isend, data, peer) for peer, data in exchange.sends]
-    work += [dist.P2POp(dist.irecv, receipt.buffer, receipt.peer) for receipt in exchange.receipts]
-    _wait(list(dist.batch_isend_irecv(work)))
-
-
-def _wait(works: list[dist.Work | None]) -> None:
-    for work in works:
-        if work is not None:
-            work.wait()
-
-
-PATTERNS: dict[str, Callable[[Case], Iterator[Exchange]]] = {
-    "send": send,
-    "isend": isend,
-    "batched": batched,
-    "ring": ring,
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One pattern: messages of all ranks in one iteration, bytes of each, its seconds, and what was wrong."""
-
-    pattern: str
-    messages: int
-    bytes: int
-    seconds: float
-    checked: int
-    faults: tuple[str, ...]
-
-    @property
-    def mb_per_s(self) -> float:
-        """All messages together, in units of 10^6 bytes."""
-        return self.messages * self.bytes / self.seconds / 1e6
-
-    def row(self) -> str:
-        time, speed = bench.microseconds(self.seconds), f"{self.mb_per_s:.1f}"
-        return TABLE.row(self.pattern, self.messages, self.bytes, time, speed, "WRONG" if self.faults else "ok")
-
-
-def measure(config: P2P, pattern: str, env: Env) -> Outcome:
-    """Run one pattern `iterations` times and verify everything that arrives. All ranks must call it."""
-    values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
-    count = max(1, bench.parse_bytes(config.size) // values.dtype.itemsize)
-    wrong: dict[int, int] = {}
-    seconds: list[float] = []
-    messages = checked = 0
-    for iteration in range(config.iterations):
-        for exchange in PATTERNS[pattern](Case(env.rank, env.world_size, count, values, iteration)):
-            dist.barrier()
-            seconds.append(bench.timed(env.device, exchange.run, exchange))
-            messages += len(exchange.sends)
-            for receipt in exchange.receipts:
-                checked += count
-                if bad := bench.count_wrong(receipt.buffer, receipt.expected):
-                    wrong[receipt.peer] = wrong.get(receipt.peer, 0) + bad
-    everyone = gather((env.host, messages, checked, wrong), env)
-    hosts = [host for host, *_ in everyone]
-    faults = tuple(
-        f"{pattern}: {bad} wrong elements of {count} a message arrived on {name_ranks([rank], hosts)} "
-        f"from {name_ranks([peer], hosts)}"
-        for rank, (*_, theirs) in enumerate(everyone)
-        for peer, bad in theirs.items()
-    )
-    return Outcome(
-        pattern,
-        sum(messages for _, messages, *_ in everyone) // config.iterations,
-        count * values.dtype.itemsize,
-        bench.slowest_median(seconds, config.iterations, env),
-        sum(checked for _, _, checked, _ in everyone),
-        faults,
-    )
+    if pattern not in pairs.PATTERNS:
+        return None
+    within = env.node_of(pair[0]) == env.node_of(pair[1])
+    if not within or (env.nnodes == 1 and env.backend != "nccl"):
+        top = measured.socket
+    else:
+        top = measured.memory if env.backend == "nccl" else None
+    return None if top is None else top * (2 if pattern == "bidirectional" else 1)
 
 
 def main(config: P2P, env: Env) -> dict[str, float | int | str]:
-    """Run and verify the chosen patterns; the metrics are `<pattern>/us` and `<pattern>/mb_per_s` for each, `patterns`,
-    and `checked` (elements that were compared).
+    """Measure and verify the chosen patterns.
+
+    The metrics are, of each pattern, `PATTERN/us` (median time of the smallest size; of pingpong half the round trip)
+    and `PATTERN/mb_per_s` (the best, in 10^6 bytes a second), `matrix/slow` (pairs), `matrix/exclude` (suspects in
+    Slurm's form, if there are any), `patterns`, and `checked` (elements that were compared).
 
     Raises:
-        WorkloadError: a received value was wrong (all patterns have run by then), there is only one rank, or the
-            config makes no sense.
+        WorkloadError: a received value was wrong, something is slower than the baseline allows, or pairs are slow and
+            `fail_on_slow` is set (everything has been measured by then); there is only one rank, the first size does
+            not fit into memory, or the config makes no sense.
     """
-    from launcher.node import progress
+    from launcher.node import progress, run_dir
 
-    try:
-        chosen = names.choose("pattern", config.patterns, names.PATTERNS)
-        bench.torch_dtype(config.dtype)
-        bench.parse_bytes(config.size)
-    except ValueError as error:
-        raise WorkloadError(str(error)) from error
-    bench.check_iterations(config.iterations)
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
+    try:
+        patterns.check(vars(config), env.node_ranks)
+        chosen = patterns.chosen(vars(config), env.node_ranks)
+    except ValueError as error:
+        raise WorkloadError(str(error)) from error
     introduce(env)
-    gather(None, env)
+    baseline = _baseline(config, env)
+    measured = roof.measure(env)
+    this = Transfers(config, env)
+    folder = run_dir() if env.rank == 0 else None
+    written = results.Results("p2p", results.conditions(config, env), vars(measured), folder)
+    tell = say if env.rank == 0 else _silent
+    for line in measured.lines():
+        tell(line)
+    ordered = [pattern for pattern in chosen if pattern != patterns.MATRIX]
+    if ordered:
+        tell(TABLE.head())
+    faults: list[str] = []
+    done, total = 0, len(ordered) * len(this.counts()) + (patterns.MATRIX in chosen)
+    for pattern in ordered:
+        top = top_of(pattern, this.pair, measured, env)
+        for count in this.counts():
+            if missing := this.missing(pattern, count):
+                _stop(f"{pattern} ends before {missing}", written, tell)
+                break
+            found = this.measure(pattern, count)
+            tell(found.line(top))
+            written.add(found.row)
+            faults += found.faults
+            done += 1
+            if env.rank == 0:
+                progress(done, total, pattern=pattern, size=found.row["size"])
+    links = None
+    if patterns.MATRIX in chosen:
+        if missing := this.missing(patterns.MATRIX, max(this.counts())):
+            _stop(f"matrix is left out at {missing}", written, tell)
+        else:
+            links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
+            written.matrix = links.as_dict()
+            for line in matrix_text.lines(links, config, os.environ):
+                tell(line)
+            faults += matrix.faults(links, this.hosts)
+            if env.rank == 0:
+                progress(total, total, pattern=patterns.MATRIX)
+    written.complete = not written.reason
+    written.write()
+    _judge(faults, written, links, baseline, config, env)
+    return _metrics(written.rows, links)
+
+
+def _silent(line: str) -> None:
+    """What all ranks but the first one say."""
+
+
+def _stop(reason: str, written: results.Results, tell: Callable[[str], object]) -> None:
+    """Something that was asked for cannot be measured.
+
+    Raises:
+        WorkloadError: nothing has been measured so far.
+    """
+    if not written.rows:
+        raise WorkloadError(f"{reason}: use smaller workload.sizes")
+    written.reason = "; ".join(filter(None, [written.reason, reason]))
+    tell(reason)
+
+
+def _baseline(config: P2P, env: Env) -> results.Results | None:
+    """What the baseline measured; all ranks get it from the first, for they all choose which links to measure again.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    if config.baseline is None:
+        return None
+    found, problem = None, None
     if env.rank == 0:
-        say(TABLE.head())
-    outcomes = []
-    for pattern in chosen:
-        outcomes.append(measure(config, pattern, env))
-        if env.rank == 0:
-            say(outcomes[-1].row())
-            progress(len(outcomes), len(chosen), pattern=pattern)
-    if faults := [fault for outcome in outcomes for fault in outcome.faults]:
-        raise WorkloadError("; ".join(faults))
-    metrics: dict[str, float | int | str] = {}
-    for outcome in outcomes:
-        metrics[f"{outcome.pattern}/us"] = round(outcome.seconds * 1e6, 1)
-        metrics[f"{outcome.pattern}/mb_per_s"] = round(outcome.mb_per_s, 1)
-    return {**metrics, "patterns": len(outcomes), "checked": sum(outcome.checked for outcome in outcomes)}
+        try:
+            found = results.read(Path(config.baseline))
+        except ValueError as error:
+            problem = f"baseline={config.baseline}: {error}"
+    raise_together(problem, env)
+    return gather(found, env)[0]
+
+
+def _judge(
+    faults: Sequence[str],
+    written: results.Results,
+    links: matrix.Matrix | None,
+    baseline: results.Results | None,
+    config: P2P,
+    env: Env,
+) -> None:
+    """
+    Raises:
+        WorkloadError: what was found fails the run.
+    """
+    if faults:
+        more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
+        raise WorkloadError("; ".join([*faults[:FAULTS], *more]))
+    slower = []
+    if baseline is not None:
+        tell = say if env.rank == 0 else _silent
+        if written.rows:
+            slower.append(results.against(written.rows, baseline, config.tolerance, tell, str(config.baseline)))
+        if since := [slow for slow in (links.slow if links else ()) if slow.against == "baseline"]:
+            slower.append(
+                f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
+            )
+    if config.fail_on_slow and links and links.slow:
+        worst = matrix_text.pair_in_words(links.slow[0].pair, links)
+        slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
+    if told := [each for each in slower if each]:
+        raise WorkloadError("; ".join(told))
+
+
+def _metrics(rows: Sequence[results.Row], links: matrix.Matrix | None) -> dict[str, float | int | str]:
+    found: dict[str, float | int | str] = {}
+    for row in sorted(rows, key=lambda row: int(row["size"])):
+        pattern = row["pattern"]
+        found.setdefault(f"{pattern}/us", round((row["latency"] or row["seconds"]["median"]) * 1e6, 1))
+        best = max(float(found.get(f"{pattern}/mb_per_s", 0)), row["bandwidth"] / 1e6)
+        found[f"{pattern}/mb_per_s"] = round(best, 1)
+    checked = sum(row["checked"] for row in rows) + (links.checked if links else 0)
+    if links:
+        found["matrix/slow"] = len({slow.pair for slow in links.slow})
+        if links.exclude:
+            found["matrix/exclude"] = links.exclude
+    kinds = len({row["pattern"] for row in rows}) + bool(links)
+    return {**found, "patterns": kinds, "checked": checked}

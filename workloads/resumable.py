@@ -27,6 +27,7 @@ from launcher.checkpoints import SaveFailed
 from launcher.errors import RESUME
 from launcher.node import lease
 from launcher.node.checkpoint import Checkpointer, Loaded
+from launcher.node.pace import Pace
 from launcher.node.settings import Settings, settings
 from launcher.node.stop import Stop
 from workloads.ranks import WorkloadError, say
@@ -178,6 +179,7 @@ class Resumable:
             CheckpointError: the folder of the checkpoints cannot be used.
         """
         self.run = settings() if run is None else run
+        self.pace: Pace[Any] = Pace(env.device)  # tell it what to watch, and slow ranks are named
         self._env, self._state, self._position, self._seed = env, state, position, seed
         self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
         self._checkpointer: Checkpointer | None = None
@@ -243,6 +245,10 @@ class Resumable:
             SystemExit: with code 75, after the save.
             CheckpointError: this attempt has lost the run to another one.
         """
+        self._boundary(step)
+        self.pace.begin()
+
+    def _boundary(self, step: int) -> None:
         if self._checkpointer is None or self._stop is None:
             return
         verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))

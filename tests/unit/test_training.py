@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -15,10 +15,8 @@ from torch import nn
 
 from launcher import datasets
 from launcher.node import Env
-from launcher.units import parse_size
 from workloads import bench, names, training
 from workloads.buckets import GradientBuckets, _groups
-from workloads.collective import members_of
 from workloads.data import load
 from workloads.ranks import WorkloadError, name_ranks
 
@@ -143,24 +141,6 @@ def test_buckets_keep_types_apart_and_fill_in_for_unused_parameters(group: Env) 
         GradientBuckets([first], 0)
 
 
-@settings(deadline=None)
-@given(
-    dtype=st.sampled_from(names.DTYPES),
-    summands=st.one_of(st.integers(1, 6), st.sampled_from([127, 128, 300, 1000])),
-    count=st.integers(1, 40),
-    seed=st.integers(0, 5),
-)
-def test_sums_of_test_values_are_exact(dtype: str, summands: int, count: int, seed: int) -> None:
-    values = bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed)
-    parts = [values.make(count, "key", rank, summands=summands, summand=rank) for rank in range(summands)]
-    total = torch.zeros(count, dtype=values.dtype)
-    for part in parts:
-        total += part
-    exact = torch.stack(parts).to(torch.int64).sum(0)
-    assert torch.equal(total.to(torch.int64), exact)
-    assert not (values.poison(count) == parts[0]).any()
-
-
 @pytest.mark.parametrize("dtype", names.DTYPES)
 def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
     made = [
@@ -183,19 +163,6 @@ def test_test_values_depend_on_every_part_of_their_key(dtype: str) -> None:
 def test_not_a_number_is_always_wrong() -> None:
     nan = torch.tensor([float("nan"), 1.0])
     assert bench.count_wrong(nan, nan) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ["1", "512", "64K", "1M", "1.5M", "2GiB", "3kb", "1T", "0", "0.1", "", "M", "-1", "1 X"]
-)
-def test_ranks_read_sizes_as_the_login_node_does(text: str) -> None:
-    def read(parse: Callable[[str], int]) -> int | str:
-        try:
-            return parse(text)
-        except ValueError:
-            return "refused"
-
-    assert read(bench.parse_bytes) == read(parse_size)
 
 
 @pytest.mark.parametrize(
@@ -229,22 +196,6 @@ def test_unknown_names_are_refused(chosen: str | list[str], text: str) -> None:
 def test_unknown_types_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'float23' is no dtype.*Did you mean float32"):
         bench.torch_dtype("float23")
-
-
-@pytest.mark.parametrize(
-    ("node_ranks", "node", "stride"),
-    [
-        ((0,), ((0,),), ((0,),)),
-        ((0, 0), ((0, 1),), ((0,), (1,))),
-        ((0, 0, 1, 1), ((0, 1), (2, 3)), ((0, 2), (1, 3))),
-        ((0, 0, 0, 1), ((0, 1, 2), (3,)), ((0, 3), (1,), (2,))),
-    ],
-)
-def test_groups(node_ranks: tuple[int, ...], node: object, stride: object) -> None:
-    env = env_of(len(node_ranks), node_ranks)
-    assert members_of("world", env) == (tuple(range(len(node_ranks))),)
-    assert members_of("node", env) == node
-    assert members_of("stride", env) == stride
 
 
 def test_ranks_are_named_with_their_hosts() -> None:

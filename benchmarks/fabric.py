@@ -1,0 +1,118 @@
+"""The time that `workload=collective` measures, against a hand-written loop around the same torch.distributed call.
+
+    python -m benchmarks.fabric
+
+Two ranks on this machine, gloo over the loopback. Each round measures both, one after the other in turns, with the same
+buffers: the harness by what it does between its fresh data (`Run.timed`, without the two verified iterations), the
+hand-written one by a loop as in anybody's script: a barrier, the clock, the call, the clock. Both take the slowest
+rank's time of each iteration. What is compared is the tenth percentile of all iterations of all rounds: what one takes
+that nothing else on the machine has disturbed. (By hand twice against itself, with six busy processes beside: 0.99; the
+medians differed by up to 10 %.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure import Result, interleaved, report
+from benchmarks.ranks import in_ranks
+from launcher.config import Collective
+from launcher.node import Env
+from workloads.bench import slowest
+from workloads.operations import BY_NAME
+from workloads.sizes import format_bytes
+from workloads.sweep import Settings, Sweep, make_groups
+from workloads.timing import Run
+
+SIZES = {1024: (20, 150), 2**20: (8, 100), 64 * 2**20: (1, 80)}  # bytes: iterations of a round, and rounds
+OPERATIONS = ("all_reduce", "send_recv")
+Seconds = dict[str, list[float]]
+
+
+def by_hand(operation: str, data: torch.Tensor, out: torch.Tensor, count: int) -> list[float]:
+    """Seconds of each iteration on this rank."""
+    other = 1 - dist.get_rank()
+    times = []
+    if operation == "all_reduce":
+        for _ in range(count):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(data)
+            times.append(time.perf_counter() - began)
+    else:
+        both = [dist.P2POp(dist.isend, data, other), dist.P2POp(dist.irecv, out, other)]
+        for _ in range(count):
+            dist.barrier()
+            began = time.perf_counter()
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            times.append(time.perf_counter() - began)
+    return times
+
+
+def contest(env: Env, operation: str, size: int, count: int, rounds: int) -> Seconds:
+    """Seconds of each iteration, of both."""
+    config = Collective("collective", "", seed=0, op=operation, sizes=size, warmup=0)
+    sweep = Sweep(Settings.of(config), BY_NAME[operation], make_groups("world", env), env)
+    place = sweep.places[0]
+    case = sweep.case(size // 4, place, size)
+    buffers = sweep.operation.allocate(case, place)
+    sweep.operation.fill(case, buffers)
+    run = Run(sweep.settings, sweep.operation, env, case, buffers)
+
+    seconds: Seconds = {"harness": [], "by hand": []}
+
+    def harness() -> float:
+        return keep("harness", run.times(count))
+
+    def hand() -> float:
+        return keep("by hand", by_hand(operation, buffers.data, buffers.out, count))
+
+    def keep(name: str, mine: list[float]) -> float:
+        seconds[name] += slowest(mine, env)
+        buffers.data.zero_()  # sums of sums would end in infinity
+        return 0.0
+
+    interleaved({"harness": harness, "by hand": hand}, rounds // 2)
+    interleaved({"by hand": hand, "harness": harness}, rounds // 2)  # whoever comes second finds warm caches
+    return seconds
+
+
+def undisturbed(seconds: list[float]) -> float:
+    """The tenth percentile."""
+    return statistics.quantiles(seconds, n=10)[0]
+
+
+def results(scale: float = 1) -> list[Result]:
+    found = []
+    for operation in OPERATIONS:
+        for size, (count, rounds) in SIZES.items():
+            seconds = in_ranks(contest, 2, operation, size, count, max(2, round(rounds * scale)))
+            each = ", ".join(
+                f"{name} {undisturbed(taken) * 1e6:.0f} us (median {statistics.median(taken) * 1e6:.0f})"
+                for name, taken in seconds.items()
+            )
+            found.append(
+                Result(
+                    f"workload=collective, {operation} of {format_bytes(size)}iB / a loop by hand",
+                    undisturbed(seconds["harness"]) / undisturbed(seconds["by hand"]), 1.02,
+                    f"{each}; {len(seconds['harness'])} iterations of each",
+                )
+            )  # fmt: skip
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1, help="factor to the rounds: 3 takes three times as long")
+    return report(results(parser.parse_args().scale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Transfers in which all ranks take part: who sends what to whom, and what should arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads import bench
+
+AT_ONCE = 8  # most peers that one rank exchanges data with at the same time, which bounds its buffers
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A buffer to receive into from a peer, and what should be in it afterwards."""
+
+    peer: int
+    buffer: Tensor
+    expected: Tensor
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one rank does at once: `run` sends and receives, and then the receipts are compared.
+
+    A pattern gives all ranks equally many of them, so that they can start each one together.
+    """
+
+    run: Callable[[Exchange], object]
+    sends: list[tuple[int, Tensor]] = field(default_factory=list)  # (peer, data)
+    receipts: list[Receipt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a pattern on this rank: messages of `count` elements, which depend on who sends what to whom when."""
+
+    rank: int
+    world_size: int
+    count: int
+    values: bench.Values
+    iteration: int
+
+    def message(self, source: int, destination: int) -> Tensor:
+        """The data that `source` sends to `destination`, [count]."""
+        return self.values.make(self.count, source, destination, self.iteration)
+
+    def receipt(self, source: int, expected: Tensor | None = None) -> Receipt:
+        wanted = self.message(source, self.rank) if expected is None else expected
+        return Receipt(source, self.values.poison(self.count), wanted)
+
+
+def send(case: Case) -> Iterator[Exchange]:
+    """Rank 0 to every other rank and back, one after the other, by blocking send and recv."""
+    for peer in range(1, case.world_size):
+        if case.rank == 0:
+            yield Exchange(_blocking_first, [(peer, case.message(0, peer))], [case.receipt(peer)])
+        elif case.rank == peer:
+            yield Exchange(_blocking_second, [(0, case.message(peer, 0))], [case.receipt(0)])
+        else:
+            yield Exchange(_idle)
+
+
+def isend(case: Case) -> Iterator[Exchange]:
+    """Rank 0 to several other ranks at once and back, by isend and irecv."""
+    for first in range(1, case.world_size, AT_ONCE):
+        together = range(first, min(first + AT_ONCE, case.world_size))
+        if case.rank == 0:
+            sends = [(peer, case.message(0, peer)) for peer in together]
+            yield Exchange(_sends_first, sends, [case.receipt(peer) for peer in together])
+        elif case.rank in together:
+            yield Exchange(_receives_first, [(0, case.message(case.rank, 0))], [case.receipt(0)])
+        else:
+            yield Exchange(_idle)
+
+
+def fanout(case: Case) -> Iterator[Exchange]:
+    """Rank 0 to several other ranks at once, by isend and irecv; nothing comes back."""
+    for first in range(1, case.world_size, AT_ONCE):
+        together = range(first, min(first + AT_ONCE, case.world_size))
+        if case.rank == 0:
+            yield Exchange(_sends_first, [(peer, case.message(0, peer)) for peer in together])
+        elif case.rank in together:
+            yield Exchange(_receives_first, [], [case.receipt(0)])
+        else:
+            yield Exchange(_idle)
+
+
+def batched(case: Case) -> Iterator[Exchange]:
+    """Every rank to every other rank by batch_isend_irecv, several peers at once."""
+    for first in range(1, case.world_size, AT_ONCE):
+        shifts = range(first, min(first + AT_ONCE, case.world_size))
+        to = [(case.rank + shift) % case.world_size for shift in shifts]
+        of = [(case.rank - shift) % case.world_size for shift in shifts]
+        yield Exchange(
+            _batch, [(peer, case.message(case.rank, peer)) for peer in to], [case.receipt(peer) for peer in of]
+        )
+
+
+def ring(case: Case) -> Iterator[Exchange]:
+    """Each rank to the next, all at once, and what arrives is sent on until it is back where it came from."""
+    after, before = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
+    carried = case.message(case.rank, case.rank)
+    for hop in range(1, case.world_size + 1):
+        origin = (case.rank - hop) % case.world_size
+        receipt = case.receipt(before, case.message(origin, origin))
+        yield Exchange(_batch, [(after, carried)], [receipt])
+        carried = receipt.buffer
+
+
+def _idle(exchange: Exchange) -> None:
+    """This rank has no part in it."""
+
+
+def _blocking_first(exchange: Exchange) -> None:
+    _blocking_send(exchange)
+    _blocking_receive(exchange)
+
+
+def _blocking_second(exchange: Exchange) -> None:
+    _blocking_receive(exchange)
+    _blocking_send(exchange)
+
+
+def _blocking_send(exchange: Exchange) -> None:
+    for peer, data in exchange.sends:
+        dist.send(data, peer)
+
+
+def _blocking_receive(exchange: Exchange) -> None:
+    for receipt in exchange.receipts:
+        dist.recv(receipt.buffer, receipt.peer)
+
+
+# The two ends of a pair start their operations in matching order: NCCL runs those of a pair one after the other.
+def _sends_first(exchange: Exchange) -> None:
+    _wait([*_start_sends(exchange), *_start_receives(exchange)])
+
+
+def _receives_first(exchange: Exchange) -> None:
+    _wait([*_start_receives(exchange), *_start_sends(exchange)])
+
+
+def _start_sends(exchange: Exchange) -> list[dist.Work | None]:
+    return [dist.isend(data, peer) for peer, data in exchange.sends]
+
+
+def _start_receives(exchange: Exchange) -> list[dist.Work | None]:
+    return [dist.irecv(receipt.buffer, receipt.peer) for receipt in exchange.receipts]
+
+
+def _batch(exchange: Exchange) -> None:
+    work = [dist.P2POp(dist.isend, data, peer) for peer, data in exchange.sends]
+    work += [dist.P2POp(dist.irecv, receipt.buffer, receipt.peer) for receipt in exchange.receipts]
+    _wait(list(dist.batch_isend_irecv(work)))
+
+
+def _wait(works: list[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+EXCHANGES: dict[str, Callable[[Case], Iterator[Exchange]]] = {
+    "send": send,
+    "isend": isend,
+    "batched": batched,
+    "ring": ring,
+    "fanout": fanout,
+}

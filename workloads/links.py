@@ -1,0 +1,237 @@
+"""Links between nodes: who is measured with whom when, which links are slow, and which nodes explain them. Pure.
+
+Free of torch. A matrix is a list of rows, with None where nothing was measured; `matrix[a][b]` is what a sends to b.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+Matrix = Sequence[Sequence[float | None]]
+Pair = tuple[int, int]
+
+FEW = 8  # nodes up to which one bad node is in so many of the pairs that it would move their median
+
+
+def tournament(players: int) -> list[list[Pair]]:
+    """Rounds in which each of `players` meets each other one exactly once, and nobody is in two pairs of a round.
+
+    The circle method: one sits still, the others move on by one seat a round. `players` - 1 rounds, or `players` if
+    that is odd, since then one of them rests in each round.
+    """
+    seats = list(range(players + players % 2))  # the last one is an empty chair if the number is odd
+    rounds = []
+    for _ in seats[1:] if players > 1 else []:
+        half = len(seats) // 2
+        met = zip(seats[:half], seats[: half - 1 : -1], strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in met if max(a, b) < players])
+        seats[1:] = [seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
+    """All pairs of ranks in rounds that never share a node, from the ranks of each node.
+
+    With one rank on each of n nodes these are the n - 1 (n if odd) rounds of the tournament. With more, each of its
+    rounds is gone through once per pair of their ranks, and at the end each node measures itself.
+    """
+    for met in tournament(len(nodes)):
+        yield from _in_turns([list(product(nodes[a], nodes[b])) for a, b in met])
+    yield from _in_turns([list(combinations(ranks, 2)) for ranks in nodes])
+
+
+def _in_turns(pairs: Sequence[Sequence[Pair]]) -> Iterator[list[Pair]]:
+    for turn in range(max(map(len, pairs), default=0)):
+        yield [(min(theirs[turn]), max(theirs[turn])) for theirs in pairs if turn < len(theirs)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured between some ranks.
+
+    Attributes:
+        nodes: node of each of them, a number; what follows has one row and one column for each.
+        latency: seconds.
+        bandwidth: bytes/s.
+    """
+
+    nodes: Sequence[int]
+    latency: Matrix
+    bandwidth: Matrix
+
+    def pairs(self) -> dict[Pair, tuple[float, float]]:
+        """(latency, bandwidth) of each pair that was measured, the worse of its two directions."""
+        found = {}
+        for a, b in combinations(range(len(self.nodes)), 2):
+            times = [value for value in (self.latency[a][b], self.latency[b][a]) if value is not None]
+            speeds = [value for value in (self.bandwidth[a][b], self.bandwidth[b][a]) if value is not None]
+            if times and speeds:
+                found[a, b] = (max(times), min(speeds))
+        return found
+
+    def within(self, pair: Pair) -> bool:
+        """Whether both are on one node: such pairs are compared with their like only."""
+        return self.nodes[pair[0]] == self.nodes[pair[1]]
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is usual among pairs of one kind: seconds, and bytes/s."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A pair that is slow.
+
+    Attributes:
+        pair: the two.
+        latency, bandwidth: what was measured, in seconds and bytes/s.
+        measure: which of the two is bad, `latency` or `bandwidth`; the worse one.
+        ratio: how good that is as a part of what was expected, below 1.
+        against: by what it was expected.
+    """
+
+    pair: Pair
+    latency: float
+    bandwidth: float
+    measure: str
+    ratio: float
+    against: str  # median or baseline
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a pair counts as slow.
+
+    Attributes:
+        bandwidth: with less than this part of the usual bandwidth.
+        latency: with more than this many times the usual latency.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
+        """How much of what is usual a pair has in what it is slow in, and what that is; None when it is not slow."""
+        slow = []
+        if bandwidth < self.bandwidth * usual.bandwidth:
+            slow.append((bandwidth / usual.bandwidth, "bandwidth"))
+        if latency > self.latency * usual.latency:
+            slow.append((usual.latency / latency, "latency"))
+        return min(slow, default=None)
+
+
+def usual(measured: Measured, within: bool = False) -> Usual | None:
+    """The medians over the pairs between nodes, or over those `within` nodes; None where there are none.
+
+    With few nodes one bad node is in a large part of the pairs (in 2 of 3, in 3 of 6, ...), and the median would be its
+    own. So up to FEW nodes the medians are those without the node that spoils them most. Of an even number of values
+    the better one of the middle two is taken.
+    """
+    pairs = {pair: values for pair, values in measured.pairs().items() if measured.within(pair) == within}
+    if not pairs:
+        return None
+    left_out = [None, *set(measured.nodes)] if len(set(measured.nodes)) <= FEW else [None]
+    latencies, bandwidths = [], []
+    for node in left_out:
+        rest = [
+            values for (a, b), values in pairs.items() if node not in (measured.nodes[a], measured.nodes[b])
+        ]  # fmt: skip
+        if rest:
+            latencies.append(statistics.median_low(latency for latency, _ in rest))
+            bandwidths.append(statistics.median_high(bandwidth for _, bandwidth in rest))
+    return Usual(min(latencies), max(bandwidths))
+
+
+def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
+    """The pairs that are slow against the medians of their kind, the slowest first."""
+    expected = {within: usual(measured, within) for within in (False, True)}
+    return _slow(measured, limits, lambda pair: expected[measured.within(pair)], "median")
+
+
+def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
+    """The pairs that are slow against an earlier run, the slowest first; pairs that it did not measure are not."""
+    return _slow(measured, limits, before.get, "baseline")
+
+
+def _slow(measured: Measured, limits: Limits, expected: Callable[[Pair], Usual | None], against: str) -> list[Slow]:
+    found = []
+    for pair, (latency, bandwidth) in measured.pairs().items():
+        there = expected(pair)
+        if there is not None and (worst := limits.worst(latency, bandwidth, there)):
+            found.append(Slow(pair, latency, bandwidth, worst[1], worst[0], against))
+    return sorted(found, key=lambda slow: (slow.ratio, slow.pair))
+
+
+def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
+    """The nodes that explain slow pairs, the most suspicious first.
+
+    | a node's slow pairs | it is |
+    |---|---|
+    | more than half of its pairs with nodes that are no suspects, and at least two | a suspect |
+    | less | not: the link is slow |
+
+    One suspect is taken at a time, the one with the largest part, and its pairs no longer speak against the others.
+    """
+    nodes = measured.nodes
+    pairs = {pair for pair in measured.pairs() if not measured.within(pair)}
+    bad = {each.pair: each.ratio for each in slow if each.pair in pairs}
+    found: list[int] = []
+    while True:
+        shares = []
+        for node in dict.fromkeys(nodes):
+            of_node = [pair for pair in pairs if node in (nodes[pair[0]], nodes[pair[1]])]
+            ratios = [bad[pair] for pair in of_node if pair in bad]
+            partners = {nodes[end] for pair in of_node if pair in bad for end in pair} - {node}
+            if len(partners) > 1 and 2 * len(ratios) > len(of_node):
+                shares.append((-len(ratios) / len(of_node), math.fsum(ratios) / len(ratios), node))
+        if not shares:
+            return found
+        worst = min(shares)[2]
+        found.append(worst)
+        pairs = {(a, b) for a, b in pairs if worst not in (nodes[a], nodes[b])}
+
+
+_NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
+
+
+def compress(hosts: Iterable[str]) -> str:
+    """Host names as Slurm writes lists of them (`node[3,7-9],login1`), each host once.
+
+    The last number of a name is what is put into brackets. Numbers of one width with a zero in front (`n08`, `n10`) are
+    kept apart from those without.
+    """
+    numbered: dict[tuple[str, str], list[str]] = {}
+    plain: list[str] = []
+    for host in dict.fromkeys(hosts):
+        if match := _NUMBERED.fullmatch(host):
+            numbered.setdefault((match[1], match[3]), []).append(match[2])
+        else:
+            plain.append(host)
+    texts = []
+    for (before, after), digits in numbered.items():
+        padded = any(text.startswith("0") and len(text) > 1 for text in digits)
+        for width in sorted({len(text) for text in digits}) if padded else [1]:
+            numbers = sorted(int(text) for text in digits if not padded or len(text) == width)
+            ranges = ",".join(_ranges(numbers, width))
+            texts.append(f"{before}[{ranges}]{after}" if len(numbers) > 1 else f"{before}{ranges}{after}")
+    return ",".join([*texts, *plain])
+
+
+def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
+    first = last = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number == last + 1:
+            last = number
+            continue
+        yield f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}"
+        if number is not None:
+            first = last = number

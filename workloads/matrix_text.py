@@ -1,0 +1,101 @@
+"""A matrix of links in words: the heat map, the slow pairs, the suspects and how to do without them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from workloads import bench, links
+from workloads.heat import heat_map
+from workloads.matrix import Matrix
+from workloads.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from launcher.config import P2P
+
+NAMED = 10  # most slow pairs that are printed
+
+
+def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
+    """The matrix in words and as a heat map, for a terminal of 80 columns."""
+    small, large = (format_bytes(size) for size in matrix.sizes)
+    whose = "ranks" if config.matrix.value == "ranks" else "nodes"
+    rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
+    told = [
+        f"matrix: {len(matrix.ranks)} {whose} in {rounds}, latency of {small}, bandwidth of {config.window} x {large}"
+    ]
+    usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
+    words = ", ".join(
+        f"{one.bandwidth / 1e9:.2f} GB/s {'within' if within else 'between'} nodes"
+        for within, one in usual.items()
+        if one
+    )
+    told += heat_map(matrix.labels, shares(matrix), {slow.pair for slow in matrix.slow}, f"the median ({words})")
+    if one := usual[False]:
+        times = {pair: latency for pair, (latency, _) in matrix.seen.pairs().items() if not matrix.seen.within(pair)}
+        worst = max(times, key=lambda pair: times[pair])
+        told.append(
+            f"latency between nodes: median {bench.microseconds(one.latency)} us, most "
+            f"{bench.microseconds(times[worst])} us ({pair_in_words(worst, matrix)})"
+        )
+    if matrix.note:
+        told.append(matrix.note)
+    return [*told, *_verdict(matrix, config, environ)]
+
+
+def shares(matrix: Matrix) -> list[list[float | None]]:
+    """Each bandwidth as a part of the median of its kind."""
+    usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
+    rows: list[list[float | None]] = []
+    for a, row in enumerate(matrix.seen.bandwidth):
+        rows.append([])
+        for b, value in enumerate(row):
+            median = usual[matrix.seen.within((a, b))]
+            rows[-1].append(None if value is None or median is None else value / median.bandwidth)
+    return rows
+
+
+def pair_in_words(pair: links.Pair, matrix: Matrix) -> str:
+    return f"{matrix.labels[pair[0]]} - {matrix.labels[pair[1]]}"
+
+
+def _verdict(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
+    if not matrix.slow:
+        if len(matrix.seen.pairs()) == 1 and not config.baseline:
+            return ["one pair: nothing to compare it with, but the baseline of an earlier run"]
+        return [
+            f"no slow pair (below {config.slow * 100:g} % of the median, or over {config.slow_latency:g} x its latency)"
+        ]
+    told = [f"slow: {pair_in_words(slow.pair, matrix)}: {_slow_in_words(slow)}" for slow in matrix.slow[:NAMED]]
+    if more := len(matrix.slow) - NAMED:
+        told += [f"slow: {more} more pairs, in results.json"] if more > 0 else []
+    if not matrix.suspects:
+        return [*told, "no node is slow with most of its partners: links are slow, and no node"]
+    return [*told, f"suspects: {', '.join(matrix.suspected)}", *advice(matrix.exclude, environ)]
+
+
+def _slow_in_words(slow: links.Slow) -> str:
+    """The bad one first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
+    speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
+    if slow.measure == "bandwidth":
+        return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"
+    return f"{time}, {1 / slow.ratio:.1f} x the {slow.against} ({speed})"
+
+
+def advice(exclude: str, environ: Mapping[str, str]) -> list[str]:
+    """How to run without the nodes of a list.
+
+    | scheduler | advice |
+    |---|---|
+    | Slurm | the override, quoted for Hydra and the shell |
+    | PBS, which cannot exclude nodes | to name a resource of the good ones |
+    | none | nothing |
+    """
+    if not exclude:
+        return []
+    if "SLURM_JOB_ID" in environ:
+        plain = not set("[],") & set(exclude)
+        return ["without them: " + (f"cluster.exclude={exclude}" if plain else f"\"cluster.exclude='{exclude}'\"")]
+    if "PBS_JOBID" in environ:
+        return ["PBS cannot exclude nodes: name a resource of the good ones in cluster.chunk"]
+    return []

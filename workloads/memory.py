@@ -1,0 +1,63 @@
+"""How much memory a rank can still have, before it asks for it: on a CPU, too much ends in a kill, not in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+
+Read = Callable[[str], str]
+
+
+def available(env: Env) -> int | None:
+    """Bytes that this rank can have: an equal share of what its node has, or what its GPU has; None: unknown."""
+    if env.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(env.device)[0])
+    whole = on_node(lambda path: Path(path).read_text())
+    return None if whole is None else whole // env.local_world_size
+
+
+def on_node(read: Read) -> int | None:
+    """Bytes that processes of this process's control groups can still have; None: unknown. Pure, but for `read`.
+
+    The least of MemAvailable and, for each control group of the process and each above it, its limit less what it uses
+    and could not give back (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    """
+    found = []
+    for line in _lines(read, "/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    for line in _lines(read, "/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found += _free(read, "/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found += _free(read, "/sys/fs/cgroup/memory", path, *files)
+    return max(0, min(found)) if found else None
+
+
+def _free(read: Read, root: str, path: str, limit: str, usage: str, cache: str) -> list[int]:
+    """Of the control group and of each above it that has a limit."""
+    free = []
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for depth in range(len(parts), -1, -1):
+        folder = "/".join([root, *parts[:depth]])
+        most, used = _lines(read, f"{folder}/{limit}"), _lines(read, f"{folder}/{usage}")
+        if most and used and most[0].isdecimal() and used[0].isdecimal():  # `max`: no limit
+            pairs = (line.split() for line in _lines(read, f"{folder}/memory.stat"))
+            cached = sum(int(value) for name, value in pairs if name == cache)
+            free.append(int(most[0]) - int(used[0]) + cached)
+    return free
+
+
+def _lines(read: Read, path: str) -> list[str]:
+    try:
+        return read(path).splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,89 @@
+"""What a config of p2p asks for, checked. Pure, and free of torch: the login node refuses what would fail later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from workloads import names
+from workloads.sizes import parse_seconds, parse_sizes
+
+T = TypeVar("T")
+
+PAIRS = ("pingpong", "bandwidth", "bidirectional")  # patterns of two ranks
+MATRIX = "matrix"
+
+
+def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:
+    """The two ranks of the patterns of pairs: the chosen ones, else the first rank of the first and of the last node,
+    or the first and the last rank of one node.
+
+    Args:
+        pair: `workload.pair`.
+        node_of: node rank of each rank.
+
+    Raises:
+        ValueError: the two do not exist, or are one.
+    """
+    last = len(node_of) - 1
+    if pair is None:
+        return 0, (node_of.index(node_of[last]) or last)
+    written = f"workload.pair=[{','.join(map(str, pair))}]"
+    if len(pair) != 2 or pair[0] == pair[1]:
+        raise ValueError(f"{written} is not two ranks: write workload.pair=[0,{max(last, 1)}]")
+    for rank in pair:
+        if not 0 <= rank <= last:
+            there = f"ranks 0 to {last}" if last else "rank 0 alone"
+            raise ValueError(f"{written}: there is no rank {rank}; this run has {there} (nodes x procs_per_node)")
+    return pair[0], pair[1]
+
+
+def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
+    """The patterns to run; of `all`, the matrix only where there are nodes (or ranks) to compare.
+
+    Args:
+        keys: those of `config.P2P`.
+        node_of: node rank of each rank.
+
+    Raises:
+        ValueError: an unknown pattern, or a matrix that was asked for by name and would have no pair.
+    """
+    wanted = _named("pattern", lambda: names.choose("pattern", keys["pattern"], names.PATTERNS))
+    of_ranks = getattr(keys["matrix"], "value", keys["matrix"]) == "ranks"
+    if MATRIX not in wanted or of_ranks or len(set(node_of)) > 1:
+        return wanted
+    if wanted == names.PATTERNS:
+        return tuple(name for name in wanted if name != MATRIX)
+    raise ValueError(
+        "workload.pattern=matrix compares nodes, and there is one: use nodes=2 or more, or workload.matrix=ranks"
+    )
+
+
+def check(keys: Mapping[str, Any], node_of: Sequence[int]) -> None:
+    """All keys of p2p, against the ranks there will be.
+
+    Raises:
+        ValueError: one makes no sense; the text names it.
+    """
+    chosen(keys, node_of)
+    pair_of(keys["pair"], node_of)
+    _named("dtype", lambda: names.choose_one("dtype", keys["dtype"], names.DTYPES))
+    _named("sizes", lambda: parse_sizes(keys["sizes"]))
+    if keys["budget"] is not None:
+        _named("budget", lambda: parse_seconds(keys["budget"]))
+    for key, least in (("window", 1), ("iterations", 1), ("warmup", 0)):
+        if keys[key] < least:
+            raise ValueError(f"workload.{key}={keys[key]}: it must be at least {least}")
+    if not 0 < keys["slow"] < 1:
+        raise ValueError(f"workload.slow={keys['slow']} is not a part of the median: write it as 0.7 or so")
+    if not keys["slow_latency"] > 1:
+        raise ValueError(
+            f"workload.slow_latency={keys['slow_latency']} is not a multiple of the median: write it as 3 or so"
+        )
+
+
+def _named(key: str, parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise ValueError(f"workload.{key}: {error}") from None

@@ -1,0 +1,92 @@
+"""What each rank puts into a reduction, and what must come out, exactly, in every type and at any number of ranks.
+
+Rank i puts in a window on one random stream r that begins at place i: x(i)[k] = r[k + i]. So all x differ, and a result
+costs one stream and n slices of it, not n streams. The values are small enough, or sparse enough, that no order of
+additions or multiplications rounds or overflows.
+
+| redop | r | result at k |
+|---|---|---|
+| sum | 0 to limit/n; where the type cannot hold n ones, zero at most places | r[k] + ... + r[k+n-1] |
+| prod | 1 to 4, at most 3 of n neighbours not 1 | r[k] * ... * r[k+n-1] |
+| min, max | 0 to limit | least or greatest of r[k] ... r[k+n-1] |
+
+avg: x(i) = base + d(i/2) for even i and base - d(i/2) for odd i (base for the last of an odd number), so the average is
+base. NCCL multiplies floats by 1/n first, which rounds; then the nearest whole number must be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.bench import Values
+
+REDOPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+_COMBINE: dict[str, Callable[..., object]] = {
+    "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+}  # fmt: skip
+Key = tuple[object, ...]
+
+
+def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
+    """Elements `start` to `start + count` of what rank number `rank` of n puts in, [count]."""
+    if redop != "avg":
+        return _stream(values, redop, key, n, start + rank, count)
+    base = _base(values, key, n, start, count)
+    if rank == n - 1 and n % 2:
+        return base
+    pairs = n // 2
+    most = max(1, values.limit // (4 * pairs))
+    apart = _sparse(values.make(count, *key, "apart", start=start + rank // 2, most=most),
+                    start + rank // 2, -(-4 * pairs // values.limit), 0)  # fmt: skip
+    return base - apart if rank % 2 else base + apart
+
+
+def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
+    """Elements `start` to `start + count` of the result over n ranks, [count]."""
+    if redop == "avg":
+        return _base(values, key, n, start, count)
+    stream = _stream(values, redop, key, n, start, count + n - 1)
+    result = stream[:count].clone()
+    combine = _COMBINE[redop]
+    for rank in range(1, n):
+        combine(result, stream[rank : rank + count], out=result)
+    return result
+
+
+def wrong(redop: str, got: Tensor, expected: Tensor) -> int:
+    """How many elements are not the answer; not-a-number never is."""
+    if redop == "avg" and got.is_floating_point():
+        return int((~((got - expected).abs() < 0.5)).sum())
+    return int((got != expected).sum())
+
+
+def _base(values: Values, key: Key, n: int, start: int, count: int) -> Tensor:
+    # Where torch divides integers itself, it does so as float32.
+    return values.make(count, *key, "base", start=start, most=min(values.limit, 2**24) // (2 * n))
+
+
+def _stream(values: Values, redop: str, key: Key, n: int, start: int, count: int) -> Tensor:
+    if redop in ("min", "max"):
+        return values.make(count, *key, start=start)
+    if redop == "prod":
+        return _sparse(values.make(count, *key, start=start, most=3) + 1, start, -(-n // 3), 1)
+    most = max(1, values.limit // n)
+    return _sparse(values.make(count, *key, start=start, most=most), start, -(-n // values.limit), 0)
+
+
+def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
+    """The stream where the place is a multiple of `every`, and `otherwise` elsewhere."""
+    if every == 1:
+        return stream
+    places = torch.arange(start, start + len(stream), device=stream.device)
+    return torch.where(places % every == 0, stream, torch.full_like(stream, otherwise))

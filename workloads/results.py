@@ -1,0 +1,329 @@
+"""What a benchmark measured, in RUN/results.json and RUN/results.csv, and the comparison with an earlier run.
+
+The file is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`, `rows`,
+`matrix` (of p2p) and `complete`. Times are in seconds, sizes in bytes, speeds in bytes a second. It is written anew
+after each row, whole or not at all, so that a sweep that is cut off leaves what was measured. Free of torch, but for
+`conditions`: the login node and the report read these files too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.config import P2P, Collective
+    from launcher.node import Env
+
+FORMAT = 1
+JSON, CSV = "results.json", "results.csv"
+# What a row has measured; its other keys say what was done, and rows are compared that agree in all of them.
+MEASURED = frozenset(
+    ("seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations", "messages",
+     "count")
+)  # fmt: skip
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the numbers of a run depend on.
+
+    Attributes:
+        hosts: one per node.
+        world_size, nodes, ranks_per_node: how many ranks, and where.
+        backend, backend_version: gloo, nccl or mpi; the version is NCCL's, and None elsewhere.
+        interface: network interface that the backend was told to use, if any.
+        device, device_name: cpu or cuda, and its model on rank 0.
+        torch, python: versions.
+        iterations, warmup: of each size.
+        time: when it began, in Unix seconds.
+        run: id of the run; None outside of one.
+        environment: variables that change what the backend does (NCCL_*, GLOO_*).
+    """
+
+    hosts: tuple[str, ...]
+    world_size: int
+    nodes: int
+    ranks_per_node: tuple[int, ...]
+    backend: str
+    backend_version: str | None
+    interface: str | None
+    device: str
+    device_name: str
+    torch: str
+    python: str
+    iterations: int
+    warmup: int
+    time: float
+    run: str | None
+    environment: Mapping[str, str]
+
+
+def conditions(config: Collective | P2P, env: Env) -> Conditions:
+    """The conditions of this run. All ranks must call it: they tell their hosts."""
+    import torch
+
+    from launcher.node import run_dir
+    from workloads.ranks import gather
+
+    hosts: dict[int, str] = {}
+    ranks: dict[int, int] = {}
+    for node, host in gather((env.node_rank, env.host), env):
+        hosts[node] = host
+        ranks[node] = ranks.get(node, 0) + 1
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "GLOO_"))}
+    nccl, cuda = env.backend == "nccl", env.device.type == "cuda"
+    folder = run_dir()
+    return Conditions(
+        hosts=tuple(hosts[node] for node in sorted(hosts)),
+        world_size=env.world_size,
+        nodes=len(hosts),
+        ranks_per_node=tuple(ranks[node] for node in sorted(ranks)),
+        backend=env.backend,
+        backend_version=".".join(map(str, torch.cuda.nccl.version())) if nccl else None,
+        interface=variables.get(f"{env.backend.upper()}_SOCKET_IFNAME"),
+        device=env.device.type,
+        device_name=torch.cuda.get_device_name(env.device) if cuda else _cpu_name(),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        iterations=config.iterations,
+        warmup=config.warmup,
+        time=time.time(),
+        run=folder.name if folder else None,
+        environment=variables,
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+@dataclass
+class Results:
+    """The results of one run, which rank 0 collects and writes.
+
+    Attributes:
+        workload: collective or p2p.
+        conditions: what they depend on.
+        roof: `socket` and `memory` in bytes a second (None: not measured), and `how` they were measured.
+        folder: where the files go; None: nowhere (another rank, or no run).
+        rows, matrix: what was measured.
+        complete: whether all that was asked for was measured.
+        reason: why not.
+    """
+
+    workload: str
+    conditions: Conditions | Mapping[str, Any]
+    roof: Mapping[str, Any]
+    folder: Path | None
+    rows: list[Row] = field(default_factory=list)
+    matrix: Mapping[str, Any] | None = None
+    complete: bool = False
+    reason: str = ""
+
+    def add(self, *rows: Row) -> None:
+        """One more size is done: all files are written anew."""
+        self.rows.extend(rows)
+        self.write()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
+        known = self.conditions
+        return {
+            "format": FORMAT,
+            "workload": self.workload,
+            "conditions": dict(vars(known) if isinstance(known, Conditions) else known),
+            "roof": dict(self.roof),
+            "rows": [dict(row) for row in self.rows],
+            "matrix": self.matrix,
+            "complete": self.complete,
+            "reason": self.reason,
+        }
+
+    def write(self) -> None:
+        """Both files, each whole or not at all.
+
+        Raises:
+            OSError: the run directory cannot be written to.
+        """
+        if self.folder is not None:
+            _replace(self.folder / JSON, json.dumps(self.as_dict(), indent=1) + "\n")
+            _replace(self.folder / CSV, as_csv(self.rows))
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """The rows as CSV: a line of titles and one line for each. `seconds` becomes `seconds_min` and so on. Pure."""
+    flat = [_flat(row) for row in rows]
+    titles = list(dict.fromkeys(title for row in flat for title in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, titles, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        flat.update({f"{key}_{part}": each for part, each in value.items()} if isinstance(value, Mapping) else
+                    {key: value})  # fmt: skip
+    return flat
+
+
+def read(path: Path) -> Results:
+    """The results in a file, or in the results.json of a run directory.
+
+    Raises:
+        ValueError: there are none, or they cannot be read; the text says what to do.
+    """
+    file = path / JSON if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f"{file} is not of format {FORMAT}, which this version reads: measure again")
+        return Results(
+            values["workload"], values["conditions"], values["roof"], None, list(values["rows"]), values["matrix"],
+            values["complete"], values.get("reason", ""),
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no {file}: only runs of workload=collective and workload=p2p that have measured something leave "
+            "one"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}): measure again") from None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that is slower than in the baseline by more than the tolerance.
+
+    Attributes:
+        what: the row in words (`all_reduce world 4 1048576 float32 sum out`).
+        measure: busbw, bandwidth (bytes a second) or time (seconds).
+        now, then: the values.
+        ratio: the speed now as a part of the speed then, below 1.
+    """
+
+    what: str
+    measure: str
+    now: float
+    then: float
+    ratio: float
+
+    @property
+    def shown(self) -> str:
+        """`1.2 GB/s, was 2.4 GB/s`"""
+        if self.measure == "time":
+            return f"{self.now * 1e6:.1f} us, was {self.then * 1e6:.1f} us"
+        return f"{self.now / 1e9:.3g} GB/s, was {self.then / 1e9:.3g} GB/s"
+
+
+def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tuple[list[Difference], int]:
+    """What became slower, the worst first, and how many rows could be compared. Pure.
+
+    Rows are compared that agree in everything that was not measured (operation, size, type, ranks and so on): their
+    busbw or bandwidth, or the median time where there is no such speed (barriers). A row that measured nothing now, and
+    did then, counts as infinitely slower.
+    """
+    before = {_identity(row): row for row in baseline}
+    compared, slower = 0, []
+    for row in now:
+        old = before.get(_identity(row))
+        speed_then = old and _speed(old)
+        if old is None or not speed_then:
+            continue
+        compared += 1
+        measure, then, value_then = speed_then
+        current = _speed(row)
+        ratio = current[1] / then if current else 0.0
+        if ratio < 1 - tolerance:
+            slower.append(Difference(label(row), measure, current[2] if current else 0.0, value_then, ratio))
+    return sorted(slower, key=lambda each: each.ratio), compared
+
+
+def _identity(row: Row) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, json.dumps(value)) for key, value in row.items() if key not in MEASURED))
+
+
+def _speed(row: Row) -> tuple[str, float, float] | None:
+    """(what was measured, a speed, the value itself), or None where nothing was."""
+    for measure in ("busbw", "bandwidth"):
+        if row.get(measure):
+            return measure, float(row[measure]), float(row[measure])
+    seconds = (row.get("seconds") or {}).get("median") or row.get("latency")
+    return ("time", 1 / seconds, float(seconds)) if seconds else None
+
+
+def label(row: Row) -> str:
+    """A row in a few words: what was done, without what was measured."""
+    words = [
+        str(value)
+        for key, value in row.items()
+        if key not in MEASURED and key not in ("async", "root", "n") and value not in (None, "", False)
+    ]
+    return " ".join([*words, *(["async"] if row.get("async") else [])])
+
+
+def against(
+    now: Sequence[Row], baseline: Results, tolerance: float, say: Callable[[str], object], where: str
+) -> str | None:
+    """Tell how this run compares with its baseline; returns what to raise, if anything.
+
+    Args:
+        now: this run's rows.
+        baseline: what the baseline measured.
+        tolerance: the part of a speed that may be lost.
+        say: prints a line.
+        where: the baseline, as the user would find it.
+    """
+    slower, compared = compare(now, baseline.rows, tolerance)
+    if not compared:
+        return (
+            f"nothing can be compared with baseline={where}: it has no row of the same operation, size, type and "
+            f"number of ranks ({_sizes_in_words(baseline.rows)} there)"
+        )
+    left = len(now) - compared
+    rest = f"; {left} have no counterpart there" if left else ""
+    if not slower:
+        say(f"{compared} rows compared with the baseline, none slower by more than {tolerance * 100:g} %{rest}")
+        return None
+    say(f"slower than the baseline by more than {tolerance * 100:g} %: {len(slower)} of {compared} rows{rest}")
+    for each in slower:
+        say(f"  {each.ratio * 100:3.0f} % of the speed: {each.measure} {each.shown}")
+        say(f"        {each.what}")
+    worst = slower[0]
+    return (
+        f"{len(slower)} of {compared} rows are slower than baseline={where} allows (tolerance={tolerance:g}); the "
+        f"worst: {worst.what}, {worst.measure} {worst.shown}"
+    )
+
+
+def _sizes_in_words(rows: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(label(row) for row in rows[:3])) + (", ..." if len(rows) > 3 else "")

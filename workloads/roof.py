@@ -1,0 +1,245 @@
+"""The roof over what a benchmark can reach here: the speed of one plain TCP stream, and of a copy in memory.
+
+Neither goes through the communication library. A bus bandwidth far below the socket's is the library's or its
+settings' doing; one near to it is the network's, and no setting will help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import struct
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from workloads.ranks import gather
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+
+T = TypeVar("T")
+
+STREAM_SECONDS = 0.4  # that the stream is filled for
+BURST_SECONDS = 0.02  # of one burst; the best burst counts
+MOST_BYTES = 2**28  # of one burst
+PATIENCE = 1.0  # seconds for each step of the stream, after which a firewall is to blame
+COPY_SECONDS = 0.2  # that copies are repeated for
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # more than a cache holds
+_CHUNK = 2**20
+_LENGTH = struct.Struct("!Q")
+_SIOCGIFADDR = 0x8915  # man 7 netdevice
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the hardware gave without a communication library; None: could not be measured, and `how` says why.
+
+    Attributes:
+        socket: bytes/s of one TCP stream, one way, between two nodes (two ranks where there is one node).
+        memory: bytes/s of a copy within the memory of a rank's device, the slowest rank's. Each byte counts once,
+            although it is read and written.
+        how: both measurements in words.
+    """
+
+    socket: float | None
+    memory: float | None
+    how: str
+
+    def lines(self) -> list[str]:
+        """For a terminal: the two speeds in 10^9 bytes/s, and how they were measured."""
+        speeds = (("socket", self.socket), ("memory", self.memory))
+        told = ", ".join(f"{name} " + (f"{speed / 1e9:.2f} GB/s" if speed else "unknown") for name, speed in speeds)
+        return [f"roof: {told}", *textwrap.wrap(self.how, 74, initial_indent="  ", subsequent_indent="  ")]
+
+
+def measure(env: Env) -> Roof:
+    """Measure the roof, in less than a second. All ranks must call it, and all get the same.
+
+    The copy is made on all ranks at the same time, for that is how they share a node's memory when they communicate.
+    The stream is TCP on GPUs as well, and nothing else is going on meanwhile.
+    """
+    gather(None, env)
+    memory, memory_how = _copy_roof(env)
+    socket_speed, socket_how = _socket_roof(env)
+    return Roof(socket_speed, memory, f"{socket_how}; {memory_how}")
+
+
+def ends(env: Env) -> tuple[int, int] | None:
+    """The two ranks that the stream joins: the first ones of the first and the last node, or ranks 0 and 1 of one node;
+    None where there is one rank alone."""
+    if env.world_size < 2:
+        return None
+    other = env.node_ranks.index(env.node_of(env.world_size - 1))
+    return 0, other or 1
+
+
+# Memory
+
+
+def _copy_roof(env: Env) -> tuple[float | None, str]:
+    size = COPY_BYTES[env.device.type]
+    try:
+        mine = copy_speed(env.device, size)
+    except RuntimeError:  # out of memory, in torch's words on either device
+        mine = None
+    speeds = gather(mine, env)
+    known = [speed for speed in speeds if speed is not None]
+    what = f"copy of {size // 2**20} MiB " + ("on the GPU" if env.device.type == "cuda" else "in memory")
+    if len(known) < len(speeds):
+        return None, f"memory: not enough of it for a {what} on {len(speeds) - len(known)} ranks"
+    return min(known), f"memory: {what}" + (", all ranks at once, the slowest" if len(speeds) > 1 else "")
+
+
+def copy_speed(device: torch.device, size: int) -> float:
+    """Bytes/s of the best of some copies of `size` bytes within a device's memory.
+
+    Raises:
+        RuntimeError: there is not enough memory.
+    """
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)  # written once before, so that no copy pays for new pages
+    best, until = 0.0, time.perf_counter() + COPY_SECONDS
+    while not best or time.perf_counter() < until:
+        _finish(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        _finish(device)
+        best = max(best, size / (time.perf_counter() - started))
+    return best
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# The stream
+
+
+def _socket_roof(env: Env) -> tuple[float | None, str]:
+    """Every rank takes part in every gather, whatever fails: the two ends only do more in between."""
+    pair = ends(env)
+    if pair is None:
+        return None, "socket: one rank, so there is no link"
+    sender, receiver = pair
+    hosts = gather(env.host, env)
+    way = f"from {hosts[sender]} to {hosts[receiver]}"
+    if hosts[sender] == hosts[receiver]:
+        way = f"from rank {sender} to rank {receiver} on {hosts[sender]}"
+
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    server, problem = _attempt(lambda: listen(interface)) if env.rank == receiver else (None, "")
+    offer = (server.getsockname()[:2], secrets.token_bytes(16)) if server else None
+    offered, problem, interface = gather((offer, problem, interface), env)[receiver]
+    over = f" over {interface}" if interface else ""
+    if offered is None:
+        return None, f"socket: {hosts[receiver]} cannot listen{over} ({problem})"
+
+    address, token = offered
+    speed, problem = None, ""
+    if env.rank == sender:
+        speed, problem = _attempt(lambda: stream(address, token))
+    elif server is not None:
+        with server:
+            _, problem = _attempt(lambda: drain(server, token))
+    told = gather((speed, problem), env)
+    speed = told[sender][0]
+    if speed is None:
+        problem = told[sender][1] or told[receiver][1]
+        return None, f"socket: no TCP stream {way}{over}, port {address[1]} ({problem})"
+    return speed, f"socket: one TCP stream {way}{over}"
+
+
+def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
+    """The step's result, or what went wrong: what fails on one rank alone must not keep it from the next gather."""
+    try:
+        return step(), ""
+    except OSError as error:
+        return None, str(error) or type(error).__name__
+
+
+def listen(interface: str | None) -> socket.socket:
+    """A listening socket on a free port of the interface's address; without one, of the address of the host's name,
+    which is what gloo takes.
+
+    Raises:
+        OSError: there is no such interface, or it has no IPv4 address.
+    """
+    if interface:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            name = interface.split(",")[0].encode()[:15]
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name))
+        address = socket.inet_ntoa(answer[20:24])
+    else:
+        address = socket.gethostbyname(socket.gethostname())
+    return socket.create_server((address, 0))
+
+
+def stream(address: tuple[str, int], token: bytes) -> float:
+    """Connect, show the token, and send for STREAM_SECONDS in bursts that are acknowledged one by one; bytes/s of the
+    best. A burst begins with its length (8 bytes) and grows until it takes BURST_SECONDS.
+
+    Raises:
+        OSError: it cannot connect, or the other end took nothing for PATIENCE seconds.
+    """
+    data, size, best = memoryview(bytes(_CHUNK)), _CHUNK, 0.0
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
+        connection.sendall(token)
+        until = time.perf_counter() + STREAM_SECONDS
+        while (began := time.perf_counter()) < until:
+            connection.sendall(_LENGTH.pack(size))
+            for _ in range(size // _CHUNK):
+                connection.sendall(data)
+            if not connection.recv(1):
+                raise ConnectionError("the other end closed the connection")
+            took = time.perf_counter() - began
+            best = max(best, size / took)
+            if took < BURST_SECONDS and size < MOST_BYTES:
+                size *= 2
+    return best
+
+
+def drain(server: socket.socket, token: bytes) -> None:
+    """The other end of `stream`. Connections without the token are passed over.
+
+    Raises:
+        OSError: nobody with the token connected, or sent anything, within PATIENCE seconds.
+    """
+    deadline = time.perf_counter() + 2 * PATIENCE
+    while (left := deadline - time.perf_counter()) > 0:
+        server.settimeout(left)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(PATIENCE)
+            if secrets.compare_digest(_receive(connection, len(token)), token):
+                return _bursts(connection)
+    raise TimeoutError("timed out")
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; fewer if there are no more."""
+    received = b""
+    with contextlib.suppress(OSError):
+        while len(received) < size and (more := connection.recv(size - len(received))):
+            received += more
+    return received
+
+
+def _bursts(connection: socket.socket) -> None:
+    buffer = memoryview(bytearray(_CHUNK))
+    while len(head := _receive(connection, _LENGTH.size)) == _LENGTH.size:
+        (left,) = _LENGTH.unpack(head)
+        while left:
+            arrived = connection.recv_into(buffer[: min(left, _CHUNK)])
+            if not arrived:
+                return
+            left -= arrived
+        connection.sendall(b"k")

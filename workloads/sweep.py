@@ -1,0 +1,301 @@
+"""One collective operation over many sizes: what fits, what the backend has, how long it takes, and if it is right.
+
+Ranks decide nothing alone. Whether the backend has an operation, whether a size fits into memory and how many
+iterations a budget allows is agreed by all before the operation starts, so that nobody waits for a rank that left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from workloads import bench, formulas, memory, names
+from workloads.groups import Members, in_words, members_of, parse_groups
+from workloads.operations import Buffers, Case, Operation, count_of
+from workloads.ranks import WorkloadError, gather, name_ranks
+from workloads.sizes import format_bytes, parse_seconds, parse_sizes
+from workloads.timing import Run, finish
+
+if TYPE_CHECKING:
+    from launcher.config import Collective
+    from launcher.node import Env
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A config that has been read; names as in `launcher.config.Collective`, sizes in bytes, `budget` in seconds."""
+
+    operations: tuple[str, ...]
+    everything: bool  # op=all: what the backend lacks is left out, and no error
+    kinds: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    redop: str
+    root: int
+    place: str
+    async_op: bool
+    iterations: int
+    warmup: int
+    budget: float | None
+    seed: int
+
+    @classmethod
+    def of(cls, config: Collective) -> Settings:
+        """
+        Raises:
+            ValueError: a name is unknown, or a number makes no sense.
+        """
+        if config.iterations < 1 or config.warmup < 0:
+            raise ValueError(
+                f"workload.iterations={config.iterations} and workload.warmup={config.warmup}: at least 1 iteration, "
+                "and 0 to warm up"
+            )
+        return cls(
+            operations=names.choose("operation", config.op, names.OPERATIONS),
+            everything=names.chooses_all(config.op),
+            kinds=parse_groups(config.groups),
+            sizes=parse_sizes(config.sizes),
+            dtype=names.choose_one("dtype", config.dtype, names.DTYPES),
+            redop=names.choose_one("redop", config.redop, names.REDOPS),
+            root=config.root,
+            place=names.choose_one("place", config.place, names.PLACES),
+            async_op=config.async_op,
+            iterations=config.iterations,
+            warmup=config.warmup,
+            budget=None if config.budget is None else parse_seconds(config.budget),
+            seed=config.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All groups of one kind. This rank is in the one that `mine` is, which has `ranks`, or in none."""
+
+    kind: str
+    members: Members
+    mine: dist.ProcessGroup | None
+    ranks: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """Ranks of the smallest group."""
+        return min(map(len, self.members))
+
+    def __str__(self) -> str:
+        return in_words(self.members)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows of one size, `out` and `in`, and what was wrong; or why the size does not fit."""
+
+    rows: tuple[Row, ...] = ()
+    faults: tuple[str, ...] = ()
+    no_room: str = ""
+
+
+def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
+    """The process groups of a kind. All ranks must call it, for the same kinds in the same order.
+
+    For `world` that is the default group, unless it must be another one.
+
+    Raises:
+        ValueError: a rank does not exist.
+    """
+    members = members_of(kind, env.node_ranks)
+    if kind == "world" and not anew:
+        return Groups(kind, members, dist.group.WORLD, members[0])
+    patience = _timeout(env)
+    made = [dist.new_group(list(ranks), timeout=patience) for ranks in members]
+    for ranks, group in zip(members, made, strict=True):
+        if env.rank in ranks:
+            assert group is not None
+            return Groups(kind, members, group, ranks)
+    return Groups(kind, members, None, ())
+
+
+def _timeout(env: Env) -> timedelta | None:
+    """That of the default group (`launch.timeout`), which new groups do not take over; MPI's has none."""
+    assert dist.group.WORLD is not None
+    options = getattr(dist.group.WORLD._get_backend(env.device), "options", None)
+    return getattr(options, "_timeout", None)
+
+
+def _remade(groups: Groups, env: Env) -> Groups:
+    """Other groups of the same kind: gloo's barriers tell again of an operation that failed in their group."""
+    if groups.mine is not None and groups.mine is not dist.group.WORLD:
+        dist.destroy_process_group(groups.mine)
+    return make_groups(groups.kind, env, anew=True)
+
+
+class Sweep:
+    """One operation on all groups of a kind. All ranks make it and call its methods together."""
+
+    def __init__(self, settings: Settings, operation: Operation, groups: Groups, env: Env) -> None:
+        self.settings, self.operation, self.groups, self.env = settings, operation, groups, env
+        self.values = bench.Values(bench.torch_dtype(settings.dtype), env.device, settings.seed)
+        self.places = names.places_of(operation.name, settings.place)
+        if settings.root >= groups.n and operation.rooted:
+            raise WorkloadError(
+                f"workload.root={settings.root}: the smallest group of {groups.kind} has {groups.n} ranks, so its "
+                f"roots are 0 to {groups.n - 1}"
+            )
+
+    def sizes(self) -> tuple[int, ...]:
+        """In bytes, each as the operation can have it: whole elements and blocks. A barrier has none."""
+        if self.operation.name == "barrier":
+            return (0,)
+        one = self.values.dtype.itemsize
+        counts = (count_of(self.operation.name, size, one, self.groups.n) for size in self.settings.sizes)
+        return tuple(dict.fromkeys(count * one for count in counts))
+
+    def missing(self) -> str:
+        """Why this cannot be run here, found out by running it on very little data; empty if it can."""
+        name, settings = self.operation.name, self.settings
+        if not self.places:
+            return f"torch.distributed has it {'in' if settings.place == 'out' else 'out of'} place only"
+        if name == "send_recv" and self.groups.n < 2:
+            return "it takes two ranks, and a group has one"
+        for place in self.places:
+            problem = self._try(place)
+            if problem is not None:
+                self.groups = _remade(self.groups, self.env)
+                others = names.backends_for(name, settings.dtype, settings.redop)
+                can = ", ".join(other for other in others if other != self.env.backend)
+                of = f" for {settings.dtype}" + (f" {settings.redop}" if self.operation.reduces else "")
+                return f"{self.env.backend} lacks it{of} ({problem})" + (f"; {can} has it" if can else "")
+        return ""
+
+    def _try(self, place: str) -> str | None:
+        problem = None
+        if self.groups.mine is not None:
+            case = self.case(12 * len(self.groups.ranks), "try")
+            try:
+                buffers = self.operation.allocate(case, place)
+                self.operation.fill(case, buffers)
+                self.operation.bind(case, buffers, self.settings.async_op)()
+                finish(self.env.device)
+            except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+                problem = str(error).splitlines()[0]
+        found = gather(problem, self.env)
+        return next((theirs for theirs in found if theirs is not None), None)
+
+    def measure(self, size: int) -> Measured:
+        """Run, time and verify one size in each place."""
+        rows: list[Row] = []
+        faults: list[str] = []
+        for place in self.places:
+            done = self._measure(size, place)
+            if done.no_room:
+                return done
+            rows += done.rows
+            faults += done.faults
+        return Measured(tuple(rows), tuple(faults))
+
+    def _measure(self, size: int, place: str) -> Measured:
+        case = buffers = None
+        reason = ""
+        if self.groups.mine is not None:
+            one = self.values.dtype.itemsize
+            count = count_of(self.operation.name, size, one, len(self.groups.ranks)) if size else 0
+            case = self.case(count, place, size)
+            reason = self._no_room(case, place)
+            if not reason:
+                buffers, reason = _allocated(self.operation, case, place)
+        if short := {rank: why for rank, why in enumerate(gather(reason, self.env)) if why}:
+            hosts = gather(self.env.host, self.env)
+            rank, why = next(iter(short.items()))
+            return Measured(no_room=f"{format_bytes(size)}: {name_ranks([rank], hosts)} {why}")
+        run = Run(self.settings, self.operation, self.env, case, buffers)
+        iterations = run.warm_up()
+        seconds = run.timed(iterations)
+        return self._outcome(size, place, seconds, run)
+
+    def _outcome(self, size: int, place: str, seconds: list[float], run: Run) -> Measured:
+        env, groups = self.env, self.groups
+        tallies = gather((env.host, run.checked, run.wrong), env)
+        hosts = [host for host, _, _ in tallies]
+        name = self.operation.name
+        of = f" of {size} bytes" if size else ""
+        faults = tuple(
+            f"{name}{of} in group {groups.kind}: "
+            + (
+                f"{wrong} wrong of {checked} elements on {name_ranks([rank], hosts)}"
+                if checked
+                else f"{name_ranks([rank], hosts)} left before {wrong} others had come"
+            )
+            for rank, (_, checked, wrong) in enumerate(tallies)
+            if wrong
+        )
+        unknown = any(wrong is None for _, _, wrong in tallies)
+        spread = formulas.spread(bench.slowest(seconds, env))
+        algbw, busbw = formulas.bandwidths(name, groups.n, size, spread["median"])
+        row = {
+            **self.identity(size, place),
+            "iterations": len(seconds),
+            "seconds": spread,
+            "algbw": algbw,
+            "busbw": busbw,
+            "wrong": None if unknown else sum(wrong or 0 for _, _, wrong in tallies),
+            "checked": sum(checked for _, checked, _ in tallies),
+            "missing": "",
+        }
+        return Measured((row,), faults)
+
+    def identity(self, size: int, place: str) -> Row:
+        """The keys of a row that say what was done."""
+        settings, operation = self.settings, self.operation
+        return {
+            "op": operation.name,
+            "group": self.groups.kind,
+            "ranks": str(self.groups),
+            "n": self.groups.n,
+            "size": size,
+            "count": size // self.values.dtype.itemsize,
+            "dtype": settings.dtype,
+            "redop": settings.redop if operation.reduces else None,
+            "root": settings.root if operation.rooted else None,
+            "place": place,
+            "async": settings.async_op,
+        }
+
+    def case(self, count: int, *key: object) -> Case:
+        """`count` elements on this rank, which must be in a group."""
+        groups = self.groups
+        assert groups.mine is not None
+        me = groups.ranks.index(self.env.rank)
+        key = (self.operation.name, groups.kind, *key)
+        return Case(groups.mine, groups.ranks, me, self.settings.root, count, self.values, self.settings.redop, key)
+
+    def _no_room(self, case: Case, place: str) -> str:
+        """Why the buffers do not fit, estimated: on a CPU the kernel would kill the rank and not refuse the memory."""
+        both, larger = self.operation.elements(case, place)
+        need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
+        have = memory.available(self.env)
+        if have is None or need <= have:
+            return ""
+        return f"needs {need / 2**30:.2f} GiB of memory, and {have / 2**30:.2f} GiB is left for it"
+
+
+def _allocated(operation: Operation, case: Case, place: str) -> tuple[Buffers | None, str]:
+    """Buffers that are really there, or why not."""
+    try:
+        buffers = operation.allocate(case, place)
+        operation.fill(case, buffers)
+    except torch.OutOfMemoryError as error:
+        return None, f"is out of memory ({_first_line(error)})"
+    except RuntimeError as error:  # the CPU's allocator has no type of its own
+        if "memory" not in str(error):
+            raise
+        return None, f"is out of memory ({_first_line(error)})"
+    return buffers, ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,108 @@
+"""The runs of one size of an operation: warmed up, timed by the slowest rank, and verified off the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from workloads import bench
+from workloads.operations import Buffers, Call, Case, Operation
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+    from workloads.sweep import Settings
+
+LATE = 0.01  # seconds that one rank comes later to a barrier, so that leaving early shows
+MOST_ITERATIONS = 100_000  # that a budget allows
+_met: Counter[str] = Counter()  # barriers of a name that were verified before: the store keeps its counts
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Run:
+    """The runs of one size in one place, on this rank; a rank that is in no group only agrees with the others."""
+
+    def __init__(
+        self, settings: Settings, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
+    ) -> None:
+        self.settings, self.operation, self.env, self.case, self.buffers = settings, operation, env, case, buffers
+        self.checked = 0
+        self.wrong: int | None = 0
+        on_stream = env.device.type == "cuda" and env.backend == "nccl"
+        self._time: Callable[[Call, Call, int], list[float]] = bench.time_on_device if on_stream else bench.time_calls
+        if case is not None and buffers is not None:
+            self._meet: Call = partial(dist.barrier, group=case.group)
+            call = operation.bind(case, buffers, settings.async_op)
+            self._call = self._until_done(call) if env.device.type == "cuda" and not on_stream else call
+
+    def _until_done(self, call: Call) -> Call:
+        def call_and_finish() -> None:
+            call()
+            finish(self.env.device)
+
+        return call_and_finish
+
+    def warm_up(self) -> int:
+        """Run before the clock starts; returns the iterations to be timed, the same on all ranks."""
+        settings = self.settings
+        count = max(settings.warmup, 1) if settings.budget else settings.warmup
+        began = time.perf_counter()
+        self.times(count)
+        if settings.budget is None:
+            return settings.iterations
+        cost = bench.slowest([(time.perf_counter() - began) / count], self.env)[0]
+        return max(2, min(MOST_ITERATIONS, int(settings.budget / max(cost, 1e-7))))
+
+    def timed(self, iterations: int) -> list[float]:
+        """Seconds of each iteration. The first and the last have fresh data, which is verified off the clock."""
+        seconds = self._verified("first")
+        if iterations > 1:
+            seconds += self.times(iterations - 2)
+            seconds += self._verified("last")
+        return seconds
+
+    def times(self, count: int) -> list[float]:
+        """Seconds of so many iterations on this rank, on the data that is there."""
+        return self._time(self._call, self._meet, count) if self.case is not None and count else [0.0] * count
+
+    def _verified(self, when: str) -> list[float]:
+        if self.case is None or self.buffers is None:
+            return [0.0]
+        operation, case = self.operation, self.case.again(when)
+        if operation.name == "barrier":
+            seconds = self.times(1)
+            missing = _missing_at_barrier(case, self._call)
+            self.wrong = None if missing is None or self.wrong is None else self.wrong + missing
+            return seconds
+        operation.fill(case, self.buffers)
+        seconds = self.times(1)
+        finish(self.env.device)
+        wrong, checked = operation.check(case, self.buffers)
+        self.wrong = (self.wrong or 0) + wrong
+        self.checked += checked
+        return seconds
+
+
+def _missing_at_barrier(case: Case, barrier: Call) -> int | None:
+    """How many ranks had not come when this one had left the barrier, to which the root comes late; None: no store to
+    tell it (MPI)."""
+    store = dist.distributed_c10d._get_default_store()
+    name = f"barrier/{case.key}/{case.ranks}"
+    _met[name] += 1
+    key = f"{name}/{_met[name]}"
+    if case.is_root:
+        time.sleep(LATE)
+    if store:
+        store.add(key, 1)
+    barrier()
+    return case.n - store.add(key, 0) if store else None

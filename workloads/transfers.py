@@ -1,0 +1,150 @@
+"""One pattern of p2p at one size: run, timed, verified, and made into a row of results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from workloads import bench, formulas, matrix, memory, pairs, patterns, results
+from workloads.exchanges import AT_ONCE, EXCHANGES, Case
+from workloads.ranks import gather, name_ranks
+from workloads.sizes import format_bytes, parse_seconds, parse_sizes
+
+if TYPE_CHECKING:
+    from launcher.config import P2P
+    from launcher.node import Env
+
+TABLE = bench.Table(
+    ("pattern", -13), ("size(B)", 11), ("time(us)", 11), ("lat(us)", 9), ("MB/s", 9), ("%roof", 5), ("#wrong", 6)
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pattern at one size: its row in results.json, and what was wrong, in words."""
+
+    row: results.Row
+    faults: tuple[str, ...]
+
+    def line(self, top: float | None) -> str:
+        """For the table; `top` is the speed in bytes/s that the hardware has for it."""
+        row = self.row
+        speed, latency = row["bandwidth"], row["latency"]
+        return TABLE.row(
+            row["pattern"], row["size"], bench.microseconds(row["seconds"]["median"]),
+            "-" if latency is None else bench.microseconds(latency), f"{speed / 1e6:.2f}",
+            "-" if top is None else f"{speed / top * 100:.0f}", row["wrong"],
+        )  # fmt: skip
+
+
+class Transfers:
+    """What all patterns share. All ranks must call its methods together."""
+
+    def __init__(self, config: P2P, env: Env) -> None:
+        self.config, self.env = config, env
+        self.values = bench.Values(bench.torch_dtype(config.dtype), env.device, config.seed)
+        self.pair = patterns.pair_of(config.pair, env.node_ranks)
+        self.budget = None if config.budget is None else parse_seconds(config.budget)
+        self.sizes = parse_sizes(config.sizes)
+        self.hosts = gather(env.host, env)
+
+    def counts(self) -> list[int]:
+        """Elements of a message, for each size; at least one."""
+        return list(dict.fromkeys(max(1, size // self.values.dtype.itemsize) for size in self.sizes))
+
+    def missing(self, pattern: str, count: int) -> str:
+        """What a size needs in words, if the ranks do not have that much memory; else nothing."""
+        size = count * self.values.dtype.itemsize
+        if pattern in EXCHANGES:
+            messages = min(AT_ONCE, self.env.world_size - 1)
+        else:
+            room = matrix.ROOM if pattern == patterns.MATRIX else pairs.ROOM
+            messages = max(1, min(room // size, max(pairs.BURST, self.config.window)))
+        need = 3 * messages * size + 12 * count + size  # sent, received, expected; and what makes and compares values
+        there = [free for free in gather(memory.available(self.env), self.env) if free is not None]
+        if not there or need < min(there):
+            return ""
+        return f"{format_bytes(size)}: it needs {_amount(need)} a rank, and {_amount(min(there))} are free"
+
+    def measure(self, pattern: str, count: int) -> Measured:
+        """One pattern at one size."""
+        return self._pair(pattern, count) if pattern in pairs.PATTERNS else self._exchange(pattern, count)
+
+    def _pair(self, pattern: str, count: int) -> Measured:
+        config, env = self.config, self.env
+        a, b = self.pair
+        timed = pairs.Timed()
+        if env.rank in self.pair:
+            runs = pairs.Runs(config.iterations, config.warmup, self.budget, config.window)
+            timed = pairs.PATTERNS[pattern](pairs.Pair(env.rank, a, b, count, self.values, pattern), runs)
+        everyone = gather(timed, env)
+        seconds = everyone[a].seconds
+        size, median = count * self.values.dtype.itemsize, formulas.spread(seconds)["median"]
+        messages = {"pingpong": 2, "bandwidth": config.window, "bidirectional": 2 * config.window}[pattern]
+        latency = median / 2 if pattern == "pingpong" else None
+        row = self._row(pattern, count, messages, seconds)
+        row |= {"window": 1 if latency else config.window, "latency": latency, "bandwidth": messages * size / median}
+        wrong = {(rank, b if rank == a else a): theirs.wrong for rank, theirs in enumerate(everyone) if theirs.wrong}
+        return self._measured(row, sum(theirs.checked for theirs in everyone), wrong)
+
+    def _exchange(self, pattern: str, count: int) -> Measured:
+        config, env = self.config, self.env
+        took: list[float] = []
+        for run in range(max(config.warmup, 0 if self.budget is None else 2)):
+            took.append(sum(self._run(pattern, count, run, {})[0]))
+        iterations = config.iterations
+        if self.budget is not None:
+            iterations = gather(max(1, min(pairs.MOST, int(self.budget / took[-1]))), env)[0]
+        seconds: list[float] = []
+        wrong: dict[int, int] = {}
+        messages = checked = 0
+        for iteration in range(iterations):
+            times, sent, compared = self._run(pattern, count, config.warmup + iteration, wrong)
+            seconds += times
+            messages += sent
+            checked += compared
+        everyone = gather((messages, checked, wrong), env)
+        slowest = torch.tensor(bench.slowest(seconds, env)).view(iterations, -1).sum(1).tolist()
+        messages = sum(messages for messages, *_ in everyone) // iterations
+        row = self._row(pattern, count, messages, slowest)
+        size = count * self.values.dtype.itemsize
+        row |= {"window": 1, "latency": None, "bandwidth": messages * size / row["seconds"]["median"]}
+        found = {(rank, peer): bad for rank, (*_, theirs) in enumerate(everyone) for peer, bad in theirs.items()}
+        return self._measured(row, sum(checked for _, checked, _ in everyone), found)
+
+    def _run(self, pattern: str, count: int, run: int, wrong: dict[int, int]) -> tuple[list[float], int, int]:
+        """Seconds of each exchange of a run on this rank, messages sent and elements compared; adds to `wrong`."""
+        seconds, messages, checked = [], 0, 0
+        for exchange in EXCHANGES[pattern](Case(self.env.rank, self.env.world_size, count, self.values, run)):
+            dist.barrier()
+            seconds.append(bench.timed(self.env.device, exchange.run, exchange))
+            messages += len(exchange.sends)
+            for receipt in exchange.receipts:
+                checked += count
+                if bad := bench.count_wrong(receipt.buffer, receipt.expected):
+                    wrong[receipt.peer] = wrong.get(receipt.peer, 0) + bad
+        return seconds, messages, checked
+
+    def _row(self, pattern: str, count: int, messages: int, seconds: Sequence[float]) -> dict[str, Any]:
+        return {
+            "pattern": pattern, "size": count * self.values.dtype.itemsize, "count": count, "dtype": self.config.dtype,
+            "ranks": list(self.pair) if pattern in pairs.PATTERNS else self.env.world_size, "messages": messages,
+            "iterations": len(seconds), "seconds": formulas.spread(seconds),
+        }  # fmt: skip
+
+    def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
+        """`wrong` elements by (receiver, sender)."""
+        faults = tuple(
+            f"{row['pattern']}: {bad} wrong elements of {row['count']} a message arrived on "
+            f"{name_ranks([to], self.hosts)} from {name_ranks([source], self.hosts)}"
+            for (to, source), bad in wrong.items()
+        )
+        return Measured({**row, "wrong": sum(wrong.values()), "checked": checked}, faults)
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
