@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the tests need of Debian: a real Slurm, and a database for its accounting.
+# Installs what the tests need of Debian: a real Slurm, a database for its accounting, and a browser.
 #
 #     tests/setup_debian.sh
 #
@@ -10,14 +10,15 @@ set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 missing=""
 for pair in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge \
-    slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server; do
+    slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server \
+    chromium:chromium chromedriver:chromium-driver; do
     package=${pair#*:}
     command -v "${pair%%:*}" >/dev/null 2>&1 || case "$missing " in *" $package "*) ;; *) missing="$missing $package" ;; esac
 done
 [ -n "$missing" ] || exit 0
 
 give_up() {
-    echo "tests/setup_debian.sh: $1; not tested here: a real Slurm and its accounting (missing:$missing)"
+    echo "tests/setup_debian.sh: $1; not all is tested here (missing:$missing)"
     exit 0
 }
 

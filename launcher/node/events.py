@@ -9,7 +9,8 @@ from typing import Any
 
 from launcher import runs
 
-PROGRESS_INTERVAL = 0.5  # seconds between two progress events
+INTERVAL = 0.5  # seconds between two events of a kind that may come often
+FIRST = 50  # of them that are all kept, so that a short run has a curve, too
 
 
 def current_attempt() -> runs.Attempt | None:
@@ -33,6 +34,20 @@ class Events:
                 self._path = None
 
 
+class _Due:
+    """Whether the next event of a kind is kept: the first ones all are, later ones if the last is INTERVAL ago."""
+
+    def __init__(self) -> None:
+        self._left, self._last = FIRST, 0.0
+
+    def __call__(self, *, always: bool = False) -> bool:
+        now = time.monotonic()
+        if not (self._left or always or now - self._last >= INTERVAL):
+            return False
+        self._left, self._last = max(0, self._left - 1), now
+        return True
+
+
 class Reporter:
     """Progress and metrics of rank 0."""
 
@@ -40,14 +55,17 @@ class Reporter:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
-        self._last = 0.0
+        self._due = {"progress": _Due(), "evaluated": _Due()}
 
     def progress(self, step: int, total: int, **values: Any) -> None:
         """Drives the progress line; cheap enough for every step."""
-        now = time.monotonic()
-        if self._attempt and (now - self._last >= PROGRESS_INTERVAL or step >= total):
-            self._last = now
+        if self._attempt and self._due["progress"](always=step >= total):
             self._events("progress", step=step, total=total, **values)
+
+    def evaluated(self, step: int, **values: Any) -> None:
+        """What an evaluation after `step` steps has come to."""
+        if self._attempt and self._due["evaluated"]():
+            self._events("evaluated", step=step, **values)
 
     def report(self, **metrics: Any) -> None:
         """Adds to the run's result."""

@@ -1,0 +1,82 @@
+"""`report`: one HTML page that shows a run, several side by side, or a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import EITHER, RUN, add_runs_dir, find, find_either, folder
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from launcher.report.parts import Page
+    from launcher.runs import Run
+    from launcher.sweeps import Sweep
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; several runs are shown side by side")
+    parser.add_argument(
+        "--baseline", metavar="RUN", help=f"compare with this run (default: with the first of several); {RUN}"
+    )
+    parser.add_argument(
+        "-o", "--output", type=folder, metavar="FILE",
+        help="file to write (default: report.html in the run's directory; of several runs comparison.html)",
+    )  # fmt: skip
+    parser.add_argument("--open", action="store_true", dest="show", help="open it in the browser")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
+    from launcher.report import page  # not for --help
+    from launcher.sweeps import Sweep
+
+    runs_dir = arguments.runs_dir
+    named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
+    baseline = find(arguments.baseline, runs_dir) if arguments.baseline is not None else None
+    runs = [each for each in named if not isinstance(each, Sweep)]
+    sweeps = [each for each in named if isinstance(each, Sweep)]
+    if sweeps and (len(named) > 1 or baseline):
+        raise ConfigError(f"{sweeps[0].id} is a sweep, which has a page of its own: name it alone, or name its points")
+    shown = _sweep(sweeps[0]) if sweeps else _runs(runs, baseline)
+    alone = sweeps or {each.path for each in (*runs, *([baseline] if baseline else []))} == {runs[0].path}
+    path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
+    text = page.render(shown)
+    page.write(path, text)
+    print(f"wrote {path} ({len(text.encode()) / 1e6:.1f} MB)")
+    if arguments.show:
+        import webbrowser
+
+        webbrowser.open(path.absolute().as_uri())
+    return 0
+
+
+def _runs(runs: list[Run], baseline: Run | None) -> Page:
+    from launcher.cli.text import cause
+    from launcher.live import look_at_all
+    from launcher.report import comparison
+    from launcher.report.collect import collect
+
+    wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
+    shown = {seen.run.path: collect(seen, cause(seen)) for seen in look_at_all(wanted.values(), strict=True)}
+    return comparison.page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
+
+
+def _sweep(sweep: Sweep) -> Page:
+    import time
+
+    from launcher.cli.text import cause
+    from launcher.live import look
+    from launcher.report.collect import collect
+    from launcher.report.sweep import SweepPoint, sweep_page
+    from launcher.sweep_live import SweepLive, look_at
+
+    live, manifest, points = SweepLive(), sweep.manifest(), []
+    for each in look_at(sweep, live):
+        seen = each.seen if each.state != "done" else look(each.point.run, live)
+        run = collect(seen, cause(seen)) if seen is not None else None
+        points.append(SweepPoint(str(each.point.index), each.point.overrides, each.state, run))
+    return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time())

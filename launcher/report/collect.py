@@ -1,0 +1,166 @@
+"""A run directory as one object: the only part of the report that reads files.
+
+Files may be half written, damaged or of another version: what can be read is shown, and what cannot is told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher import checkpoints
+from launcher.health import preflights, stragglers
+from launcher.live import Seen
+from launcher.report import words
+from launcher.report.curves import Curve, curves
+from launcher.report.fabric import Fabric, Unreadable, parse
+from launcher.report.timeline import Timeline, timeline
+from launcher.runs import Run
+
+LOG_LINES = 200
+LOG_BYTES = 256 * 1024  # of the output's end that are read
+LONGEST_LINE = 500
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a page shows of a run.
+
+    Attributes:
+        id, path: of the run.
+        state, cause: as `status` says; the cause is None for a run that needs none.
+        record: the whole record: plan, config, versions, overrides.
+        attempts: number and events of each attempt.
+        timeline, curves: what follows from the journal and those events.
+        paces: how fast ranks were, in each attempt.
+        health: what preflights found, and ranks that were slower than the others, in words.
+        result: metrics of rank 0.
+        fabric: what a benchmark measured.
+        checkpoints: those that are there now, oldest first.
+        log: the last lines of its output.
+        notes: what could not be read.
+        seen: when all this was looked at, in seconds since the epoch.
+    """
+
+    id: str
+    path: str
+    state: str
+    cause: str | None
+    record: Mapping[str, Any]
+    attempts: tuple[tuple[int, tuple[Event, ...]], ...] = ()
+    timeline: Timeline = field(default_factory=lambda: Timeline((), ()))
+    curves: tuple[Curve, ...] = ()
+    paces: tuple[tuple[Event, ...], ...] = ()
+    health: tuple[str, ...] = ()
+    result: Mapping[str, Any] | None = None
+    fabric: Fabric | None = None
+    checkpoints: tuple[checkpoints.Manifest, ...] = ()
+    log: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seen: float = 0.0
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        plan = self.record.get("plan")
+        return plan if isinstance(plan, Mapping) else {}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        config = self.record.get("config")
+        return config if isinstance(config, Mapping) else {}
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What the user wrote, without values of secrets."""
+        return tuple(words.public_override(str(each)) for each in self.record.get("overrides") or ())
+
+
+def collect(seen: Seen, cause: str | None) -> RunData:
+    """The run with its state as `launcher.live` sees it.
+
+    Raises:
+        RunError: its record cannot be read.
+    """
+    run, now = seen.run, time.time()
+    attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
+    paces = tuple(tuple(attempt.paces()) for attempt in run.attempts())
+    fabric, notes = _fabric(run)
+    saved, damaged = _checkpoints(Path(seen.plan.checkpoint_dir))
+    return RunData(
+        id=run.id,
+        path=str(run.path),
+        state=seen.state.value,
+        cause=None if seen.state.value == "done" else cause,
+        record=run.record(),
+        attempts=attempts,
+        timeline=timeline(run.journal_events(), attempts, None if seen.state.over else now),
+        curves=tuple(curves(events for _, events in attempts)),
+        paces=paces,
+        health=_health(seen, [events for _, events in attempts], paces),
+        result=run.result(),
+        fabric=fabric,
+        checkpoints=saved,
+        log=_log(run),
+        notes=(*notes, *damaged),
+        seen=now,
+    )
+
+
+def _health(seen: Seen, attempts: Sequence[Sequence[Event]], paces: Sequence[Sequence[Event]]) -> tuple[str, ...]:
+    found = [line for events in attempts for line in preflights(events)]
+    for number, events in enumerate(paces):
+        over = seen.state.over or number + 1 < len(paces)
+        found += [
+            each.words for each in stragglers(events, seen.plan.straggler_factor, seen.plan.straggler_time, over=over)
+        ]
+    return tuple(found)
+
+
+def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
+    try:
+        return parse(json.loads((run.path / "results.json").read_text())), ()
+    except FileNotFoundError:
+        return None, ()
+    except Unreadable as error:
+        return None, (str(error),)
+    except (OSError, ValueError) as error:
+        return None, (f"results.json cannot be read: {error}",)
+
+
+def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
+    """The checkpoints by step, and what is wrong with others; a look at the manifests, not at the data."""
+    found, problems = [], []
+    try:
+        paths = checkpoints.candidates(folder)
+    except OSError as error:
+        return (), (f"{folder} cannot be read: {error.strerror}",)
+    for path in paths:
+        try:
+            found.append(checkpoints.read(path))
+        except checkpoints.CheckpointError as error:
+            problems.append(str(error))
+    return tuple(sorted(found, key=lambda manifest: manifest.step)), tuple(problems)
+
+
+def _log(run: Run) -> tuple[str, ...]:
+    """The last lines of the newest output file."""
+    outputs = run.outputs()
+    if not outputs:
+        return ()
+    try:
+        with open(outputs[-1], "rb") as file:
+            start = max(0, outputs[-1].stat().st_size - LOG_BYTES)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    lines = text.split("\n")[1 if start else 0 :]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    # What a progress bar has overwritten is no line of its own.
+    return tuple(words.clean(line.rstrip("\r").rpartition("\r")[2])[:LONGEST_LINE] for line in lines[-LOG_LINES:])

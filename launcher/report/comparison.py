@@ -1,0 +1,116 @@
+"""The page of one run, or of several side by side. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.report import words
+from launcher.report.collect import RunData
+from launcher.report.fabric import positive
+from launcher.report.fabric_sections import fabric_section
+from launcher.report.parts import Page, Section, Table
+from launcher.report.sections import (
+    command,
+    environment_section,
+    facts,
+    made,
+    notes_section,
+    single,
+    timeline_section,
+    training_section,
+)  # fmt: skip
+
+NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
+
+
+def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
+    """The page of one run, or of several side by side.
+
+    Args:
+        runs: at least one.
+        baseline: what they are compared with; None: with the first of them, if there are several.
+    """
+    everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
+    first = everything[0]
+    against = baseline or (first if len(everything) > 1 else None)
+    if len(everything) == 1:
+        return Page(
+            first.id,
+            f"Run of {first.plan.get('workload', '?')}",
+            first.state,
+            first.cause or "",
+            facts(first),
+            [command(first)],
+            single(first),
+            made(first),
+        )
+    return Page(
+        f"{first.id} and {everything[1].id}" if len(everything) == 2 else f"{len(everything)} runs",
+        "Runs side by side",
+        "",
+        f"compared with {against.id}" if against else "",
+        (),
+        (),
+        [section for section in several(everything, against) if section is not None],
+        made(first),
+    )
+
+
+def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
+    """The sections of a page about several runs."""
+    return [
+        notes_section(runs),
+        runs_section(runs),
+        training_section(runs),
+        metrics_section(runs, against),
+        fabric_section(runs, against),
+        config_differences(runs),
+        *(timeline_section(run, run.id) for run in runs),
+        *(environment_section(run, run.id) for run in runs),
+    ]
+
+
+def runs_section(runs: Sequence[RunData]) -> Section:
+    """The runs' heads side by side."""
+    names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
+    rows = [
+        (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
+        for run in runs
+    ]
+    return Section(
+        "Runs", tables=[Table(("run", "state", *names, "overrides"), rows, frozenset({0, 1, 2, len(names) + 2}))]
+    )
+
+
+def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
+    """The runs' results side by side, with what differs from the baseline's."""
+    names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
+    if not names:
+        return None
+    rows = []
+    for name in names:
+        before = positive((against.result or {}).get(name)) if against else None
+        cells = []
+        for run in runs:
+            value = (run.result or {}).get(name)
+            text, now = words.short(words.value(value)), positive(value)
+            if run is not against and now and before and now != before:
+                text += f" ({words.change(now, before)})"
+            cells.append(text)
+        rows.append((name, *cells))
+    return Section("Results", tables=[Table(("metric", *(run.id for run in runs)), rows)], folded=len(rows) > 40)
+
+
+def config_differences(runs: Sequence[RunData]) -> Section | None:
+    """The keys whose values are not the same in all runs."""
+    values = [words.flat(dict(run.config)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
+    rows = [
+        (key, *(words.value(each.get(key)) for each in values))
+        for key in keys
+        if len({str(each.get(key)) for each in values}) > 1
+    ]
+    if not rows:
+        return None
+    table = Table(("key", *(run.id for run in runs)), rows, frozenset(range(len(runs) + 1)))
+    return Section("Configuration that differs", tables=[table])

@@ -1,0 +1,84 @@
+"""Curves of a training: the numbers in its events over its steps. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = ("progress", "evaluated")
+NO_CURVES = {"time", "event", "step", "total", "writer", "epoch"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number over steps.
+
+    Attributes:
+        name: its key in the events.
+        steps, values: of equal length, steps rising.
+        repeated: what an attempt had done after its last checkpoint, and a later one did again: (steps, values).
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    repeated: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+
+
+def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
+    """One curve for each number that the events have, in the order in which they first come.
+
+    Args:
+        attempts: the events of each attempt, by time.
+    """
+    points: dict[str, list[tuple[int, float]]] = {}
+    for events in attempts:
+        for event in events:
+            step = event.get("step")
+            if event.get("event") not in KINDS or not _whole(step):
+                continue
+            for name, value in event.items():
+                if name not in NO_CURVES and _number(value):
+                    points.setdefault(name, []).append((int(step or 0), float(value)))
+    return [_curve(name, found) for name, found in points.items()]
+
+
+def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
+    """The last word on each step counts; a step back means that what came after it was done again."""
+    kept: list[tuple[int, float]] = []
+    repeated: list[list[tuple[int, float]]] = []
+    for step, value in points:
+        again: list[tuple[int, float]] = []
+        while kept and kept[-1][0] >= step:
+            again.append(kept.pop())
+        if [point for point in again if point[0] > step]:
+            repeated.append(again[::-1])
+        kept.append((step, value))
+    return Curve(name, *_columns(kept), tuple(_columns(part) for part in repeated))
+
+
+def thin(curve: Curve, most: int) -> Curve:
+    """At most about `most` points: every k-th, and the first and the last."""
+    return Curve(
+        curve.name, _every(curve.steps, most), _every(curve.values, most),
+        tuple((_every(steps, most), _every(values, most)) for steps, values in curve.repeated[-20:]),
+    )  # fmt: skip
+
+
+def _every(values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
+    stride = max(1, math.ceil(len(values) / most))
+    return values if stride == 1 else (*values[:-1:stride], values[-1])
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    return tuple(step for step, _ in points), tuple(value for _, value in points)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,269 @@
+"""Figures of what the benchmarks measured: curves over size, bars, heat maps. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.report import words
+from launcher.report.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
+from launcher.report.figures import DASHES, Figure, axis, colour
+
+MOST_LINES = 8  # of one figure; more, and each operation has figures of its own
+MOST_TICKS = 7
+FEW = 50  # largest by smallest value up to which powers of ten are too few ticks
+FAR = 3.0  # times the largest bar at which a roof is left out
+MOST_CELLS = 128  # rows of a heat map; more, and blocks of nodes are shown as one
+NUMBERS_UP_TO = 8  # nodes whose cells have their number written in them
+MOST_FRAMES = 500
+# Titles of what is measured, the axis' unit, and the format of a number with an SI prefix (`1.5GB/s`, `20µs`).
+MEASURES = {
+    "busbw": ("Bus bandwidth", "B/s"),
+    "algbw": ("Algorithm bandwidth", "B/s"),
+    "bandwidth": ("Bandwidth", "B/s"),
+    "latency": ("Latency", "s"),
+    "time": ("Time", "s"),
+}
+
+Found = Sequence[tuple[str, list[Line]]]  # name and lines of each run
+Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first is the one that matters
+
+
+def fabric_figures(runs: Named) -> list[Figure]:
+    """All figures of one benchmark: curves, or bars where each operation has one size; then the matrices."""
+    if runs[0][1].workload == "p2p":
+        wanted: tuple[str, ...] = ("bandwidth", "latency")
+    else:
+        wanted = ("busbw", "time") if len(runs) > 1 else ("busbw", "algbw", "time")
+    curves = [curve for measure in wanted for curve in _curves(runs, measure)]
+    order = list(dict.fromkeys(operation for operation, _ in curves))
+    # Where operations have figures of their own, those of an operation stand side by side.
+    figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
+    if not figures:
+        figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(runs, measure)]
+    for name, fabric in runs:
+        figures += matrix_figures(fabric, name if len(runs) > 1 else "")
+    return figures
+
+
+# -- curves and bars
+
+
+def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
+    """Curves over size, for all operations ("") or for each; none where nothing was measured at two sizes."""
+    found = [(name, lines(fabric.rows, measure)) for name, fabric in runs]
+    if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
+        return []
+    title, unit = MEASURES[measure]
+    operations = list(dict.fromkeys(line.op for _, curves in found for line in curves))
+    if len(operations) == 1 or sum(len(curves) for _, curves in found) <= MOST_LINES:
+        return [("", _curve_figure(title, unit, found, runs[0][1]))]
+    if measure == "algbw":  # busbw is that times a factor; the table has both
+        return []
+    return [
+        (operation, _curve_figure(f"{operation}: {title.lower()}", unit, part, runs[0][1], height=240))
+        for operation in operations
+        for part in [[(name, [line for line in curves if line.op == operation]) for name, curves in found]]
+    ]
+
+
+def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: int = 300) -> Figure:
+    """Lines of several runs have a colour for each run, those of one run a colour for each operation."""
+    several = len(found) > 1
+    ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
+    names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
+    kinds = list(dict.fromkeys(line.kind for _, curves in found for line in curves))
+    sizes = sorted({size for _, curves in found for line in curves for size in line.sizes})
+    traces: list[dict[str, Any]] = []
+    for place, (run, curves) in enumerate(found):
+        for line in curves:
+            words_of = [run] * several + [line.op] * (len(ops) > 1 or not (line.kind or several)) + [line.kind]
+            if several:
+                shade, dash = place, names.index((line.op, line.kind))
+            else:
+                shade, dash = (ops.index(line.op), kinds.index(line.kind)) if len(ops) > 1 else (len(traces), 0)
+            traces.append({
+                "type": "scatter", "mode": "lines+markers", "name": words.plain(" ".join(filter(None, words_of))),
+                "x": line.sizes, "y": line.values, "marker": {"size": 5},
+                "line": {"width": 2, "color": colour(shade), "dash": DASHES[dash % len(DASHES)]},
+                "hovertemplate": "%{y:.3s}" + unit,
+            })  # fmt: skip
+    values = [value for trace in traces for value in trace["y"]]
+    shown = len(traces) > 1
+    if unit == "B/s":
+        roofs = sorted(first.roofs().items(), key=lambda roof: -roof[1])
+        for place, (name, speed) in enumerate(roofs):
+            traces.append({
+                "type": "scatter", "mode": "lines+text", "name": f"roof: {name}", "showlegend": False,
+                "x": [sizes[0], sizes[-1]], "y": [speed, speed], "hovertemplate": "%{y:.3s}" + unit,
+                "line": {"color": "--muted", "width": 1.5, "dash": ("dash", "dot")[place % 2]},
+                # One above and one below, at different ends: they may lie close together.
+                "text": [f"roof: {name}", ""][:: (1, -1)[place % 2]], "textfont": {"color": "--muted", "size": 11},
+                "textposition": ("top right", "bottom left")[place % 2],
+            })  # fmt: skip
+    speeds = [*values, *(first.roofs().values() if unit == "B/s" else ())]
+    layout = {
+        "xaxis": axis("size", type="log", **_size_ticks(sizes)),
+        "yaxis": axis(type="log", **_log_ticks(values, unit), range=_log_range(speeds)),
+        "hovermode": "closest",
+        "showlegend": shown,
+    }
+    single = "" if shown or traces[0]["name"] in title else f" ({traces[0]['name']})"
+    legend = 24 + 18 * math.ceil(len(names) * len(found) / 2) if shown else 0
+    return Figure(words.clean(title + single), traces, layout, height=height + legend)
+
+
+def _log_range(values: Sequence[float]) -> list[float]:
+    """Powers of ten at an axis' ends, with room for a word above the largest value."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    room = max(high - low, 0.3)
+    return [low - 0.06 * room, high + 0.12 * room]
+
+
+def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
+    """Ticks at powers of ten; where those are few, at 2 and 5 times as much, too."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    factors = (1, 2, 5) if max(values) / min(values) < FEW else (1,)
+    ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
+    shown = words.rate if unit == "B/s" else words.latency
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [shown(tick) for tick in ticks]}
+
+
+def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
+    chosen = list(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    return {"tickmode": "array", "tickvals": chosen, "ticktext": [words.size(size) for size in chosen]}
+
+
+def _bars(runs: Named, measure: str) -> list[Figure]:
+    """One bar for each thing measured, where each was measured at one size."""
+    title, unit = MEASURES[measure]
+    traces: list[dict[str, Any]] = []
+    labels: list[str] = []
+    largest = 0.0
+    for place, (name, fabric) in enumerate(runs):
+        rows = [row for row in fabric.rows if measured(row, measure) is not None]
+        values = [measured(row, measure) or 0.0 for row in rows]
+        largest = max([largest, *values])
+        kind, sizes = kinds(rows), len({row.get("size") for row in rows}) > 1
+        names = [" ".join(filter(None, [operation(row), kind(row), size_word(row) if sizes else ""])) for row in rows]
+        labels += names
+        traces.append({
+            "type": "bar", "orientation": "h", "name": words.plain(name), "y": [words.plain(each) for each in names],
+            "x": values, "marker": {"color": colour(place)},
+            "hovertemplate": "%{x:.3s}" + unit + "<extra></extra>",
+        })  # fmt: skip
+    if not labels:
+        return []
+    roofs = runs[0][1].roofs() if unit == "B/s" else {}
+    near = {name: speed for name, speed in roofs.items() if speed < FAR * largest}
+    layout = {
+        "xaxis": axis(tickformat="~s", ticksuffix=unit, nticks=6, range=[0, 1.05 * max([largest, *near.values()])]),
+        "yaxis": axis(type="category", autorange="reversed", showgrid=False),
+        "showlegend": len(runs) > 1,
+        "hovermode": "closest",
+        "margin": {"t": 26, "l": 8, "r": 12, "b": 8},
+        "shapes": [
+            {"type": "line", "x0": speed, "x1": speed, "yref": "paper", "y0": 0, "y1": 1,
+             "line": {"color": "--muted", "width": 1.5, "dash": "dash"}}
+            for speed in near.values()
+        ],
+        "annotations": [
+            {"x": speed, "yref": "paper", "y": 1, "yanchor": "bottom", "xanchor": "right", "showarrow": False,
+             "text": f"roof: {name}", "font": {"color": "--muted", "size": 11}}
+            for name, speed in near.items()
+        ],
+    }  # fmt: skip
+    height = 100 + 26 * len(dict.fromkeys(labels)) * len(runs)
+    return [Figure(title, traces, layout, height=min(900, height))]
+
+
+# -- matrix
+
+
+def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
+    """Heat maps of bandwidth and latency of all pairs: the worse, the darker; slow pairs are framed."""
+    matrix = fabric.matrix
+    if matrix is None:
+        return []
+    hosts = [str(host) for host in matrix["hosts"]]
+    block = max(1, math.ceil(len(hosts) / MOST_CELLS))
+    names = [hosts[place] if block == 1 else f"{hosts[place]} …" for place in range(0, len(hosts), block)]
+    return [
+        _heat_map(matrix, names, block, measure, run)
+        for measure in ("bandwidth", "latency")
+        if any(cell is not None for row in matrix[measure] for cell in row)
+    ]
+
+
+def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str) -> Figure:
+    title, unit = MEASURES[measure]
+    fast = measure == "bandwidth"
+    values = coarse(matrix[measure], MOST_CELLS, min if fast else max)
+    known = [cell for row in values for cell in row if cell is not None]
+    middle = statistics.median(known)
+    labels = [words.plain(name) for name in names]
+    small = len(names) <= NUMBERS_UP_TO
+    # A range that is never narrow, so that equal links look equal.
+    if fast:
+        least, most = min(*known, middle / 2), 1.05 * max(known)
+    else:
+        least, most = 0.95 * min(known), max(*known, 2 * middle)
+    heat: dict[str, Any] = {
+        "type": "heatmap", "x": labels, "y": labels, "z": [[_short(cell) for cell in row] for row in values],
+        "zmin": least, "zmax": most, "colorscale": [[0, "--heat-bad"], [0.5, "--heat-mid"], [1, "--heat-good"]],
+        "reversescale": not fast, "xgap": 2 if len(names) < 40 else 0, "ygap": 2 if len(names) < 40 else 0,
+        "showscale": not small,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": "~s", "ticksuffix": unit, "len": 0.9},
+        "hovertemplate": "%{y} → %{x}: %{z:.3s}" + unit + "<extra></extra>", "hoverongaps": False,
+    }  # fmt: skip
+    scale, scaled = _unit(middle, unit)
+    if small:  # in numbers that fit into a cell
+        heat["text"] = [["" if cell is None else _three(cell / scale) for cell in row] for row in values]
+        heat["texttemplate"] = "%{text}"
+        heat["textfont"] = {"size": 12}
+    layout = {
+        "xaxis": axis("to", type="category", showgrid=False),
+        "yaxis": axis("from", type="category", autorange="reversed", showgrid=False),
+        "showlegend": False,
+        "shapes": _frames(matrix, names) if block == 1 else [],
+    }
+    sent = matrix.get("size" if fast else "latency_size")
+    size = f" with {words.size(sent)}" if sent else ""
+    heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
+    caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
+    return Figure(words.clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))
+
+
+def _three(value: float) -> str:
+    """Three digits: `1.10`, `48.0`, `132`."""
+    return f"{value:#.3g}".removesuffix(".")
+
+
+def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A frame around the cells of each slow pair."""
+    places = {name: place for place, name in enumerate(names)}
+    frames = []
+    for pair in matrix.get("slow") or ():
+        ends = [places.get(str(pair.get(end))) for end in ("a", "b")] if isinstance(pair, dict) else [None, None]
+        for column, row in (ends, ends[::-1]):
+            if column is not None and row is not None:
+                frames.append({
+                    "type": "rect", "x0": column - 0.48, "x1": column + 0.48, "y0": row - 0.48, "y1": row + 0.48,
+                    "line": {"color": "--bad", "width": 2},
+                })  # fmt: skip
+    return frames[:MOST_FRAMES]
+
+
+def _unit(value: float, unit: str) -> tuple[float, str]:
+    """The factor and name of the unit in which a value has one to three digits before the point."""
+    for prefix, factor in (("n", 1e-9), ("µ", 1e-6), ("m", 1e-3), ("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)):
+        if value < 999.5 * factor:
+            return factor, prefix + unit
+    return 1e12, "T" + unit
+
+
+def _short(value: float | None) -> float | None:
+    """Four digits: half a million of them are in the page of 700 nodes."""
+    return None if value is None else float(f"{value:.4g}")

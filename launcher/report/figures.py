@@ -1,0 +1,188 @@
+"""Figures for plotly, as plain dicts: the timeline and the curves of trainings. Pure.
+
+A colour that begins with `--` is a custom property of the page's style sheet, so that plots follow light and dark.
+See https://plotly.com/javascript/reference/ for the keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from launcher.report import words
+from launcher.report.curves import Curve, thin
+from launcher.report.timeline import Timeline
+
+SERIES = 8  # colours in page.css
+DASHES = ("solid", "dot", "dash", "dashdot")
+POINTS = 20_000  # of all curves of one figure
+MOST_MARKS = 300  # checkpoints that are drawn in a timeline
+LEAST_SHOWN = 0.002  # part of the whole time from which a span can be seen
+SPANS = {"queued": "--queued", "starting": "--starting", "restarting": "--restarting", "running": "--running"}
+MARKS = {
+    "checkpoint": ("circle-open", "--ink"),
+    "stop": ("square", "--warn"),
+    "fault": ("x", "--bad"),
+    "restart": ("triangle-right", "--series-5"),
+    "resized": ("diamond", "--series-5"),
+    "warning": ("triangle-up", "--warn"),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart: `traces` and `layout` are plotly's; `caption` is shown below it, `height` is in CSS pixels."""
+
+    title: str
+    traces: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any]
+    caption: str = ""
+    height: int = 320
+    wide: bool = False
+
+
+def colour(place: int) -> str:
+    return f"--series-{place % SERIES + 1}"
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    return {"title": {"text": title}, **more} if title else more
+
+
+# -- timeline
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Bars of what each attempt was doing, over the time of day, with marks for what happened."""
+    numbers = sorted({span.attempt for span in timeline.spans})
+    traces: list[dict[str, Any]] = []
+    begin, end = timeline.begin or 0.0, timeline.end or 0.0
+    margin = max(0.5, 0.01 * (end - begin))
+    for what, shade in SPANS.items():
+        spans = [span for span in timeline.spans if span.what == what]
+        if any(span.end - span.begin > LEAST_SHOWN * (end - begin) for span in spans):
+            traces.append({
+                "type": "bar", "orientation": "h", "name": what, "width": 0.5,
+                "base": [clock(span.begin) for span in spans],
+                "x": [round(1000 * (span.end - span.begin)) for span in spans],
+                "y": [str(span.attempt) for span in spans],
+                "marker": {"color": shade, "line": {"width": 0}},
+                "customdata": [words.plain(_about(what, span.end - span.begin, span.text)) for span in spans],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            })  # fmt: skip
+    for kind, (symbol, shade) in MARKS.items():
+        moments = [moment for moment in timeline.moments if moment.kind == kind]
+        moments = moments[:: max(1, len(moments) // MOST_MARKS)]
+        if moments:
+            traces.append({
+                "type": "scatter", "mode": "markers", "name": kind,
+                "x": [clock(moment.time) for moment in moments], "y": [str(moment.attempt) for moment in moments],
+                "marker": {"symbol": symbol, "size": 9, "color": shade, "line": {"width": 1.5, "color": shade}},
+                "customdata": [words.plain(moment.text) for moment in moments],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            })  # fmt: skip
+    layout = {
+        "barmode": "overlay",
+        "xaxis": axis(type="date", showgrid=True, nticks=6, range=[clock(begin - margin), clock(end + margin)]),
+        "yaxis": axis("attempt", type="category", autorange="reversed", showgrid=False,
+                      categoryorder="array", categoryarray=[str(number) for number in numbers]),
+        "hovermode": "closest",
+    }  # fmt: skip
+    return Figure("", traces, layout, height=min(640, 130 + 34 * len(numbers)), wide=True)
+
+
+def _about(what: str, seconds: float, text: str) -> str:
+    return f"{what} for {words.span(seconds)}" + (f": {text}" if text else "")
+
+
+def clock(time: float) -> str:
+    """Local time, which plotly takes as it is."""
+    return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
+
+
+# -- training
+
+# Title, unit and what the names of a group's keys have in them; curves of a group share a figure.
+GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("Loss", "", ("loss",)),
+    ("Accuracy", "", ("accuracy",)),
+    ("Throughput", "per second", ("_per_s",)),
+    ("Learning rate", "", ("lr", "learning_rate")),
+)
+LOG_FROM = 30.0  # largest by smallest value of a loss, from which its axis is logarithmic
+MOST_FIGURES = 12
+Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
+
+
+def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
+    """A figure for each group of numbers, with a line for each of them and each run.
+
+    Args:
+        runs: name and curves of each run.
+        in_colour: so many of them have a colour and a name, the others are grey; None: all have.
+    """
+    names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_group(name), []).append(name)
+    order = [title for title, _, _ in GROUPS]
+    titles = sorted(groups, key=lambda title: order.index(title) if title in order else len(order))
+    return [_training_figure(title, groups[title], runs, in_colour) for title in titles[:MOST_FIGURES]]
+
+
+def _group(name: str) -> str:
+    for title, _, parts in GROUPS:
+        if any(name == part if len(part) < 4 else part in name for part in parts):
+            return title
+    return name
+
+
+def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: int | None) -> Figure:
+    traces: list[dict[str, Any]] = []
+    shown = [
+        (place, run, curve)
+        for place, (run, curves) in enumerate(runs)
+        for curve in curves
+        if curve.name in names and len(curve.steps) > 1
+    ]
+    values: list[float] = []
+    for place, run, whole in shown:
+        curve = thin(whole, max(100, POINTS // len(shown)))
+        number = names.index(curve.name)
+        label = " ".join([run] * (len(runs) > 1) + [curve.name] * (len(names) > 1 or len(runs) == 1))
+        line = {"color": colour(place if len(runs) > 1 else number), "width": 2,
+                "dash": DASHES[number % len(DASHES) if len(runs) > 1 else 0]}  # fmt: skip
+        few = len(curve.steps) <= 40 and len(shown) <= 8
+        trace = {
+            "type": "scatter", "mode": "lines+markers" if few else "lines", "name": words.plain(label),
+            "x": curve.steps, "y": curve.values, "line": line, "marker": {"size": 5},
+        }  # fmt: skip
+        if in_colour is not None and place >= in_colour:
+            line |= {"color": "--muted", "width": 1}
+            traces.insert(0, {**trace, "mode": "lines", "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"})
+        else:
+            traces.append(trace)
+        values += curve.values
+        if curve.repeated and len(runs) == 1 and title == "Loss":
+            steps = [step for steps, _ in curve.repeated for step in (*steps, None)]
+            again = [value for _, values in curve.repeated for value in (*values, None)]
+            traces.append({
+                "type": "scatter", "mode": "lines", "name": words.plain(f"{curve.name}, repeated"), "x": steps,
+                "y": again, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "connectgaps": False,
+            })  # fmt: skip
+    log = title == "Loss" and min(values) > 0 and max(values) / min(values) >= LOG_FROM
+    unit = next((unit for known, unit, _ in GROUPS if known == title), "")
+    y = axis(unit, type="log" if log else "linear", tickformat="~g" if log else "~s" if title == "Throughput" else "")
+    if log:
+        y["dtick"] = 1 if max(values) / min(values) > 100 else "D2"
+    elif title == "Throughput":
+        y["rangemode"] = "tozero"
+    layout = {"xaxis": axis("step"), "yaxis": y, "hovermode": "x unified", "showlegend": len(traces) > 1}
+    labels = [str(trace["name"]) for trace in traces if trace.get("showlegend", True)]
+    across = max(1, 64 // (8 + max(map(len, labels))))  # names of the legend in a row
+    rows = math.ceil(len(labels) / across) if len(labels) > 1 else 0
+    single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
+    return Figure(words.clean(title + single), traces, layout, height=300 + 18 * rows)

@@ -1,0 +1,90 @@
+"""From a page to HTML: one file, with plotly's JavaScript in it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.util
+import os
+import secrets
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.report.figures import Figure
+from launcher.report.parts import Page
+
+HERE = Path(__file__).resolve().parent
+MOST_BYTES = 5_000_000
+
+
+class ReportError(LauncherError):
+    """A page could not be made."""
+
+
+def render(page: Page) -> str:
+    """The page as HTML.
+
+    Every text is escaped by jinja2; the figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so
+    that nothing in them ends the element that they are in. Scripts run only with the page's own nonce, and the
+    content security policy forbids every request: https://www.w3.org/TR/CSP3/.
+
+    Raises:
+        ReportError: plotly is not installed.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    figures: list[Figure] = []
+
+    def place(figure: Figure) -> int:
+        figures.append(figure)
+        return len(figures) - 1
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["figure_json"] = _json
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.get_template("page.html.j2").render(
+        page=page, place=place, figures=figures, nonce=secrets.token_urlsafe(16), plotly=packed_plotly
+    )
+
+
+def _json(figure: Figure) -> dict[str, Any]:
+    return {"data": figure.traces, "layout": {**figure.layout, "height": figure.height}}
+
+
+def packed_plotly() -> str:
+    """plotly.min.js of the installed plotly as base64 of gzip: a third of its size.
+
+    Raises:
+        ReportError: plotly is not installed.
+    """
+    found = importlib.util.find_spec("plotly")  # without importing it, which takes a second
+    path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    if path is None or not path.is_file():
+        raise ReportError("the report page needs plotly, which is not installed here: pip install 'plotly>=6'")
+    return _packed(path)
+
+
+@lru_cache(maxsize=1)
+def _packed(path: Path) -> str:
+    return base64.b64encode(gzip.compress(path.read_bytes(), 6, mtime=0)).decode()
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the page, whole or not at all; for the user alone, as everything of a run.
+
+    Raises:
+        ReportError: it cannot be written there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        why = f"{path} cannot be written ({error.strerror}): choose another place with --output FILE"
+        raise ReportError(why) from None

@@ -1,0 +1,204 @@
+"""The sections of a page about one run, and what stands above them. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+
+from launcher.report import words
+from launcher.report.collect import RunData
+from launcher.report.curves import Curve
+from launcher.report.fabric import finite
+from launcher.report.fabric_sections import fabric_section
+from launcher.report.figures import timeline_figure, training_figures
+from launcher.report.parts import Code, Section, Table
+from launcher.report.ranks import pace_figure
+from launcher.report.timeline import attempts_table
+from launcher.state import RunState
+
+PROGRAM = "python -m launcher"
+MOST_MOMENTS = 200
+LIVE = {state.value for state in RunState if not state.over}
+
+
+def single(run: RunData) -> list[Section]:
+    """The sections of a page about one run."""
+    failed = run.state in ("failed", "lost", "cancelled", "stopped")
+    output = output_section(run, folded=not failed)
+    sections = [
+        notes_section([run]),
+        traceback_section(run),
+        output if failed else None,
+        timeline_section(run),
+        training_section([run]),
+        ranks_section(run),
+        fabric_section([run]),
+        result_section(run),
+        checkpoints_section(run),
+        None if failed else output,
+        config_section(run),
+        environment_section(run),
+    ]
+    return [section for section in sections if section is not None]
+
+
+# -- the head
+
+
+def facts(run: RunData) -> list[tuple[str, str]]:
+    """What one wants to know first."""
+    plan, history = run.plan, run.timeline
+    where = str(plan.get("cluster", "-"))
+    for key in ("partition", "queue"):
+        where += f", {key} {plan[key]}" if plan.get(key) else ""
+    nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
+    pairs = [("cluster", where), ("nodes", words.value(nodes))]
+    if isinstance(nodes, int) and isinstance(procs, int):
+        pairs.append(("ranks", f"{nodes * procs}"))
+    if history.begin is not None and history.end is not None:
+        pairs.append(("begun", clock(history.begin)))
+        pairs.append(("so far" if run.state in LIVE else "took", words.span(history.end - history.begin)))
+        if (waited := history.total("queued")) >= 1:
+            pairs.append(("waited", words.span(waited)))
+    if len(run.attempts) > 1:
+        pairs.append(("attempts", str(len(run.attempts))))
+    if (reached := progress(run)) is not None:
+        pairs.append(("step", f"{reached[0]:,} of {reached[1]:,}"))
+    return pairs
+
+
+def progress(run: RunData) -> tuple[int, int] | None:
+    """(step, steps) of the last progress event."""
+    for _, events in reversed(run.attempts):
+        for event in reversed(events):
+            step, total = event.get("step"), event.get("total")
+            if event.get("event") == "progress" and isinstance(step, int) and isinstance(total, int):
+                return step, total
+    return None
+
+
+def command(run: RunData) -> Code:
+    """How the run was submitted."""
+    return Code("submitted with", " ".join([PROGRAM, *map(shlex.quote, run.overrides)]))
+
+
+def clock(time: float) -> str:
+    return datetime.fromtimestamp(time).astimezone().strftime("%-d %b %Y %H:%M:%S %Z")
+
+
+def made(run: RunData) -> str:
+    from launcher import __version__
+
+    return f"made {clock(run.seen)} by launcher {__version__} from {run.path}"
+
+
+# -- sections of one run
+
+
+def notes_section(runs: Sequence[RunData]) -> Section | None:
+    rows = [(run.id, note) for run in runs for note in run.notes]
+    return Section("Could not be read", tables=[Table(("run", "what"), rows, frozenset({0, 1}))]) if rows else None
+
+
+def timeline_section(run: RunData, name: str = "") -> Section | None:
+    """What each attempt was doing, and what happened."""
+    history = run.timeline
+    if not history.spans:
+        return None
+    begin = history.begin or 0.0
+    moments = [moment for moment in history.moments if moment.kind != "checkpoint"][-MOST_MOMENTS:]
+    events = [(f"+{words.span(moment.time - begin)}", str(moment.attempt), moment.text) for moment in moments]
+    tables = []
+    if len(run.attempts) > 1:
+        heads = ("attempt", "ranks", "step", "waited", "ran", "ended", "job")
+        tables.append(Table(heads, attempts_table(history, run.attempts), frozenset({0, 5, 6})))
+    if events:
+        tables.append(Table(("after", "attempt", "what happened"), events, frozenset({2}), summary="Events"))
+    title = "Timeline" + (f" of {name}" if name else "")
+    return Section(title, figures=[timeline_figure(history)], tables=tables, folded=bool(name))
+
+
+def traceback_section(run: RunData) -> Section | None:
+    """The traceback of the rank that failed first, where the run has failed."""
+    faults = [event for _, events in run.attempts[-1:] for event in events if event.get("event") == "fault"]
+    trace = faults[0].get("traceback") if faults and run.state == "failed" else None
+    if not isinstance(trace, str) or "\n" not in trace.strip():  # a single line is the cause, which is told above
+        return None
+    return Section(f"Traceback of rank {faults[0].get('rank', '?')}", log=words.clean(trace).strip().split("\n"))
+
+
+def training_section(runs: Sequence[RunData]) -> Section | None:
+    named: list[tuple[str, Sequence[Curve]]] = [(run.id, run.curves) for run in runs]
+    figures = training_figures(named)
+    return Section("Training", figures=figures) if figures else None
+
+
+def ranks_section(run: RunData) -> Section | None:
+    """How fast ranks were, and what was found to be wrong with nodes."""
+    figure = pace_figure(run.paces)
+    if figure is None and not run.health:
+        return None
+    return Section("Ranks", " ".join(f"{line}." for line in run.health), figures=[figure] if figure else [])
+
+
+def result_section(run: RunData) -> Section | None:
+    if not run.result:
+        return None
+    rows = [
+        (str(key), words.value(value) if (number := finite(value)) is None else words.number(number))
+        for key, value in run.result.items()
+    ]
+    folded = len(rows) > 25
+    return Section("Result", tables=[Table(("metric", "value"), rows, frozenset({0, 1}))], folded=folded)
+
+
+def checkpoints_section(run: RunData) -> Section | None:
+    if not run.checkpoints:
+        return None
+    metrics = list(dict.fromkeys(name for each in run.checkpoints for name in each.metrics))
+    rows = [
+        (
+            f"{each.step:,}", clock(each.time), words.size(each.size), str(each.world_size), str(each.attempt),
+            *(words.value(each.metrics.get(name)) for name in metrics),
+        )
+        for each in run.checkpoints
+    ]  # fmt: skip
+    return Section(
+        "Checkpoints", tables=[Table(("step", "saved", "size", "ranks", "attempt", *metrics), rows, frozenset())]
+    )
+
+
+def output_section(run: RunData, *, folded: bool) -> Section | None:
+    if not run.log:
+        return None
+    return Section("Last lines of output", log=run.log, folded=folded)
+
+
+def config_section(run: RunData) -> Section | None:
+    values = words.flat(dict(run.config))
+    chosen = {override.lstrip("+~").partition("=")[0] for override in run.overrides}
+    rows = [(key, words.value(value)) for key, value in values.items()]
+    marks = {number: "chosen" for number, (key, _) in enumerate(rows) if key in chosen}
+    table = Table(("key", "value"), rows, frozenset({0, 1}), marks)
+    return Section("Configuration", tables=[table], folded=True) if rows else None
+
+
+def environment_section(run: RunData, name: str = "") -> Section:
+    """Versions and places."""
+    record, plan = run.record, run.plan
+    pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
+    met = next((event for _, events in run.attempts for event in events if event.get("event") == "met"), {})
+    pairs |= {key: met.get(key) for key in ("torch", "interface")}
+    known = run.fabric.conditions if run.fabric else {}
+    pairs |= {key: known[key] for key in ("backend", "backend_version", "device", "device_name") if known.get(key)}
+    pairs |= {"hosts": ", ".join(map(str, known["hosts"]))} if known.get("hosts") else {}
+    pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
+    pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
+    rows = [
+        (key, words.HIDDEN if words.secret(key) else words.value(value))
+        for key, value in pairs.items()
+        if value is not None
+    ]
+    title = "Environment" + (f" of {name}" if name else "")
+    return Section(title, tables=[Table(("what", "value"), rows, frozenset({0, 1}))], folded=True)

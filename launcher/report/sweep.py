@@ -1,0 +1,246 @@
+"""The page of a sweep: its best point, all points in a table and as parallel coordinates, and their curves. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.report import words
+from launcher.report.collect import RunData
+from launcher.report.curves import Curve
+from launcher.report.fabric import finite
+from launcher.report.figures import Figure, training_figures
+from launcher.report.parts import Code, Page, Section, Table
+from launcher.report.sections import PROGRAM, made
+from launcher.sweeps import canonical, differing, label, values_of
+
+MOST_CURVES = 40  # points whose curves are drawn: the best ones
+IN_COLOUR = 8  # of them
+MOST_LINES = 1000  # of the parallel coordinates
+FIRST_ROWS = 40  # of the table that are not folded away
+MOST_METRICS = 8  # columns of the table, besides the objective
+MOST_TICKS = 8  # of an axis that has words or few numbers
+LOG_FROM = 50.0  # largest by smallest value from which an axis is logarithmic
+SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # up to which part of the ranks
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point of a sweep.
+
+    Attributes:
+        name: its number.
+        overrides: what makes it this point.
+        state: as `status` says.
+        run: None: it has not begun.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    state: str
+    run: RunData | None = None
+
+    def metric(self, name: str) -> float | None:
+        """A number of its result."""
+        return finite((self.run.result or {}).get(name)) if self.run is not None else None
+
+
+def sweep_page(
+    name: str, points: Sequence[SweepPoint], objective: Sequence[str] = (), best_is: str = "max", path: str = "",
+    seen: float = 0.0,
+) -> Page:  # fmt: skip
+    """The page of a sweep.
+
+    Args:
+        name: its id.
+        points: all of them.
+        objective: metrics that they are compared by; the first one decides. Empty: they are not compared.
+        best_is: which value of it is the best, max or min.
+        path: the sweep's directory.
+        seen: when it was looked at, in Unix seconds.
+    """
+    goal = objective[0] if objective else None
+    keys = differing([point.overrides for point in points])
+    ranked = by_rank(points, goal, best_is)
+    states = [point.state for point in points]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    facts = [("points", str(len(points))), ("keys", ", ".join(map(_short, keys)) or "-")]
+    codes: list[Code] = []
+    best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
+    if best is not None and goal is not None:
+        facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, words.value(best.metric(goal)))]
+        codes.append(Code("the best point again", _command(best.overrides)))
+    sections = [_points_section(ranked, keys, objective, best)]
+    if figure := parallel_coordinates(ranked, keys, goal):
+        sections.insert(0, Section("Points and what they came to", figures=[figure]))
+    named: list[tuple[str, Sequence[Curve]]] = [
+        (label(point.overrides, keys) or point.name, point.run.curves) for point in ranked if point.run is not None
+    ]
+    if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
+        sections.append(Section("Training", _left_out(len(named)), figures=figures))
+    first = RunData(name, path, "", None, {}, seen=seen)
+    return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
+
+
+def by_rank(points: Sequence[SweepPoint], goal: str | None, best_is: str) -> list[SweepPoint]:
+    """The best first; those without a value last, in their own order."""
+    sign = -1.0 if best_is == "max" else 1.0
+
+    def rank(point: SweepPoint) -> float:
+        value = None if goal is None else point.metric(goal)
+        return math.inf if value is None else sign * value
+
+    return sorted(points, key=rank)
+
+
+def _points_section(
+    ranked: Sequence[SweepPoint], keys: Sequence[str], objective: Sequence[str], best: SweepPoint | None
+) -> Section:
+    results = [point.run.result or {} for point in ranked if point.run is not None]
+    others = [key for key in dict.fromkeys(str(key) for each in results for key in each) if key not in objective]
+    values_of_key = {key: {finite(each.get(key)) for each in results} - {None} for key in others}
+    numbers = [key for key, values in values_of_key.items() if len(values) > 1 or (values and len(results) == 1)]
+    numbers = numbers[:MOST_METRICS]
+    metrics = [*objective, *numbers]
+    rows = []
+    for point in ranked:
+        values, result = values_of(point.overrides, keys), (point.run.result if point.run else None) or {}
+        rows.append((
+            point.name, point.state, *(words.override_value(key, values.get(key, "-")) for key in keys),
+            *(words.value(result.get(key)) for key in metrics),
+        ))  # fmt: skip
+    marks = {place: "good" for place, point in enumerate(ranked) if point is best}
+    marks |= {place: "bad" for place, row in enumerate(rows) if row[1] in ("failed", "lost")}
+    left, heads = frozenset(range(1, 2 + len(keys))), ("point", "state", *map(_short, keys), *metrics)
+    shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
+    if len(rows) > FIRST_ROWS:
+        shown.append(Table(heads, rows, left, marks, f"All {len(rows)} points"))
+    unknown = f"No point has a number named {objective[0]}." if objective and best is None else ""
+    which = f" ({', '.join(numbers)})" if numbers else ""
+    note = unknown or ("" if objective else f"To have points compared, sweep with sweep.objective=METRIC{which}.")
+    return Section("Points", note, tables=shown)
+
+
+def _command(overrides: Sequence[str]) -> str:
+    return " ".join([PROGRAM, *(shlex.quote(words.public_override(each)) for each in canonical(overrides))])
+
+
+def _left_out(count: int) -> str:
+    return f"The best {MOST_CURVES} of {count} points." if count > MOST_CURVES else ""
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("workload.")
+
+
+# -- parallel coordinates
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One upright axis: where each value is on it, from 0 to 1, and its ticks."""
+
+    name: str
+    places: Mapping[str, float]
+    ticks: Sequence[tuple[float, str]]
+
+
+def axis_of(name: str, values: Sequence[str]) -> Axis:
+    """An axis for values as they were written: numbers by their size (or its logarithm), words side by side."""
+    known = list(dict.fromkeys(values))
+    numbers = {each: _number(each) for each in known}
+    if any(number is None for number in numbers.values()):
+        spread = {each: place / max(1, len(known) - 1) for place, each in enumerate(sorted(known))}
+        stride = math.ceil(len(spread) / MOST_TICKS)
+        return Axis(name, spread, [(place, text) for text, place in spread.items()][::stride])
+    sizes = {each: number for each, number in numbers.items() if number is not None}
+    low, high = min(sizes.values()), max(sizes.values())
+    if low > 0 and high / low >= LOG_FROM:
+        sizes, low, high = {each: math.log(size) for each, size in sizes.items()}, math.log(low), math.log(high)
+    places = {each: (size - low) / (high - low) if high > low else 0.5 for each, size in sizes.items()}
+    shown = sorted(places, key=places.__getitem__)
+    if len(shown) > MOST_TICKS:
+        shown = [shown[0], shown[-1]]
+    return Axis(name, places, [(places[each], each) for each in shown])
+
+
+def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
+    """A line for each point that has a value of the objective, through its values of all keys; None: there is none.
+
+    Drawn with plain lines: plotly's own parallel coordinates need WebGL, and scripts that are made while they run.
+    """
+    if goal is None or not keys:
+        return None
+    done = [point for point in ranked if point.metric(goal) is not None][:MOST_LINES]
+    if len(done) < 2:
+        return None
+    columns = [*keys, goal]
+
+    def values(point: SweepPoint) -> list[str]:
+        own = values_of(point.overrides, keys)
+        return [*(words.override_value(key, own.get(key, "default")) for key in keys), _goal(point, goal)]
+
+    table = [values(point) for point in done]
+    axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
+    traces: list[dict[str, Any]] = []
+    first = 1  # the best one is drawn last, above the others
+    for part, shade, opacity in SHADES:
+        last = max(first, math.ceil(part * len(done)))
+        if table[first:last]:
+            traces.insert(0, _lines(table[first:last], axes, {"color": shade, "width": 1.5}, opacity))
+        first = last
+    traces.append(_lines(table[:1], axes, {"color": "--good", "width": 3}, 1.0))
+    ticks = [
+        {"x": place, "y": height, "xanchor": "right" if place else "left", "xshift": -6 if place else 6,
+         "showarrow": False, "text": words.plain(text[:16]), "bgcolor": "--surface",
+         "font": {"size": 11, "color": "--muted"}}
+        for place, axis in enumerate(axes) for height, text in axis.ticks
+    ]  # fmt: skip
+    layout = {
+        "xaxis": {"tickmode": "array", "tickvals": list(range(len(axes))), "showgrid": False, "zeroline": False,
+                  "ticktext": [words.plain(_short(axis.name)) for axis in axes], "range": [-0.15, len(axes) - 0.9]},
+        "yaxis": {"visible": False, "range": [-0.06, 1.06]},
+        "showlegend": False,
+        "hovermode": "closest",
+        "annotations": ticks,
+        "shapes": [
+            {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1},
+             "layer": "below"}
+            for place in range(len(axes))
+        ],
+    }  # fmt: skip
+    caption = "A line is a point; green is the best, grey are those that came to least."
+    return Figure("", traces, layout, caption, height=380, wide=True)
+
+
+def _lines(
+    table: Sequence[Sequence[str]], axes: Sequence[Axis], line: Mapping[str, Any], opacity: float
+) -> dict[str, Any]:
+    x: list[int | None] = []
+    y: list[float | None] = []
+    text: list[str] = []
+    for row in table:
+        told = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
+        x += [*range(len(axes)), None]
+        y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
+        text += [words.plain(told)] * (len(axes) + 1)
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "opacity": opacity, "connectgaps": False,
+        "customdata": text, "hovertemplate": "%{customdata}<extra></extra>",
+    }  # fmt: skip
+
+
+def _goal(point: SweepPoint, goal: str) -> str:
+    value = point.metric(goal)
+    return "" if value is None else f"{value:.6g}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,128 @@
+"""Numbers and texts as a reader of the page wants them. Pure."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from typing import Any
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
+HIDDEN = "(not shown)"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """`0.9194`, `12,345`, `1.2e-07`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def value(anything: Any) -> str:
+    """A value of a config or of a result, in a line."""
+    if anything is None:
+        return "-"
+    if isinstance(anything, bool):
+        return str(anything).lower()
+    if isinstance(anything, float):
+        return number(anything)
+    return str(anything)
+
+
+def short(text: str, most: int = 24) -> str:
+    """A checksum, say, by its beginning."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def span(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 3 h`."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    for size, unit, small, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small:02} {name}"
+    return f"{whole} s"
+
+
+def latency(seconds: float | None) -> str:
+    """`850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
+    if seconds is None:
+        return "-"
+    for unit, factor in (("ns", 1e9), ("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 999.5:
+            return f"{_three(seconds * factor)} {unit}"
+    return f"{_three(seconds)} s"
+
+
+def rate(bytes_per_s: float | None) -> str:
+    """`1.23 GB/s`; powers of 1000, as for every link's nominal speed."""
+    if bytes_per_s is None:
+        return "-"
+    for unit, factor in (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9)):
+        if bytes_per_s < 999.5 * factor:
+            return f"{_three(bytes_per_s / factor)} {unit}"
+    return f"{_three(bytes_per_s / 1e12)} TB/s"
+
+
+def size(count: float) -> str:
+    """`512 B`, `4 KiB`, `1.5 MiB`."""
+    for unit, factor in (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+        if count < 1024 * factor:
+            return f"{_three(count / factor)} {unit}"
+    return f"{_three(count / 2**40)} TiB"
+
+
+def change(now: float, before: float) -> str:
+    """`+3.1 %`, `-12 %` of `before`."""
+    percent = 100 * (now / before - 1)
+    text = f"{abs(percent):.1f}" if abs(percent) < 9.95 else f"{abs(percent):,.0f}"
+    return f"{'-' if percent < 0 else '+'}{text} %"
+
+
+def _three(value: float) -> str:
+    """Three digits, without zeros that say nothing for whole numbers."""
+    if value == int(value):
+        return str(int(value))
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def plain(text: Any) -> str:
+    """Text for plotly, which takes some HTML in names, ticks and hover texts: `<b>` is shown and not obeyed."""
+    return html.escape(clean(str(text)), quote=False)
+
+
+def clean(text: str) -> str:
+    """Without a terminal's colours and without control characters."""
+    return _CONTROL.sub("", _ANSI.sub("", text))
+
+
+def secret(name: str) -> bool:
+    """Whether a key's or variable's name says that its value is not for others."""
+    return _SECRET.search(name) is not None
+
+
+def public_override(override: str) -> str:
+    """`cluster.environment.API_TOKEN=…` without the value."""
+    key, equals, _ = override.partition("=")
+    return f"{key}={HIDDEN}" if equals and secret(override) else override
+
+
+def override_value(key: str, text: str) -> str:
+    """The value of an override, unless its key is a secret's."""
+    return HIDDEN if secret(key) else text
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested keys as `a.b.c`; values of secrets are not shown."""
+    if not isinstance(values, dict) or not values:
+        return {prefix: HIDDEN if values is not None and secret(prefix.rpartition(".")[2]) else values}
+    return {
+        key: each
+        for name, inner in values.items()
+        for key, each in flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

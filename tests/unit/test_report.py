@@ -1,0 +1,428 @@
+"""The report page without a browser: what is collected, what is drawn, what is escaped."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import commands
+from launcher.live import Live, look
+from launcher.paths import PACKAGE
+from launcher.report import comparison, page, words
+from launcher.report.collect import RunData, collect
+from launcher.report.curves import Curve, curves, thin
+from launcher.report.fabric import Unreadable, coarse, differences, lines, parse
+from launcher.report.figures import Figure
+from launcher.report.parts import Page
+from launcher.report.ranks import pace_figure
+from launcher.report.timeline import Moment, Span, timeline
+from launcher.runs import Run
+from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
+
+HOSTILE = "</script><script>alert(1)</script><img src=x>"
+
+
+def data_of(run: Run, cause: str | None = None) -> RunData:
+    """The run as the page gets it; one without attempts is made one that is done."""
+    if not run.attempts():
+        write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", at(2, "started"), at(9, "ended", code=0))
+    return collect(look(run, Live()), cause)
+
+
+def figures_of(shown: Page) -> list[Figure]:
+    return [figure for section in shown.sections for figure in section.figures]
+
+
+def text_of(shown: Page) -> str:
+    """All words of the page but those in its figures."""
+    cells = [cell for each in shown.sections for table in each.tables for row in table.rows for cell in row]
+    other = [text for each in shown.sections for text in (each.title, each.note, *each.log)]
+    return "\n".join([*cells, *other, *(value for _, value in shown.facts), *(code.text for code in shown.codes)])
+
+
+# -- timeline
+
+
+def test_an_attempt_waits_starts_and_runs() -> None:
+    journal = [at(0, "submitted", job="7")]
+    events = [at(30, "started"), at(35, "met", ranks=4, members=2), at(36, "met"), at(60, "ended", code=0)]
+    told = timeline(journal, [(0, events)], None)
+    assert [(span.what, span.begin - BEGIN, span.end - BEGIN) for span in told.spans] == [
+        ("queued", 0, 30), ("starting", 30, 35), ("running", 35, 60),
+    ]  # fmt: skip
+    assert told.spans[2].text == "4 ranks on 2 nodes"
+    assert told.moments == (Moment(0, "end", BEGIN + 60, "ended with exit code 0"),)
+
+
+@pytest.mark.parametrize(
+    ("journal", "attempts", "now", "spans"),
+    [
+        ([], [], None, []),
+        ([at(0, "submitted")], [], 50, [("queued", 0, 50)]),
+        ([at(0, "submitted")], [], None, []),
+        # One that began and said nothing more; whether the run is over or not.
+        ([], [(0, [at(5, "started"), at(9, "met")])], None, [("starting", 5, 9), ("running", 9, 9)]),
+        ([], [(0, [at(5, "started"), at(9, "met")])], 99, [("starting", 5, 9), ("running", 9, 99)]),
+        # A restart in place.
+        ([], [(0, [at(5, "started"), at(9, "met"), at(20, "restart"), at(21, "met"), at(30, "ended")])], None,
+         [("starting", 5, 9), ("running", 9, 20), ("restarting", 20, 21), ("running", 21, 30)]),
+        # It went on by itself, and waited since the end of the attempt before.
+        ([at(0, "submitted")], [(0, [at(0, "started"), at(5, "ended")]), (1, [at(8, "started"), at(9, "ended")])], None,
+         [("starting", 0, 5), ("queued", 5, 8), ("starting", 8, 9)]),
+        # Somebody resumed it much later: nobody waited in between.
+        ([at(0, "submitted"), at(70, "submitted")], [(0, [at(0, "started"), at(5, "ended")]), (1, [at(80, "started")])],
+         None, [("starting", 0, 5), ("queued", 70, 80), ("starting", 80, 80)]),
+        # It was resumed and waits.
+        ([at(0, "submitted"), at(70, "submitted")], [(0, [at(0, "started"), at(5, "ended")])], 90,
+         [("starting", 0, 5), ("queued", 70, 90)]),
+        # What is no event at all.
+        ([{"event": "submitted"}], [(0, [{"event": "started", "time": "noon"}]), (1, [at(8, "met")])], None,
+         [("starting", 8, 8), ("running", 8, 8)]),
+    ],
+)  # fmt: skip
+def test_spans_of_a_run(
+    journal: list[dict[str, Any]], attempts: list[tuple[int, list[dict[str, Any]]]], now: float | None, spans: list[Any]
+) -> None:
+    told = timeline(journal, attempts, None if now is None else BEGIN + now)
+    assert [(span.what, span.begin - BEGIN, span.end - BEGIN) for span in told.spans] == spans
+    assert all(isinstance(span, Span) and span.end >= span.begin for span in told.spans)
+
+
+# -- curves
+
+
+def progress(*points: tuple[int, float]) -> list[dict[str, Any]]:
+    return [{"event": "progress", "time": 0.0, "step": step, "total": 9, "loss": value} for step, value in points]
+
+
+def test_what_was_done_again_counts_once() -> None:
+    before, after = progress((1, 5.0), (2, 4.0), (3, 3.0), (4, 2.5)), progress((3, 3.5), (4, 2.0))
+    assert curves([before, after]) == [Curve("loss", (1, 2, 3, 4), (5.0, 4.0, 3.5, 2.0), (((3, 4), (3.0, 2.5)),))]
+
+
+def test_the_same_step_told_twice_is_not_repeated_work() -> None:
+    assert curves([progress((1, 5.0), (2, 4.0), (2, 3.0))]) == [Curve("loss", (1, 2), (5.0, 3.0))]
+
+
+def test_numbers_alone_are_curves() -> None:
+    events = [{"event": "progress", "step": 1, "total": 2, "epoch": 1, "note": "x", "good": True, "bad": float("nan")}]
+    assert curves([[*events, {"event": "met", "step": 1, "ranks": 2}, {"event": "progress", "loss": 1.0}]]) == []
+
+
+def test_a_thin_curve_keeps_its_ends() -> None:
+    curve = thin(Curve("loss", tuple(range(1001)), tuple(map(float, range(1001)))), 100)
+    assert (curve.steps[0], curve.steps[-1]) == (0, 1000)
+    assert len(curve.steps) == len(curve.values) <= 101
+
+
+# -- fabric
+
+
+def test_lines_are_told_apart_by_what_differs() -> None:
+    found = lines(parse(collective_results(ops=("all_reduce", "broadcast"))).rows, "busbw")
+    assert [(line.op, line.kind) for line in found] == [
+        ("all_reduce", "out of place"), ("all_reduce", "in place"), ("broadcast", "out of place"),
+        ("broadcast", "in place"),
+    ]  # fmt: skip
+    assert all(line.sizes == tuple(sorted(line.sizes)) for line in found)
+
+
+def test_differences_begin_with_the_worst() -> None:
+    slower, before = p2p_results(slow=3), p2p_results(slow=None)
+    found = differences(parse(slower), parse(before))
+    assert "node4" in found[0].what
+    assert found[0].measure == "bandwidth"
+    assert found[0].speed == pytest.approx(0.31 / 1.1)
+    assert [each.speed for each in found] == sorted(each.speed for each in found)
+    assert differences(parse(slower), parse(collective_results())) == []
+
+
+def test_barriers_are_compared_by_their_time() -> None:
+    def barrier(seconds: float) -> dict[str, Any]:
+        row = {"op": "barrier", "group": "world", "size": 0, "busbw": 0.0, "algbw": 0.0, "seconds": {"median": seconds}}
+        return {**collective_results(), "rows": [row]}
+
+    [difference] = differences(parse(barrier(2e-3)), parse(barrier(1e-3)))
+    assert (difference.measure, difference.speed) == ("time", 0.5)
+
+
+def test_a_coarse_matrix_shows_the_worst_of_each_block() -> None:
+    matrix = [[None, 5.0, 3.0], [4.0, None, 1.0], [2.0, 6.0, None]]
+    assert coarse(matrix, 2, min) == [[4.0, 1.0], [2.0, None]]
+    assert coarse(matrix, 2, max) == [[5.0, 3.0], [6.0, None]]
+    assert coarse(matrix, 3, min) == matrix
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (7, "it has no rows"),
+        ({"rows": []}, "has format None, and this launcher reads format 1"),
+        ({"rows": [], "format": 2}, "has format 2"),
+        ({"rows": [], "format": 1, "matrix": {"hosts": ["a"], "bandwidth": [[1, 2]], "latency": [[1]]}}, "its matrix"),
+        ({"rows": [], "format": 1, "matrix": {"hosts": ["a"], "bandwidth": [["x"]], "latency": [[1]]}}, "its matrix"),
+    ],
+)
+def test_results_that_cannot_be_shown_are_told(tmp_path: Path, values: Any, told: str) -> None:
+    with pytest.raises(Unreadable, match=told):
+        parse(values)
+    assert told in text_of(comparison.page([data_of(make_run(tmp_path, results=values))]))
+
+
+def test_half_written_results_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.path / "results.json").write_text('{"format": 1, "ro')
+    assert "results.json cannot be read" in text_of(comparison.page([data_of(run)]))
+
+
+# -- words
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (words.latency(12.34e-6), "12.3 µs"), (words.latency(0.25), "250 ms"), (words.latency(3), "3 s"),
+        (words.rate(1.234e9), "1.23 GB/s"), (words.rate(999), "999 B/s"), (words.rate(999.9e6), "1 GB/s"),
+        (words.size(512), "512 B"), (words.size(1536), "1.5 KiB"), (words.size(2**30), "1 GiB"),
+        (words.span(0.04), "0.0 s"), (words.span(59.6), "1 min 00 s"), (words.span(200), "3 min 20 s"),
+        (words.span(90000), "1 d 01 h"), (words.change(0.9, 1.0), "-10 %"), (words.change(1.031, 1.0), "+3.1 %"),
+        (words.clean("\x1b[31mred\x1b[0m\x07"), "red"), (words.plain("<b>&"), "&lt;b&gt;&amp;"),
+        (words.number(0.91944), "0.9194"), (words.number(12345.6), "12,346"), (words.number(3.0), "3"),
+    ],
+)  # fmt: skip
+def test_numbers_in_words(told: str, expected: str) -> None:
+    assert told == expected
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    secret = "hf_abcdef"
+    config = {"cluster": {"environment": {"HF_TOKEN": secret, "OMP_NUM_THREADS": "2"}}}
+    run = make_run(tmp_path, config=config, overrides=[f"+cluster.environment.HF_TOKEN={secret}", "nodes=2"])
+    html = page.render(comparison.page([data_of(run)]))
+    assert secret not in html
+    assert "cluster.environment.HF_TOKEN" in html
+    assert "OMP_NUM_THREADS" in html
+
+
+# -- the page
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the contents of its scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str | None] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "script" and self.scripts:
+            self.scripts[-1] = self.scripts[-1][0], self.scripts[-1][1] + data
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run in which every text that can be is hostile."""
+    results = p2p_results()
+    results["matrix"].update(hosts=[HOSTILE] * 6, exclude=HOSTILE, slow=[{"a": HOSTILE, "b": HOSTILE, "ratio": 0.2}])
+    results["conditions"] = dict.fromkeys(results["conditions"], HOSTILE) | {"environment": {HOSTILE: HOSTILE}}
+    results["roof"]["how"] = results["reason"] = HOSTILE
+    for row in results["rows"]:
+        row.update(pattern=HOSTILE, dtype=HOSTILE)
+    config, overrides = {HOSTILE: HOSTILE}, [f"a={HOSTILE}"]
+    run = trained(tmp_path_factory.mktemp("runs"), words=HOSTILE, results=results, config=config, overrides=overrides)
+    run.write_result({HOSTILE: HOSTILE})
+    write_events(
+        run.path / "attempts" / "1" / "events" / "rank-0.jsonl",
+        *({"time": BEGIN, "event": "progress", "step": step, "total": 9, HOSTILE: 1.0} for step in (1, 2)),
+        at(150, "fault", cause=HOSTILE, host=HOSTILE),
+    )
+    return page.render(comparison.page([data_of(run, HOSTILE)]))
+
+
+def test_nothing_in_a_run_becomes_html(hostile: str) -> None:
+    elements = Elements(hostile)
+    assert "img" not in elements.tags
+    assert elements.tags.count("script") == 3
+    assert HOSTILE not in hostile
+    policy = re.search(r"script-src 'nonce-([\w-]{20,})'", hostile)
+    assert policy is not None
+    assert all(attributes["nonce"] == policy[1] for attributes, _ in elements.scripts)
+
+
+def test_plotly_is_given_no_html_either(hostile: str) -> None:
+    _, text = Elements(hostile).scripts[0]
+    assert json.loads(text)
+    assert "<" not in text
+    assert "\\u003c" not in re.sub(r"\\u003c/?extra\\u003e", "", text)
+
+
+def test_the_page_holds_the_installed_plotly(hostile: str) -> None:
+    attributes, text = Elements(hostile).scripts[1]
+    assert attributes["type"] == "text/plain"
+    assert b"plotly.js v" in gzip.decompress(base64.b64decode(text))[:200]
+
+
+def test_no_address_of_another_machine_is_loaded(hostile: str) -> None:
+    assert Elements(hostile).addresses == ["data:,"]
+    sheet = (page.HERE / "page.css").read_text()
+    assert "url(" not in sheet
+    assert "@import" not in sheet
+
+
+def test_each_page_has_a_nonce_of_its_own(tmp_path: Path) -> None:
+    shown = comparison.page([data_of(make_run(tmp_path))])
+    nonces = {re.search(r"'nonce-([\w-]+)'", page.render(shown))[1] for _ in range(2)}  # type: ignore[index]
+    assert len(nonces) == 2
+
+
+def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) -> None:
+    shown = comparison.page([data_of(trained(tmp_path, results=p2p_results()))])
+    titles = [figure.title for figure in figures_of(shown)]
+    assert titles == [
+        "", "Loss", "Accuracy", "Throughput (images_per_s)", "Learning rate (lr)", "Bandwidth", "Latency (pingpong)",
+        "Bandwidth of pairs with 1 MiB, GB/s", "Latency of pairs, µs",
+    ]  # fmt: skip
+    told = text_of(shown)
+    assert "cluster.exclude=node4" in [code.text for section in shown.sections for code in section.codes]
+    for words_of in ("75: its time is nearly up", "node4 - node1", "0.28", "[1] hello", "workload.lr"):
+        assert words_of in told
+
+
+def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
+    run = make_run(tmp_path, overrides=["workload=ddp_mnist", "name=a b"])
+    write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", at(2, "started"), at(9, "ended", code=1))
+    shown = comparison.page([data_of(run, "rank 1 on node2: ValueError: no")])
+    assert (shown.state, shown.cause) == ("failed", "rank 1 on node2: ValueError: no")
+    assert shown.codes[0].text == "python -m launcher workload=ddp_mnist 'name=a b'"
+    assert ("took", "7.0 s") in shown.facts
+
+
+def test_a_failed_run_shows_its_traceback_and_its_last_lines_first(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    fault = at(180, "fault", rank=3, cause="rank 3: ValueError: no", traceback="Traceback:\n  line 1\nValueError: no\n")
+    events = run.path / "attempts" / "1" / "events"
+    write_events(events / "node-1.jsonl", fault)
+    write_events(events / "script.jsonl", at(120, "started"), at(191, "ended", code=1))
+    first, second = comparison.page([data_of(run)]).sections[:2]
+    assert (first.title, first.log) == ("Traceback of rank 3", ["Traceback:", "  line 1", "ValueError: no"])
+    assert (second.title, second.folded) == ("Last lines of output", False)
+
+
+def test_runs_side_by_side_are_compared_with_the_first_or_the_baseline(tmp_path: Path) -> None:
+    fast = data_of(make_run(tmp_path, "fast", results=collective_results(), config={"nodes": 2, "tolerance": 0.25}))
+    slow = data_of(make_run(tmp_path, "slow", results=collective_results(0.7), config={"nodes": 4, "tolerance": 0.25}))
+    both = comparison.page([fast, slow])
+    [table] = [table for section in both.sections for table in section.tables if "against" in table.summary]
+    assert table.summary == "slow against fast: 54 of 54 slower by more than 25%"
+    assert set((table.marks or {}).values()) == {"bad"}
+    assert ("nodes", "2", "4") in [row for section in both.sections for table in section.tables for row in table.rows]
+    other = comparison.page([fast], baseline=slow)
+    [table] = [table for section in other.sections for table in section.tables if "against" in table.summary]
+    assert table.summary.startswith("fast against slow: 0 of 54 slower")
+
+
+def test_the_slowest_ranks_have_lines_of_their_own() -> None:
+    def pace(after: float) -> Mapping[str, Any]:
+        return at(after, "pace", round=0, host="node1", rank=0, seconds=[0.01, None, *[0.01] * 30, 0.04])
+
+    figure = pace_figure([[pace(0), pace(10)]])
+    assert figure is not None
+    names = [trace["name"] for trace in figure.traces]
+    assert names[0] == "median of all ranks"
+    assert "rank 32" in names
+    assert len(names) == 9
+    assert pace_figure([[], []]) is None
+
+
+def test_a_page_of_much_stays_below_its_limit(tmp_path: Path) -> None:
+    run = trained(tmp_path, results=p2p_results(nodes=300))
+    values = ({"loss": step / 7, "lr": step / 9, "speed": step / 3} for step in range(1, 20_000))
+    points = [at(step, "progress", step=step, total=9, **each) for step, each in enumerate(values)]
+    write_events(run.path / "attempts" / "1" / "events" / "rank-0.jsonl", *points)
+    (run.path / "output-7.log").write_text("x" * 3_000_000 + "\n" + "a line\n" * 10_000)
+    assert len(page.render(comparison.page([data_of(run)])).encode()) < page.MOST_BYTES
+
+
+def test_every_key_of_a_figure_is_one_that_plotly_knows(tmp_path: Path) -> None:
+    objects = pytest.importorskip("plotly.graph_objects")
+    paces = at(40, "pace", round=0, host="node1", rank=0, seconds=[0.01] * 20)
+    first = trained(tmp_path, results=p2p_results())
+    write_events(first.path / "attempts" / "0" / "pace" / "member-0.jsonl", paces)
+    runs = [data_of(first), data_of(trained(tmp_path, "other", results=p2p_results(nodes=200)))]
+    bars = data_of(make_run(tmp_path, "bars", results=collective_results(powers=(20,))))
+    sweep = data_of(make_run(tmp_path, "sweep", results=collective_results()))
+    shown = [comparison.page(each) for each in ([runs[0]], runs, [bars], [sweep])]
+    found = [figure for each in shown for figure in figures_of(each)]
+    assert len(found) > 25
+    for figure in found:
+        text = re.sub(r'"--[a-z0-9-]+"', '"#123456"', json.dumps([figure.traces, figure.layout]))
+        traces, layout = json.loads(text)
+        objects.Figure(data=traces, layout=layout)  # raises ValueError
+
+
+def test_each_colour_is_one_of_the_style_sheet_in_light_and_dark(tmp_path: Path) -> None:
+    light, dark = (page.HERE / "page.css").read_text().split("@media (prefers-color-scheme: dark)")
+    shown = comparison.page([data_of(trained(tmp_path, results=p2p_results()))])
+    used = set(re.findall(r'"(--[a-z0-9-]+)"', json.dumps([[each.traces, each.layout] for each in figures_of(shown)])))
+    assert {"--running", "--series-1", "--heat-bad", "--muted"} <= used
+    for sheet in (light, dark):
+        assert used <= set(re.findall(r"(--[a-z0-9-]+):", sheet))
+
+
+# -- the command
+
+
+def test_the_page_is_for_the_user_alone_and_replaces_an_older_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = data_of(make_run(tmp_path))
+    for _ in range(2):
+        assert commands.main(["report", "run-1", "--runs-dir", str(tmp_path)]) == 0
+    path = Path(run.path) / "report.html"
+    assert capsys.readouterr().out.startswith(f"wrote {path} (")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert [each.name for each in path.parent.glob(".report*")] == []
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    data_of(make_run(tmp_path))
+    with pytest.raises(page.ReportError, match="choose another place with --output"):
+        commands.main(["report", "run-1", "--runs-dir", str(tmp_path), "-o", str(tmp_path / "no" / "page.html")])
+
+
+def test_without_plotly_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(page.ReportError, match="pip install 'plotly>=6'"):
+        page.packed_plotly()
+
+
+def test_the_command_loads_neither_torch_nor_hydra_nor_plotly(tmp_path: Path) -> None:
+    data_of(make_run(tmp_path))
+    code = (
+        "import sys; from launcher.cli.commands import main\n"
+        f"assert main(['report', 'run-1', '--runs-dir', {str(tmp_path)!r}]) == 0\n"
+        "print([name for name in ('torch', 'hydra', 'submitit', 'plotly', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,105 @@
+"""The page of a sweep: which point is the best, where values are on their axes, what is drawn."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from launcher.report import page
+from launcher.report.collect import RunData
+from launcher.report.curves import Curve
+from launcher.report.parts import Page
+from launcher.report.sweep import SweepPoint, axis_of, by_rank, parallel_coordinates, sweep_page
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def point(number: int, rate: str, accuracy: Any, state: str = "done", **more: str) -> SweepPoint:
+    overrides = ("workload=ddp_mnist", f"workload.lr={rate}", *(f"workload.{key}={each}" for key, each in more.items()))
+    steps = (1, 2, 3)
+    curve = Curve("loss", steps, tuple(1 / (step + number) for step in steps))
+    run = RunData(f"lr/{number}", "", state, None, {}, curves=(curve,), result={"accuracy": accuracy, "steps": 3})
+    return SweepPoint(str(number), overrides, state, run)
+
+
+def some() -> list[SweepPoint]:
+    waiting = SweepPoint("3", ("workload=ddp_mnist", "workload.lr=1"), "waiting")
+    return [point(0, "0.01", 0.7), point(1, "0.1", 0.9), point(2, "0.001", None, "failed"), waiting]
+
+
+def numbers(points: list[SweepPoint]) -> list[str]:
+    return [each.name for each in points]
+
+
+@pytest.mark.parametrize(
+    ("goal", "best_is", "order"),
+    [("accuracy", "max", "1023"), ("accuracy", "min", "0123"), ("nothing", "max", "0123"), (None, "max", "0123")],
+)
+def test_the_best_is_first_and_those_without_a_number_last(goal: str | None, best_is: str, order: str) -> None:
+    assert numbers(by_rank(some(), goal, best_is)) == list(order)
+
+
+@pytest.mark.parametrize(
+    ("values", "places"),
+    [
+        (["1", "2", "5"], {"1": 0.0, "2": 0.25, "5": 1.0}),
+        (["0.001", "0.1", "0.01"], {"0.001": 0.0, "0.01": 0.5, "0.1": 1.0}),
+        (["relu", "gelu", "tanh"], {"gelu": 0.0, "relu": 0.5, "tanh": 1.0}),
+        (["0.1", "default"], {"0.1": 0.0, "default": 1.0}),
+        (["3"], {"3": 0.5}),
+        (["nan", "1"], {"1": 0.0, "nan": 1.0}),
+        (["0", "1e9"], {"0": 0.0, "1e9": 1.0}),
+    ],
+)
+def test_places_on_an_axis(values: list[str], places: dict[str, float]) -> None:
+    assert axis_of("lr", values).places == pytest.approx(places)
+
+
+def test_an_axis_of_many_numbers_has_two_ticks() -> None:
+    assert [text for _, text in axis_of("lr", [str(value) for value in range(100)]).ticks] == ["0", "99"]
+
+
+def shown(points: list[SweepPoint], objective: tuple[str, ...] = ("accuracy",)) -> Page:
+    return sweep_page("lr-3f9c", points, objective, "max", "/runs/lr-3f9c", 1795282000.0)
+
+
+def test_the_page_names_the_best_point_and_its_command() -> None:
+    told = shown(some())
+    assert ("best point", "1: lr=0.1") in told.facts
+    assert told.codes[0].text == "python -m launcher workload=ddp_mnist workload.lr=0.1"
+    assert told.cause == "2 done, 1 failed, 1 waiting"
+    table = next(section for section in told.sections if section.title == "Points").tables[0]
+    assert table.heads == ("point", "state", "lr", "accuracy")  # the steps are the same in all
+    assert table.rows[0] == ("1", "done", "0.1", "0.9")
+    assert table.marks == {0: "good", 2: "bad"}
+
+
+def test_without_an_objective_nothing_is_the_best() -> None:
+    told = shown(some(), ())
+    assert (told.codes, [section.title for section in told.sections]) == ([], ["Points", "Training"])
+    assert "sweep.objective=METRIC" in told.sections[0].note
+
+
+def test_each_point_that_is_done_is_a_line() -> None:
+    points = [point(number, str(0.01 * (number + 1)), 0.5 + number / 100, width="64") for number in range(40)]
+    figure = parallel_coordinates(by_rank(points, "accuracy", "max"), ["workload.lr"], "accuracy")
+    assert figure is not None
+    assert sum(trace["x"].count(0) for trace in figure.traces) == 40
+    best = figure.traces[-1]
+    assert best["line"]["color"] == "--good"
+    assert best["customdata"][0] == "lr 0.4, accuracy 0.89"
+    assert parallel_coordinates(points[:1], ["workload.lr"], "accuracy") is None
+
+
+def test_its_figures_are_what_plotly_knows_and_its_texts_are_escaped() -> None:
+    objects = pytest.importorskip("plotly.graph_objects")
+    told = shown([*some(), point(4, "0.3", 0.8, note=HOSTILE), point(5, "0.3", 0.8, note="x")])
+    assert HOSTILE not in page.render(told)
+    figures = [figure for section in told.sections for figure in section.figures]
+    assert len(figures) == 2
+    for figure in figures:
+        traces, layout = json.loads(re.sub(r'"--[a-z0-9-]+"', '"#123456"', json.dumps([figure.traces, figure.layout])))
+        objects.Figure(data=traces, layout=layout)
