@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.node.process_group import Env, init, progress, rank_zero, report
+    from launcher.node.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.node.topology import Topology, TopologyError
 
-__all__ = ["Env", "Topology", "TopologyError", "init", "progress", "rank_zero", "report"]
+__all__ = ["Env", "Topology", "TopologyError", "evaluated", "init", "progress", "rank_zero", "report", "run_dir"]
 
 
 def __getattr__(name: str) -> Any:

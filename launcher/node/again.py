@@ -165,15 +165,16 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     from launcher import render
     from launcher.backends.scrub import job_environment
 
-    run, script = attempt.run, str(attempt.run.path / "script.sh")
+    run, script = attempt.run, attempt.run.path / "script.sh"
     if run.recorded():
         token = f"{run.record()['token']}-{attempt.number + 1}"
-    else:  # an element of an array goes on alone
+    else:
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{attempt.number + 1}"
-        script = str(run.write_script(render.script(plan, token=token)))
+    if not script.exists():  # an element of an array goes on alone
+        script = run.write_script(render.script(plan, token=token))
         if plan.scheduler == Scheduler.pbs.value:
-            shutil.copy(array.path / "environment.sh", run.path)
+            shutil.copy(run.path.parent / "environment.sh", run.path)
     environment, job = dict(os.environ), os.environ.get("PBS_JOBID", "")
     if plan.scheduler == Scheduler.slurm.value:
         job, environment = os.environ["SLURM_JOB_ID"], dict(job_environment(os.environ, plan).environment)
@@ -181,7 +182,7 @@ def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     elif qsub := pbsdsh.find("qsub"):
         os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
     run.journal("submitting", token=token)
-    job_id = submit_after(plan, job, script, token, environment, TIMEOUT)
+    job_id = submit_after(plan, job, str(script), token, environment, TIMEOUT)
     run.journal("submitted", job=job_id)
     return job_id
 

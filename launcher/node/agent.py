@@ -27,6 +27,8 @@ from launcher.config import LaunchMode
 from launcher.node import orphans, topology
 from launcher.node.elastic import Agent, AttemptFailed, Means, NextRound
 from launcher.node.events import Events, current_attempt
+from launcher.node.preflight import Preflight
+from launcher.node.preflight_verdict import Then
 from launcher.node.pulse import Pulse
 from launcher.node.rendezvous import Meeting, Member, RendezvousError
 from launcher.node.restarts import History
@@ -66,6 +68,8 @@ def run(run_dir: str) -> dict[str, Any]:
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
+    except _LeftOut:
+        return {}
     except RendezvousError as error:
         events("fault", cause=str(error), host=host)
         raise AttemptFailed(str(error), ours=not error.told, decides=place.rank == 0) from None
@@ -94,9 +98,11 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
     )
     number, meeting = rounds.first()
     _set_network(plan, meeting, me.host)
+    history = History(round=number, listened=number > 0)
+    if plan.preflight and number == 0:
+        history, meeting = _checked(plan, attempt, events, rounds, meeting)
     _preload(plan)
     means = Means(plan, attempt, events, told, rounds, Pulse(me.ranks), Stacks(me.ranks))
-    history = History(round=number, listened=number > 0)
     while True:
         index = [member.index for member in meeting.members].index(me.index)
         events(
@@ -124,6 +130,44 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
     if index == 0:
         attempt.write_exit_code(errors.DONE)
     return outcome
+
+
+class _LeftOut(Exception):
+    """The preflight found this node bad, and the others go on without it."""
+
+
+def _checked(
+    plan: JobPlan, attempt: runs.Attempt, events: Events, rounds: Rounds, meeting: Meeting
+) -> tuple[History, Meeting]:
+    """The first meeting whose nodes are all found fine: bad ones are left out, and the others meet again.
+
+    Raises:
+        _LeftOut: this node is bad.
+        AttemptFailed: too few nodes are left.
+        RendezvousError: the others did not meet again.
+    """
+    number = 0
+    while True:
+        index = [member.index for member in meeting.members].index(rounds.me.index)
+        verdict = Preflight(
+            plan, attempt, events, meeting, index, least=rounds.least, name=rounds.names, round_number=number
+        ).run()
+        if verdict.then is Then.GO:
+            return History(round=number), meeting
+        if verdict.then is Then.FAIL:
+            if index == 0:
+                events("fault", cause=verdict.cause, exit_code=verdict.exit_code, host=rounds.me.host)
+            raise AttemptFailed(verdict.cause, verdict.exit_code, ours=index == 0, decides=index == 0)
+        if rounds.me.index in verdict.lost:
+            raise _LeftOut
+        before, number = meeting, number + 1
+        try:
+            meeting = rounds.next(number, before, verdict.lost)
+        except Overtaken:
+            number, meeting = rounds.join()
+            return History(round=number, listened=True), meeting
+        if meeting.members[0].index == rounds.me.index:
+            _tell_changes(rounds, number, before, meeting, events)
 
 
 def _tell_changes(rounds: Rounds, number: int, before: Meeting, now: Meeting, events: Events) -> None:

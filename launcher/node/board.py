@@ -8,6 +8,7 @@
 | `hang`, `stacks/I` | an agent's ranks are silent; the stacks of each agent's ranks |
 | `regroup` | a node came back: save, and begin a new round |
 | `beat/I` | agent I lives |
+| `pace/I` | how fast agent I's ranks are |
 | `forked` | the first agent has forked its ranks |
 | `ended`, `parted`, `leaving/I` | how many agents' ranks have ended; who has read the outcome; who was told to stop |
 """
@@ -104,6 +105,18 @@ class Board:
 
         self.heard.setdefault(key, text)
         self.ask(tell)
+
+    def tell_pace(self, text: str) -> None:
+        """Tells how fast this agent's ranks are; never waits."""
+        self._line.post(lambda store: store.set(f"pace/{self._place}", text))
+
+    def paces(self, members: int) -> list[bytes]:
+        """What each agent has told last of its ranks' pace.
+
+        Raises:
+            LineDead: the store is gone.
+        """
+        return list(self.ask(lambda store: store.multi_get([f"pace/{place}" for place in range(members)])))
 
     def count(self, key: str, more: int = 0) -> int:
         """How many agents have said so, this one included if `more` is 1.

@@ -68,6 +68,17 @@ def progress(step: int, total: int, **values: object) -> None:
     _reporter.progress(step, total, **values)
 
 
+def evaluated(step: int, **values: object) -> None:
+    """Notes what an evaluation after `step` steps has come to (rank 0's count; JSON types)."""
+    _reporter.evaluated(step, **values)
+
+
+def run_dir() -> Path | None:
+    """The run's directory; None outside of a run."""
+    attempt = current_attempt()
+    return attempt.run.path if attempt else None
+
+
 def rank_zero() -> bool:
     """Whether this is rank 0 (or no process group was made)."""
     return not dist.is_initialized() or dist.get_rank() == 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 INTERVAL = 1.0  # seconds between two beats of a rank that waits
 _SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
+_PACE = struct.Struct("@dq")  # seconds that a step takes it, steps of which that was measured
+_SIZE = _SLOT.size + _PACE.size
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 
 
@@ -35,9 +37,10 @@ class Slot:
     """One rank's place; it alone writes there, and a torn read harms nobody."""
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
-        self._memory, self._offset = memory, index * _SLOT.size
+        self._memory, self._offset = memory, index * _SIZE
         self._listens, self._step, self._beats = _IGNORES, -1, 0
         self._write()
+        self.pace(0.0, 0)
 
     def listen(self) -> None:
         """From now on this rank leaves by itself when it is told to stop."""
@@ -55,6 +58,10 @@ class Slot:
         self._beats += 1
         self._write()
 
+    def pace(self, seconds: float, steps: int) -> None:
+        """Tells how long a step takes this rank without waiting, as measured lately, and in how many steps so far."""
+        _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
+
     def _write(self) -> None:
         _SLOT.pack_into(self._memory, self._offset, self._listens, self._step, self._beats)
 
@@ -63,7 +70,7 @@ class Pulse:
     """The slots of one agent's ranks, made before they are forked."""
 
     def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, ranks * _SLOT.size)
+        self._memory = mmap.mmap(-1, ranks * _SIZE)
         self._ranks = ranks
         self.clear()
 
@@ -78,8 +85,12 @@ class Pulse:
 
     def signs(self) -> list[Sign]:
         """What each rank has told, in order."""
-        told = (_SLOT.unpack_from(self._memory, index * _SLOT.size) for index in range(self._ranks))
+        told = (_SLOT.unpack_from(self._memory, index * _SIZE) for index in range(self._ranks))
         return [Sign(how == _LISTENS, step, beats, how == _GIVES_UP) for how, step, beats in told]
+
+    def paces(self) -> list[tuple[float, int]]:
+        """(seconds of a step, steps measured) of each rank, in order; (0, 0): it has told none."""
+        return [_PACE.unpack_from(self._memory, index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
 _mine: Slot | None = None

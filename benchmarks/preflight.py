@@ -1,0 +1,61 @@
+"""What `preflight=true` adds to the start of a run on four simulated nodes of this machine.
+
+    python -m benchmarks.preflight
+
+The first line is the preflight itself, by the clock of the agent that decides: from the meeting of all agents to the
+verdict, which includes making a process group. The second is the whole start, from typing the command to the first
+all_reduce, with it and without, in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.first_all_reduce import STAMP
+from benchmarks.measure import Result, environment, interleaved, median_ratio, medians, python, report
+from launcher.runs import all_runs
+
+NODES = 4
+LIMIT = 3.0  # seconds
+LAUNCHER = (
+    "-m", "launcher", "workload=collective", "workload.entry=benchmarks.first_all_reduce:main", f"nodes={NODES}",
+)  # fmt: skip
+
+
+def results(repeats: int = 5) -> list[Result]:
+    took: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        stamp = Path(folder) / "stamp"
+        env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1", **{STAMP: str(stamp)})
+
+        def until_stamp(*overrides: str) -> float:
+            stamp.unlink(missing_ok=True)
+            started = time.time()
+            python(*LAUNCHER, *overrides, env=env)
+            return float(stamp.read_text()) - started
+
+        def with_preflight() -> float:
+            seconds = until_stamp("preflight=true")
+            events = all_runs(Path(folder))[0].attempts()[-1].events()
+            told = next(event for event in events if event["event"] == "preflighted")
+            assert told["then"] == "go", told
+            took.append(told["seconds"])
+            return seconds
+
+        seconds = interleaved({"with": with_preflight, "without": until_stamp}, repeats)
+    detail = f"slowest of {len(took)}; median {statistics.median(took):.2f} s"
+    return [
+        Result(f"preflight of {NODES} simulated nodes", max(took), LIMIT, detail, unit="s"),
+        Result(
+            f"first all_reduce of {NODES} nodes with preflight / without", median_ratio(seconds, "with", "without"),
+            1.5, medians(seconds),
+        ),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(report(results()))

@@ -1,0 +1,559 @@
+"""A preflight finds the bad node, by what is wrong with it, and never hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from workload_ranks import _context, run_ranks
+
+from launcher import errors, runs
+from launcher.node import Env, preflight, preflight_process
+from launcher.node import preflight_checks as checks
+from launcher.node import preflight_together as together
+from launcher.node.preflight import Preflight, nodes_of, verdict_of
+from launcher.node.preflight_checks import MIB, Check, Level, Problem, check
+from launcher.node.preflight_verdict import Node, Then, Verdict, decide
+from launcher.node.rendezvous import Meeting, Member
+from launcher.plan import JobPlan
+from tests.unit.plans import bare_plan
+
+# -- the verdict
+
+NODES = [Node(f"node{number}", f"node{number}", (number,), (2 * number, 2 * number + 1)) for number in range(4)]
+FINE = [Check("device", words="cpu")]
+BROKEN = Check("device", Level.FAILED, "cuda:0 computes wrong")
+FULL = Check("space", Level.FAILED, "/tmp is full")
+GONE = Check("all_reduce", Level.FAILED, "Connection closed by peer", symptom=True)
+ODD = Check("clock", Level.WARNING, "its clock is off")
+
+
+def wrong(*ranks: int) -> Check:
+    return Check("all_reduce", Level.FAILED, f"wrong, from {ranks}", accused=ranks)
+
+
+def unseen(*members: int, looked: int = 2) -> Check:
+    return Check("run_dir", Level.FAILED, "not seen", accused=members, looked=looked)
+
+
+def unreached(*members: int) -> Check:
+    return Check("reach", Level.FAILED, "not reached", accused=members, looked=3)
+
+
+@pytest.mark.parametrize(
+    ("reports", "then", "lost"),
+    [
+        ([FINE, FINE, FINE, FINE], Then.GO, ()),
+        ([FINE, FINE, [ODD], FINE], Then.GO, ()),
+        ([FINE, FINE, [*FINE, BROKEN], FINE], Then.WITHOUT, (2,)),
+        ([[FULL], FINE, FINE, FINE], Then.WITHOUT, (0,)),
+        ([FINE, FINE, None, FINE], Then.WITHOUT, (2,)),
+        ([FINE, [BROKEN], None, FINE], Then.WITHOUT, (1, 2)),
+        ([[GONE], [BROKEN], [GONE], [GONE]], Then.WITHOUT, (1,)),  # the others' errors come of that one
+        ([[GONE], [GONE], None, [GONE]], Then.WITHOUT, (2,)),
+        ([[GONE], [GONE], [GONE], [GONE]], Then.FAIL, ()),
+        ([[GONE], FINE, [GONE], FINE], Then.FAIL, ()),
+        ([[wrong(5)]] * 4, Then.WITHOUT, (2,)),
+        ([[wrong(5)], [wrong(5, 7)], FINE, [wrong(5)]], Then.WITHOUT, (2,)),
+        ([FINE, FINE, [wrong(0, 1, 2, 3)], FINE], Then.WITHOUT, (2,)),  # it alone sees it
+        ([[unseen(2)], [unseen(2)], [unseen(0, 3)], FINE], Then.WITHOUT, (2,)),  # a folder of its own
+        ([FINE, [unseen(2)], FINE, FINE], Then.WITHOUT, (2,)),  # node 1 sees node 0, and not node 2
+        ([[unseen(1, 2)], [unseen(0, looked=3)], [unseen(0)], [unseen(0)]], Then.WITHOUT, (0,)),
+        ([[GONE, unreached(3)], [GONE, unreached(3)], [GONE, unreached(3)], [GONE]], Then.WITHOUT, (3,)),
+        ([[GONE], [GONE], [GONE], [GONE, unreached(0, 1, 2)]], Then.WITHOUT, (3,)),
+        ([[BROKEN], [BROKEN], FINE, FINE], Then.WITHOUT, (0, 1)),
+        ([[BROKEN], [BROKEN], [BROKEN], FINE], Then.FAIL, (0, 1, 2)),  # two are needed
+        ([[FULL]] * 4, Then.FAIL, (0, 1, 2, 3)),
+    ],
+)
+def test_the_bad_node_is_found(reports: list[Any], then: Then, lost: tuple[int, ...]) -> None:
+    verdict = decide(NODES, dict(enumerate(reports)), least=2, scheduler="slurm", silent="says nothing")
+    assert (verdict.then, verdict.lost) == (then, lost)
+    assert [name for name, _ in verdict.bad] == [f"node{number}" for number in lost]
+
+
+@pytest.mark.parametrize(
+    ("reports", "scheduler", "cause", "code"),
+    [
+        (
+            [FINE, [FULL], FINE, FINE], "slurm",
+            "preflight: node1: /tmp is full. Resume the run with cluster.exclude=node1, or give it spare nodes "
+            "(min_nodes less than nodes)", 1,
+        ),
+        (
+            [FINE, [FULL], None, FINE], "pbs",
+            "preflight: node1: /tmp is full; node2: says nothing. Give the run spare nodes (min_nodes less than "
+            "nodes), which it then does without", 1,
+        ),
+        ([[FULL]] * 4, "slurm", "preflight: all 4 nodes fail: /tmp is full", errors.NO_RETRY),
+        ([None] * 4, "slurm", "preflight: all 4 nodes fail: says nothing", 1),  # whatever it is may pass
+        (
+            [[GONE]] * 4, "slurm", "preflight: 4 of 4 nodes lost the others, and nothing tells whose fault it is: "
+            "Connection closed by peer", 1,
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_told_when_too_few_are_left(reports: list[Any], scheduler: str, cause: str, code: int) -> None:
+    verdict = decide(NODES, dict(enumerate(reports)), least=4, scheduler=scheduler, silent="says nothing")
+    assert (verdict.then, verdict.cause, verdict.exit_code) == (Then.FAIL, cause, code)
+
+
+def test_of_a_single_node_nobody_else_is_advised() -> None:
+    verdict = decide(NODES[:1], {0: [FULL]}, least=1, scheduler="slurm", silent="")
+    assert (verdict.then, verdict.cause, verdict.exit_code) == (Then.FAIL, "preflight: node0: /tmp is full", 1)
+
+
+def test_warnings_are_kept() -> None:
+    verdict = decide(NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", silent="")
+    assert verdict.warnings == (("node1", "its clock is off"),)
+
+
+def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
+    members = [Member(index, index // 2, f"host{index // 2}", 1) for index in range(4)]
+    nodes = nodes_of(members, lambda indices: "one")
+    assert nodes == [
+        Node("host0 (node 0)", "host0", (0, 1), (0, 1)), Node("host1 (node 1)", "host1", (2, 3), (2, 3))
+    ]  # fmt: skip
+    verdict = decide(nodes, {0: FINE, 1: FINE, 2: FINE, 3: [BROKEN]}, least=2, scheduler="slurm", silent="")
+    assert (verdict.then, verdict.lost) == (Then.WITHOUT, (2, 3))
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    import json
+    from dataclasses import asdict
+
+    verdict = Verdict(Then.WITHOUT, (("a", "b"),), (3,), (("c", "d"), ("e", "f")), "g", 93)
+    assert verdict_of(json.dumps(asdict(verdict)).encode()) == verdict
+
+
+# -- the checks
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "words", "symptom"),
+    [
+        (Problem("odd", Level.WARNING), Level.WARNING, "odd", False),
+        (RuntimeError("[/x.cc:1] Connection closed by peer [127.0.0.1]:1"), Level.FAILED, None, True),
+        (RuntimeError("Timed out after 30 s"), Level.FAILED, None, True),
+        (RuntimeError("CUDA error: ECC error\nand more"), Level.FAILED, "CUDA error: ECC error", False),
+        (KeyError(), Level.FAILED, "KeyError", False),
+    ],
+)  # fmt: skip
+def test_any_error_is_the_outcome_of_a_check(error: Exception, level: Level, words: str | None, symptom: bool) -> None:
+    def look() -> str:
+        raise error
+
+    found = check("device", look)
+    assert (found.level, found.symptom) == (level, symptom)
+    assert words is None or found.words == words
+    assert found.ms >= 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "there", "fine"),
+    [
+        ({"gpus_per_node": 8}, 8, True),
+        ({"gpus_per_node": 8}, 7, False),
+        ({"gpus_per_node": 8}, 0, False),
+        ({"gpus_per_node": 8, "launch": "tasks"}, 1, True),  # a rank may see its own alone
+        ({"gpus_per_node": 8, "launch": "tasks"}, 0, False),
+        ({"gpus_per_node": 8, "device": "cpu"}, 0, True),
+        ({"gpus_per_node": 0}, 0, True),
+        ({"gpus_per_node": 0, "device": "cuda"}, 0, False),
+    ],
+)
+def test_missing_gpus_are_seen(keys: dict[str, Any], there: int, fine: bool) -> None:
+    with contextlib.nullcontext() if fine else pytest.raises(Problem, match=f"torch sees {there} GPUs"):
+        checks.require_devices(bare_plan(**keys), there)
+
+
+def test_a_device_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.compute(torch.device("cpu")) == "cpu"
+    matmul = torch.Tensor.__matmul__
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda a, b: matmul(a, b) + (a.dtype is torch.float32) * torch.eye(checks.SIDE)
+    )
+    with pytest.raises(Problem, match=f"computes wrong: {checks.SIDE} of {checks.SIDE**2} elements"):
+        checks.compute(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "level"),
+    [
+        (MIB * 5000, 10**6, None),
+        (MIB * 5000, -1, None),  # not counted there
+        (MIB * 100, 10**6, Level.WARNING),
+        (MIB, 10**6, Level.FAILED),
+        (MIB * 5000, 0, Level.FAILED),
+    ],
+)
+def test_little_space_is_told_and_none_fails(free: int, files: int, level: Level | None) -> None:
+    def look() -> str:
+        return checks.judge_space("runs_dir", "/runs", free, files, checks.LEAST, checks.ENOUGH)
+
+    if level is None:
+        assert look() == "/runs has 5,000 MiB free"
+        return
+    with pytest.raises(Problem) as problem:
+        look()
+    assert problem.value.level is level
+    assert "set runs_dir to another file system" in str(problem.value)
+
+
+def test_a_folder_that_is_yet_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    assert checks.space("it", tmp_path / "a" / "b", 1, 1).startswith(f"{tmp_path} has ")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(Problem, match="file is no folder: set it to one"):
+        checks.space("it", tmp_path / "file" / "b", 1, 1)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Any:
+    """A file system of 64 KiB that is full."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    with contextlib.suppress(OSError):
+        (folder / "file").write_bytes(bytes(1 << 20))
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_file_system_is_seen(full: Path) -> None:
+    with pytest.raises(Problem, match=r"cannot be written to \(its file system is full\): set it to a folder that can"):
+        checks.space("it", full, 1, 1)
+
+
+def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher import checkpoints
+
+    plan = bare_plan(checkpoint_dir=str(tmp_path))
+    assert " has " in checks.checkpoint_space(plan)
+    manifest = checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
+    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: iter([(tmp_path, manifest)]))
+    with pytest.raises(Problem, match="less than 1024P"):
+        checks.checkpoint_space(plan)
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(Problem, match="none is not there"):
+        checks.temporary(1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert str(tmp_path) in checks.temporary(0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "words"),
+    [(1000, 0o600, ""), (65534, 0o600, "belongs to user 65534"), (1000, 0o666, "has mode 666")],
+)
+def test_a_file_must_be_its_writers_own(owner: int, mode: int, words: str) -> None:
+    with pytest.raises(Problem, match=words) if words else contextlib.nullcontext():
+        checks.judge_owner(Path("/runs/x"), owner, 1000, mode)
+
+
+def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "preflight"
+    checks.write_mine(folder, 0, "zero")
+    assert (folder / "member-0").stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
+    timer = threading.Timer(0.2, lambda: checks.write_mine(folder, 1, "one"))
+    timer.start()
+    assert checks.see(folder, {0: "zero", 1: "one"}, patience=30) == "2 files of other nodes seen"
+    with pytest.raises(Problem, match="does not show what other nodes write") as problem:
+        checks.see(folder, {0: "zero", 1: "another", 2: "two"}, patience=0.1)
+    assert (problem.value.accused, problem.value.looked) == ((1, 2), 3)
+    (tmp_path / "file").touch()
+    with pytest.raises(Problem, match="cannot be written to"):
+        checks.write_mine(tmp_path / "file" / "preflight", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "ahead", "error"),
+    [
+        ([(10.0, 10.5)], [10.25], 0.0, 0.25),
+        ([(10.0, 12.0), (20.0, 20.002)], [41.0, 50.001], -30.0, 0.001),  # the shortest exchange tells most
+        ([(105.0, 105.2)], [100.0], 5.1, 0.1),
+    ],
+)
+def test_the_offset_of_a_clock(mine: Any, theirs: list[float], ahead: float, error: float) -> None:
+    assert together.offset(mine, theirs) == pytest.approx((ahead, error))
+
+
+def test_clocks_that_differ_are_a_warning() -> None:
+    assert together.judge_clock(0.9, 0.1) == "its clock is 0.900 s ahead of the first node's (± 0.100 s)"
+    assert "0.900 s behind" in together.judge_clock(-0.9, 0.1)
+    assert together.judge_clock(1.4, 0.5)
+    for ahead in (1.2, -100.0):
+        with pytest.raises(Problem, match="have the nodes' clocks synchronised") as problem:
+            together.judge_clock(ahead, 0.1)
+        assert problem.value.level is Level.WARNING
+
+
+def test_clocks_are_compared_over_the_store() -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
+    told: list[str] = []
+    threads = [
+        threading.Thread(target=lambda place=place: told.append(together.clock(clients[place], place == 0, 4)))
+        for place in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 4, "one of them has found that this machine's clock differs from itself"
+
+
+def test_doors_that_do_not_open_are_accused() -> None:
+    server, told = together.door("lo")
+    closed, address = together.door("no such interface" * 3)
+    closed.close()
+    assert together.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
+    with pytest.raises(Problem, match="node2 and 1 more cannot be reached") as problem:
+        together.reach({1: told, 2: address, 3: ""}, {1: "node1", 2: "node2", 3: "node3"})
+    assert (problem.value.accused, problem.value.looked) == ((2, 3), 3)
+    server.close()
+
+
+def reduce(config: str, env: Env) -> dict[str, Any]:
+    """The all_reduce of a preflight, in which rank 1 sends or receives something wrong."""
+    whole = dist.all_reduce
+
+    def damaged(tensor: torch.Tensor) -> None:
+        if config == "sends":
+            tensor[env.rank] += 1
+        whole(tensor)
+        if config == "receives":
+            tensor[0] += 1
+
+    if env.rank == 1:
+        dist.all_reduce = damaged
+    found = check("all_reduce", lambda: together.reduce(env.rank, env.world_size, env.device))
+    return {"level": found.level.value, "accused": found.accused}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("nothing", [("fine", ())] * 3),
+        ("sends", [("failed", (1,))] * 3),
+        ("receives", [("fine", ()), ("failed", (0,)), ("fine", ())]),
+    ],
+)
+def test_a_wrong_element_tells_whose_it_is(config: str, expected: list[Any]) -> None:
+    results = [result.metrics for result in run_ranks(reduce, config, 3)]
+    assert [(result["level"], result["accused"]) for result in results] == expected
+
+
+# -- all of it, with agents that are processes
+
+
+def fine(index: int) -> None:
+    pass
+
+
+def computes_wrong(index: int) -> None:
+    def wrong(where: torch.device) -> str:
+        raise Problem("cuda:3 computes wrong")
+
+    if index == 1:
+        checks.compute = wrong
+
+
+def hangs(index: int) -> None:
+    preflight.ALONE = 8.0
+    if index == 1:
+        checks.compute = lambda where: str(time.sleep(600))
+
+
+def dies(index: int) -> None:
+    if index == 0:
+        checks.compute = lambda where: str(os.kill(os.getpid(), signal.SIGKILL))
+
+
+def is_stopped(index: int) -> None:
+    preflight.ALONE, preflight.SLACK, preflight_process.FILE = 8.0, 1.0, 1.0
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def has_a_folder_of_its_own(index: int) -> None:
+    checks.SEEN = 0.5
+    whole = checks.write_mine
+    if index == 1:
+        checks.see = lambda folder, texts, patience: _see(folder.parent, texts, 0.1)
+        checks.write_mine = lambda folder, mine, text: whole(folder, mine, text + "!")
+
+
+_see = checks.see
+
+
+def breaks_in_the_all_reduce(index: int) -> None:
+    preflight.TOGETHER = 26.0
+
+    def broken(*_: object) -> str:
+        raise RuntimeError("unhandled system error")
+
+    if index == 1:
+        together.reduce = broken
+
+
+def is_behind_a_wall(index: int) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("timed out connecting")
+
+    together.join = lost
+    if index == 1:
+        server = socket.create_server(("127.0.0.1", 0))
+        told = f"127.0.0.1 {server.getsockname()[1]}"
+        server.close()
+        together.door = lambda interface: (server, told)
+
+
+def loses_each_other(index: int) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("timed out connecting")
+
+    together.join = lost
+
+
+def is_off(index: int) -> None:
+    judge = together.judge_clock
+    if index == 1:
+        together.judge_clock = lambda ahead, error: judge(7.0, 0.1)
+
+
+def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, prepare: Callable[[int], None],
+           pipe: Connection) -> None:  # fmt: skip
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    forever = timedelta(seconds=60)
+    if index == 0:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=forever)
+        pipe.send(store.port)
+    else:
+        store = TCPStore("localhost", pipe.recv(), is_master=False, wait_for_workers=False, timeout=forever)
+    pipe.send("there")
+    pipe.recv()
+    prepare(index)
+    events: dict[str, Any] = {}
+    verdict = Preflight(
+        plan, runs.Attempt(runs.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
+        Meeting(store, "localhost", store.port, tuple(members), "lo"), index,
+        least=plan.min_nodes, name=lambda indices: f"node{indices[0]}", round_number=0,
+    ).run()  # fmt: skip
+    pipe.send((verdict, events))
+    pipe.recv()
+
+
+def agents(
+    prepare: Callable[[int], None], folder: Path, *, nodes: int = 3, ranks: int = 2, least: int = 2
+) -> list[Any]:
+    """The verdict and the events of each agent; None of one that does not end."""
+    plan = bare_plan(
+        nodes=nodes, min_nodes=least, procs_per_node=ranks, run_dir=str(folder), checkpoint_dir=str(folder / "c"),
+        backend="gloo", device="cpu",
+    )  # fmt: skip
+    (folder / "attempts" / "0").mkdir(parents=True)
+    members = [Member(number, number, f"host{number}", ranks) for number in range(nodes)]
+    pipes, processes = [], []
+    for index in range(nodes):
+        ours, theirs = _context.Pipe()
+        process = _context.Process(target=_agent, args=(index, members, plan, folder, prepare, theirs))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        port = pipes[0].recv()
+        for pipe in pipes[1:]:
+            pipe.send(port)
+        for pipe in pipes:
+            assert pipe.recv() == "there"
+        for pipe in pipes:
+            pipe.send("go")
+        answers = [pipe.recv() if prepare is not is_stopped or index != 1 else None for index, pipe in enumerate(pipes)]
+        for pipe in pipes:
+            pipe.send("end")
+        return answers
+    finally:
+        for process in processes:
+            process.join(0.1 if prepare is is_stopped else 20)
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "then", "lost", "words"),
+    [
+        (fine, Then.GO, (), ""),
+        (computes_wrong, Then.WITHOUT, (1,), "cuda:3 computes wrong"),
+        (hangs, Then.WITHOUT, (1,), "said nothing within 8 s"),
+        (dies, Then.WITHOUT, (0,), "was killed by SIGKILL"),
+        (is_stopped, Then.WITHOUT, (1,), "said nothing within 8 s"),
+        (has_a_folder_of_its_own, Then.WITHOUT, (1,), "is it on a file system that all nodes share?"),
+        (breaks_in_the_all_reduce, Then.WITHOUT, (1,), "unhandled system error"),
+        (is_behind_a_wall, Then.WITHOUT, (1,), "is there a firewall between the nodes"),
+        (loses_each_other, Then.FAIL, (), ""),
+    ],
+)
+def test_all_agents_hear_the_same_verdict(
+    prepare: Callable[[int], None], then: Then, lost: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    answers = [answer for answer in agents(prepare, tmp_path) if answer is not None]
+    verdicts = [verdict for verdict, _ in answers]
+    assert len({repr(verdict) for verdict in verdicts}) == 1
+    assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
+    assert all(words in text for _, text in verdicts[0].bad)
+    told = answers[0][1]["preflighted"]
+    assert (told["then"], told["nodes"], len(told["bad"])) == (then.value, 3, len(lost))
+    assert not any("preflighted" in events for _, events in answers[1:])
+
+
+def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
+    answers = agents(is_off, tmp_path, nodes=2, least=2)
+    assert [verdict.then for verdict, _ in answers] == [Then.GO, Then.GO]
+    assert answers[0][0].warnings[0][0] == "node1"
+    for index, (_, events) in enumerate(answers):
+        event = events["preflight"]
+        assert (event["host"], event["fine"]) == (f"host{index}", True)
+        names = [each["name"] for each in event["checks"]]
+        assert sorted(names) == sorted(
+            ["device", "device", "space", "space", "space", "run_dir", "all_reduce", "all_reduce", "clock"]
+        )
+        assert all(each["ms"] >= 0 and each["words"] for each in event["checks"])
+
+
+def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store does not answer any more, and nobody waits for ever."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    mine = TCPStore("localhost", store.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    monkeypatch.setattr(preflight, "ALONE", 0.5)
+    monkeypatch.setattr(preflight, "TOGETHER", 0.5)
+    monkeypatch.setattr(Preflight, "_fork", lambda self: None)
+    members = tuple(Member(index, index, f"host{index}", 1) for index in range(2))
+    verdict = Preflight(
+        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        Meeting(mine, "localhost", store.port, members, None), 1,
+        least=1, name=lambda indices: f"node{indices[0]}", round_number=0,
+    ).run()  # fmt: skip
+    assert (verdict.then, verdict.lost) == (Then.WITHOUT, (0,))
+    assert "does not answer" in verdict.bad[0][1]
