@@ -23,7 +23,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, and {sys.executable} is {v.major}.{v.minor}: use make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
-	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test,optuna]"
 	@touch $@
 
 demo: $(READY)
@@ -48,6 +48,7 @@ chaos: $(READY)
 	$(RUN) -m tests.chaos.harness --faults 100 --backend local
 	@bash tests/setup_debian.sh
 	$(RUN) -m tests.chaos.harness --faults 100 --backend slurm
+	for backend in local slurm pbs; do $(RUN) -m tests.chaos.sweep_submitter --kills 30 --backend $$backend || exit 1; done
 
 bench: $(READY)
 	$(RUN) -m benchmarks

@@ -3,7 +3,8 @@
     python -m benchmarks.stop
 
 4 ranks take steps of 5 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
-`Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns.
+`Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns. So they
+do with the marks alone by which a slow rank is found (`launcher.node.pace`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
-from launcher.node import Env
+from launcher.node import Env, pulse
+from launcher.node.pace import Pace
 from launcher.node.settings import Settings
 from workloads.resumable import Resumable
 
@@ -33,6 +35,7 @@ def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[f
     resumable = Resumable(
         env, state=dict, position=dict, identity={}, run=Settings(checkpoint_dir=Path(folder, "it"), every=1e9)
     )
+    pace: Pace[float] = Pace(env.device, pulse.Pulse(1).slot(0))
     done = 0
     gradients = torch.zeros(16384)
 
@@ -52,8 +55,15 @@ def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[f
             done += 1
             resumable.boundary(done)
 
+    def with_marks() -> None:
+        for _ in range(steps):
+            step()
+            pace.computed()
+            pace.begin()
+
+    contestants = {"without": without, "with": with_them, "marks": with_marks}
     seconds = interleaved(
-        {"without": lambda: slowest(without) / steps, "with": lambda: slowest(with_them) / steps}, repeats, warmup=2
+        {name: lambda turn=turn: slowest(turn) / steps for name, turn in contestants.items()}, repeats, warmup=2
     )
     resumable.close()
     return seconds
@@ -69,7 +79,13 @@ def results(world_size: int = 4, steps: int = 100, repeats: int = 31) -> list[Re
             median_ratio(seconds, "with", "without"),
             TARGET,
             f"{times} ms a step, median of {repeats} rounds of {steps} steps",
-        )
+        ),
+        Result(
+            f"step of 5 ms with marks of its pace / without, {world_size} ranks",
+            median_ratio(seconds, "marks", "without"),
+            TARGET,
+            f"{statistics.median(seconds['marks']) * 1e3:.3f} ms a step",
+        ),
     ]
 
 

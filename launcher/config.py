@@ -63,6 +63,13 @@ class Sync(Enum):
     manual = "manual"  # one all_reduce per bucket, written out
 
 
+class MatrixOf(Enum):
+    """Between whom a matrix of links is measured."""
+
+    nodes = "nodes"  # all pairs of nodes, by the first rank of each
+    ranks = "ranks"  # all pairs of ranks
+
+
 class Precision(Enum):
     """Arithmetic of the forward and backward pass."""
 
@@ -174,6 +181,18 @@ class Train:
 
     invariant: bool = False  # bitwise the same weights at any world size, from logical micro-batches
     micro_batches: int = 8  # logical micro-batches of a global batch, with invariant: the most ranks that share it
+    straggler_factor: float = 1.5  # a rank that needs this many times the others' time for a step is named
+    straggler_time: str = "1m"  # when it has done so for this time
+
+
+@dataclass
+class Sweep:
+    """A multirun (-m): many runs, its points, that differ in some keys."""
+
+    id: str | None = None  # name of the sweep; empty: made from the command, so that the same one continues it
+    parallelism: int | None = None  # points that may run at once; empty: as many as the site lets, one on this machine
+    objective: Any = None  # metric (or a list) by which points are compared, and that a search such as Optuna's gets
+    best_is: BestIs = BestIs.max  # which value of the (first) metric is the best: max or min
 
 
 @dataclass
@@ -192,10 +211,20 @@ class Workload:
 class P2P(Workload):
     """Point-to-point transfers between ranks, every received value verified."""
 
-    patterns: list[str] = field(default_factory=lambda: ["send", "isend", "batched", "ring"])  # which ones, in order
-    size: str = "1M"  # bytes of one message, with a unit (`64K`, `1M`)
+    pattern: Any = "all"  # `all`, one, or a list: workload.pattern=[pingpong,bandwidth,matrix]
+    sizes: Any = "1K:1M:32"  # bytes of one message: a size (`1M`), a sweep MIN:MAX:STEP, or a list of them
     dtype: str = "float32"  # float32, float16, bfloat16, float64, int32, int64 or int8
-    iterations: int = 5  # transfers per pattern, each verified
+    pair: list[int] | None = None  # two ranks for pingpong and bandwidth; empty: the first of the first and last node
+    window: int = 64  # messages on their way at once (bandwidth, bidirectional, matrix)
+    iterations: int = 5  # timed runs per size; pairs do ten times as many up to 8 KiB
+    warmup: int = 1  # runs per size before the clock starts
+    budget: str | None = None  # time per size (`500ms`, `2s`) instead of iterations
+    matrix: MatrixOf = MatrixOf.nodes  # nodes (one rank of each) or ranks: whose pairs the matrix has
+    slow: float = 0.7  # a pair of the matrix is slow with less than this part of the median bandwidth
+    slow_latency: float = 3.0  # or with more than this many times the median latency
+    fail_on_slow: bool = False  # whether a slow pair fails the run
+    baseline: str | None = None  # results to compare with; the run's `baseline`
+    tolerance: float = 0.2  # the part of their speed that may be lost; the run's `tolerance`
 
 
 @dataclass
@@ -203,11 +232,18 @@ class Collective(Workload):
     """Collective operations, every result verified against its definition."""
 
     op: Any = "all"  # `all`, one operation, or a list: workload.op=[all_reduce,broadcast]
-    size: str = "1M"  # bytes of one rank's buffer, with a unit
+    sizes: Any = "1M"  # bytes: a size, a sweep MIN:MAX:STEP (`8:1G:2`, `4M:64M:4M`), or a list of them
     dtype: str = "float32"  # as for p2p
-    groups: list[str] = field(default_factory=lambda: ["world"])  # world, node (ranks of a node), stride (one per node)
-    iterations: int = 5  # runs per operation, each verified
-    warmup: int = 1  # runs before the clock starts
+    redop: str = "sum"  # how reductions combine: sum, prod, min, max or avg
+    root: int = 0  # the rank, counted within its group, that broadcasts, reduces, gathers and scatters
+    place: str = "both"  # both, out (separate buffers) or in (the result where the data was)
+    async_op: bool = False  # start operations with async_op=True, and wait for them
+    groups: Any = field(default_factory=lambda: ["world"])  # world, node, stride (one rank per node), ranks (`0-1/2-3`)
+    iterations: int = 5  # timed runs per size; the first and the last are verified
+    warmup: int = 1  # runs per size before the clock starts
+    budget: str | None = None  # time per size (`500ms`, `2s`) instead of iterations
+    baseline: str | None = None  # results to compare with; the run's `baseline`
+    tolerance: float = 0.2  # the part of their speed that may be lost; the run's `tolerance`
 
 
 @dataclass
@@ -259,12 +295,13 @@ class FSDPLm(Workload):
 class Config:
     """The root: what one run asks for."""
 
-    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm, fsdp_lm
+    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept
     resume: Resume = field(default_factory=Resume)  # how a run goes on after an attempt that ended early
     train: Train = field(default_factory=Train)  # what all trainings have in common
+    sweep: Sweep = field(default_factory=Sweep)  # multiruns
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
     nodes: int = 1  # number of nodes
@@ -275,6 +312,9 @@ class Config:
     mem: str | None = None  # memory per node, with a unit (`16G`); empty: the site's default
     time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
     seed: int = 0  # seed of everything random
+    baseline: str | None = None  # a run to compare p2p and collective with: its id, directory, or results.json
+    tolerance: float = 0.2  # the part of the baseline's speed that may be lost before the run fails
     runs_dir: str = MISSING  # where run directories are kept; must be seen by all nodes
+    preflight: bool = False  # check devices, clocks, folders and an all_reduce on every node before the ranks start
     dry_run: bool = False  # show the plan and the script, do nothing
     wait: bool | None = None  # stay until the run ends; empty: yes for local and allocation, else no

@@ -76,7 +76,7 @@ class Live:
         open_end = story.ended is None or story.ended > 128
         if open_end and (job is None or job.state is JobState.GONE):
             try:
-                job = scheduler.ended(story.job_id) or job
+                job = self.ended(plan, story.job_id) or job
             except QueryError as error:
                 return None, str(error), False
             if job is not None:
@@ -84,6 +84,14 @@ class Live:
         if job is None:
             return None, "", True
         return job.state, job.word + (f" ({job.reason})" if job.reason else ""), True
+
+    def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
+        """What the plan's scheduler remembers of a job that is over.
+
+        Raises:
+            QueryError: it does not answer.
+        """
+        return queries(plan).ended(job_id)
 
     def _ask(self, plan: JobPlan) -> dict[str, SchedulerJob] | str:
         """All jobs that the plan's scheduler knows, or why it does not answer."""

@@ -133,6 +133,9 @@ class JobPlan:
     best_is: str = BestIs.max.value
     background: bool = True
     verify: bool = True
+    preflight: bool = False
+    straggler_factor: float = 1.5
+    straggler_time: int = 60  # seconds
     starter: str | None = None  # srun, pbsdsh, mpiexec, or none: processes of this machine
 
     @property
@@ -156,8 +159,8 @@ class JobPlan:
 
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
-    """The plan as plain JSON types."""
-    return dataclasses.asdict(plan)
+    """The plan as plain JSON types, which it shares with the plan."""
+    return {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
 
 
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
@@ -242,6 +245,9 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         **_resume(config, site.run_dir),
+        preflight=config.preflight,
+        straggler_factor=_more_than("train.straggler_factor", config.train.straggler_factor, 1),
+        straggler_time=_parsed("train.straggler_time", config.train.straggler_time, parse_time),
         starter=site.starter or _starter(cluster),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
@@ -315,6 +321,12 @@ def _at_least(key: str, value: int, least: int) -> int:
     return value
 
 
+def _more_than(key: str, value: float, bound: float) -> float:
+    if not bound < value < float("inf"):
+        raise ConfigError(f"{key}={value:g}: it must be more than {bound:g}")
+    return value
+
+
 def _parsed(key: str, value: str, parser: Any) -> int:
     try:
         return int(parser(value))
@@ -330,6 +342,8 @@ def check_name(key: str, value: str) -> str:
     """
     if key == "run_id" and value == "latest":
         raise ConfigError("run_id=latest is the launcher's name for the newest run: choose another")
+    if key in ("run_id", "sweep.id") and value.isdecimal():
+        raise ConfigError(f"{key}={value}: numbers are the names of points of a sweep: begin it with a letter")
     if not NAME.fullmatch(value) or len(value) > LONGEST_NAME:
         raise ConfigError(
             f"{key}={value!r} cannot be a job's name: use up to {LONGEST_NAME} letters, digits and _ - + . "

@@ -65,32 +65,38 @@ def qsub_option(letter: str, value: Any) -> str:
     return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
 
 
-def directives(plan: JobPlan, token: str, array: str | None = None) -> list[str]:
+def directives(plan: JobPlan, token: str, array: str | None = None, elements: Path | None = None) -> list[str]:
     """The options of a plan's script, as they stand in it behind #SBATCH or #PBS.
 
     Raises:
         ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
     """
+    folder = None if elements is None else str(elements.parent)
     if plan.scheduler == Scheduler.slurm.value:
-        return [sbatch_option(name, value) for name, value in sbatch.directives(plan, token, array).items()]
+        return [sbatch_option(name, value) for name, value in sbatch.directives(plan, token, array, folder).items()]
     if plan.scheduler == Scheduler.pbs.value:
-        return [qsub_option(letter, value) for letter, value in qsub.options(qsub.of_plan(plan, token, array))]
+        return [qsub_option(letter, value) for letter, value in qsub.options(qsub.of_plan(plan, token, array, folder))]
     return []
 
 
-def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
-    """The whole script of one run, or of an array of runs whose directories are numbered folders of the plan's.
+def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> str:
+    """The whole script of one run, or of an array of runs whose directories are folders in the plan's.
 
     Args:
         plan: the run.
         token: the job's comment, by which submission finds it again.
         array: indices and throttle in Slurm's words (`0-14%4`).
+        elements: for an array: a file with the names of those folders, one a line; elements print to beside it.
     """
+    assert (array is None) == (elements is None)
     return template(TEMPLATES[plan.scheduler]).render(
         plan=plan,
         version=__version__,
-        directives=[Raw(line) for line in directives(plan, token, array)],
+        directives=[Raw(line) for line in directives(plan, token, array, elements)],
         array=array,
+        elements=elements,
+        arrays=elements and elements.parent,
+        checkpoints=_checkpoints(plan),
         setup=[Raw(line) for line in plan.setup],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
         start=_start(plan),
@@ -102,6 +108,12 @@ def script(plan: JobPlan, *, token: str, array: str | None = None) -> str:
         lease_look=LEASE_LOOK,
         umask=Raw(f"{plan.umask:03o}"),
     )
+
+
+def _checkpoints(plan: JobPlan) -> Raw:
+    """The folder of checkpoints; of an element of an array it is in its own directory."""
+    own = f"{plan.run_dir}/checkpoints"
+    return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint_dir == own else Raw(quote(plan.checkpoint_dir))
 
 
 def _start(plan: JobPlan) -> Raw:

@@ -15,6 +15,8 @@
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
       attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
+      attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
+      attempts/N/preflight/ member-I: that the others see it
       attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
 
@@ -38,6 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, RunError, near
 
+_END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
+_LOCKED: set[Path] = set()  # folders in which this process alone submits
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -59,8 +64,16 @@ class Run:
     path: Path
 
     @property
+    def is_point(self) -> bool:
+        """Whether it is a point of a sweep, or an element of a run's array: their names are numbers."""
+        return self.path.name.isdecimal() and any(
+            (self.path.parent / name).exists() for name in ("sweep.json", "submitit")
+        )
+
+    @property
     def id(self) -> str:
-        return self.path.name
+        """Its name; a point's has its sweep's in front (`lr-3f9c/7`)."""
+        return f"{self.path.parent.name}/{self.path.name}" if self.is_point else self.path.name
 
     @property
     def submitit_folder(self) -> Path:
@@ -76,15 +89,17 @@ class Run:
             ConfigError: it cannot be made (`runs_dir` is not writable), or is there already.
             RunError: it was left incomplete, and others can write to it.
         """
-        folders = (path, path / "submitit", path / "attempts")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if os.path.lexists(path):
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
                 names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
                 if not {name for name in names if not name.startswith(".record.json.")} <= {"submitit", "attempts"}:
-                    raise ConfigError(f"{path} is there already: choose another run_id")
+                    raise ConfigError(f"{path} is there already: choose another run_id") from None
                 require_private(path)
-            for folder in folders:
+            for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -97,11 +112,17 @@ class Run:
         """Whether its record is there; nothing is submitted before."""
         return (self.path / "record.json").exists()
 
-    def write_record(self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """The record: the plan, the resolved config, and facts about the submitting machine."""
+    def write_record(
+        self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
+    ) -> None:
+        """The record: the plan, the resolved config, and facts about the submitting machine.
+
+        Without `sync`, for one of many runs, nobody waits for the disk, nor for line breaks (ten times as long).
+        """
         from launcher.plan import as_dict
 
-        self._write("record.json", json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1))
+        text = json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1 if sync else None)
+        write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
         """Makes a file whose being there is all that it says (`cancelled`)."""
@@ -111,6 +132,10 @@ class Run:
         """Keeps the record, and removes what would keep the run from going on, the lease of a dead job included."""
         number = len(list(self.path.glob("record-*.json")))
         self._write(f"record-{number}.json", (self.path / "record.json").read_text())
+        self.clear_marks()
+
+    def clear_marks(self) -> None:
+        """Removes what would keep the run from going on, the lease of a dead job included."""
         for name in ("stop", "cancelled", "over", "lease"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -129,16 +154,14 @@ class Run:
     def write_result(self, metrics: Mapping[str, Any]) -> None:
         self._write("result.json", json.dumps(metrics, indent=1))
 
-    def journal(self, event: str, **values: Any) -> None:
+    def journal(self, event: str, *, sync: bool = True, **values: Any) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
-        append(self.path / "journal.jsonl", event, sync=True, **values)
+        append(self.path / "journal.jsonl", event, sync=sync, **values)
 
     @contextlib.contextmanager
     def only_submitter(self) -> Iterator[None]:
-        """Keeps other processes from submitting this run meanwhile (fcntl locks work on NFS as well)."""
-        with open(os.open(self.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            with contextlib.suppress(OSError):  # a file system without locks; the token still finds a job that is there
-                fcntl.lockf(file, fcntl.LOCK_EX)
+        """Keeps other processes from submitting this run meanwhile."""
+        with only_submitter(self.path):
             yield
 
     def link(self, index: Path) -> None:
@@ -151,14 +174,7 @@ class Run:
                 _relink(folder / "latest", self.path)
 
     def _write(self, name: str, text: str) -> Path:
-        """Whole or not at all: a reader never sees half a file."""
-        path, temporary = self.path / name, self.path / f".{name}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        return path
+        return write(self.path / name, text)
 
     # -- what everybody reads
 
@@ -198,7 +214,13 @@ class Run:
             return None
 
     def journal_events(self) -> list[dict[str, Any]]:
-        return list(read_events(self.path / "journal.jsonl"))
+        """What the submitter did; of a point also what it did with the whole sweep."""
+        own = list(read_events(self.path / "journal.jsonl"))
+        if not self.is_point:
+            return own
+        from launcher.sweeps import submitted_with
+
+        return sorted([*submitted_with(self), *own], key=lambda event: float(event["time"]))
 
     def attempts(self) -> list[Attempt]:
         """All attempts, in order."""
@@ -272,6 +294,11 @@ class Attempt:
         ]
         return sorted(events, key=lambda event: event.get("time", 0.0))
 
+    def paces(self) -> list[dict[str, Any]]:
+        """How fast ranks were: the events `pace` of all agents by time, of long files the last ones."""
+        events = [event for path in sorted((self.path / "pace").glob("*.jsonl")) for event in read_events(path, _END)]
+        return sorted(events, key=lambda event: event.get("time", 0.0))
+
 
 def require_private(folder: Path) -> None:
     """Refuses a folder in which somebody else could have put what is to be unpickled.
@@ -284,6 +311,44 @@ def require_private(folder: Path) -> None:
         raise RunError(f"{folder} belongs to user {status.st_uid}, not to you: it is not used")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RunError(f"others can write to {folder}: it is not used; `chmod 700 {folder}` after a look into it")
+
+
+@contextlib.contextmanager
+def only_submitter(folder: Path) -> Iterator[None]:
+    """Keeps other processes from submitting what is in this folder meanwhile.
+
+    An sbatch or qsub inherits the lock (`command.hand_over`): when its submitter is killed, the next one waits until
+    it has come to its end as well, and then there is a job to be found or there is none. (flock works on NFS as well.)
+    Whoever has the lock may ask for it once more.
+    """
+    if folder in _LOCKED:
+        yield
+        return
+    with open(os.open(folder / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        os.set_inheritable(file.fileno(), True)
+        with contextlib.suppress(OSError):  # a file system without locks; the token still finds a job that is there
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        _LOCKED.add(folder)
+        try:
+            yield
+        finally:
+            _LOCKED.discard(folder)
+
+
+def write(path: Path, text: str, *, sync: bool = True) -> Path:
+    """Writes a file whole or not at all: a reader never sees half of it. Returns its path."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    return path
 
 
 def _relink(link: Path, target: Path) -> None:
@@ -299,8 +364,11 @@ def _relink(link: Path, target: Path) -> None:
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
     """Adds one event, in a single write, so that a reader sees it whole or not yet."""
     line = json.dumps({"time": round(time.time(), 3), "event": event, **values}) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
+        size = os.fstat(descriptor).st_size if sync else 0
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
+            line = "\n" + line
         os.write(descriptor, line.encode())
         if sync:
             os.fsync(descriptor)
@@ -308,10 +376,18 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
         os.close(descriptor)
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of one file; a last line that is still being written is left out."""
+def read_events(path: Path, end: int | None = None) -> Iterator[dict[str, Any]]:
+    """The events of one file; a last line that is still being written is left out.
+
+    Args:
+        path: the file; there may be none.
+        end: read only so many bytes at its end.
+    """
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        with open(path, "rb") as file:
+            if end is not None:  # what is left of the line in which that begins is no JSON
+                file.seek(max(0, os.fstat(file.fileno()).st_size - end))
+            lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return
     for line in lines:
@@ -324,38 +400,57 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
-    """All runs, newest first."""
+    """All runs, newest first, without the points of sweeps."""
+    return [Run(path) for path in folders_with(runs_dir, "record.json")]
+
+
+def folders_with(folder: Path, name: str) -> list[Path]:
+    """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first."""
     try:
-        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir() and entry.name != "latest"]
+        entries = [entry for entry in os.scandir(folder) if entry.is_dir() and entry.name != "latest"]
     except FileNotFoundError:
         return []
     paths = [Path(entry.path).resolve() for entry in entries if not entry.name.startswith(".")]
-    found = [(path.stat().st_ctime, path) for path in paths if (path / "record.json").exists()]
-    return [Run(path) for _, path in sorted(found, reverse=True)]
+    found = [(path.stat().st_ctime, path) for path in paths if (path / name).exists()]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def find(name: str, runs_dir: Path) -> Run:
-    """The run meant by an id, a unique beginning of one, `latest`, or the path of its directory.
+    """The run meant by an id, a unique beginning of one, `latest`, the path of its directory, or SWEEP/POINT.
 
     Raises:
         RunError: none fits, or several do.
     """
+    sweep, slash, point = name.rpartition("/")
+    if slash and point.isdecimal() and not Path(name).expanduser().exists():
+        from launcher import sweeps  # they are found in the same ways
+
+        found = sweeps.find(sweep, runs_dir)
+        sweeps.require_known([int(point)], found, len(found.manifest().points))
+        return found.run(int(point))
+    return Run(find_folder(name, runs_dir, "record.json", "run"))
+
+
+def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
+    """The folder of a run or a sweep, which has a file `record`; see `find`."""
     if "/" in name:
         path = Path(name).expanduser().resolve()
-        if (path / "record.json").exists():
-            return Run(path)
-        raise RunError(f"{path} is not a run: it has no record.json")
+        if (path / record).exists():
+            return path
+        raise RunError(f"{path} is not a {what}: it has no {record}")
     if name == "latest":
         link = runs_dir / "latest"
-        if not (link / "record.json").exists():
-            raise RunError(f"there is no latest run in {runs_dir}")
-        return Run(link.resolve())
-    if (runs_dir / name / "record.json").exists():
-        return Run((runs_dir / name).resolve())
-    runs = all_runs(runs_dir)
-    matches = [run for run in runs if run.id.startswith(name)]
+        if not (link / record).exists():
+            raise RunError(f"there is no latest {what} in {runs_dir}")
+        return link.resolve()
+    if (runs_dir / name / record).exists():
+        return (runs_dir / name).resolve()
+    if (runs_dir / name).is_dir() and what == "run" and (runs_dir / name / "sweep.json").exists():
+        raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
+    paths = folders_with(runs_dir, record)
+    matches = [path for path in paths if path.name.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise RunError(f"{name!r} fits {len(matches)} runs: {', '.join(run.id for run in matches[:5])}")
-    raise RunError(f"no run {name!r} in {runs_dir}.{near(name, (run.id for run in runs))}")
+        raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(path.name for path in matches[:5])}")
+    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, (path.name for path in paths))}")

@@ -32,10 +32,11 @@ from launcher.backends.successor import submit_after
 from launcher.config import Config, ResumeHow, Scheduler
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.held import Held, allocation
+from launcher.inputs import Inputs
 from launcher.live import Live, look, read
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
-from launcher.runs import Run, new_id
+from launcher.runs import Run, find, new_id
 from launcher.state import RunState
 
 if TYPE_CHECKING:
@@ -60,37 +61,78 @@ class Submitted:
     again: bool = False
 
 
-def prepare(config: Config, environ: Mapping[str, str] = os.environ) -> Prepared:
+def prepare(config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None) -> Prepared:
     """Plans and checks; nothing is written and nothing submitted.
+
+    Args:
+        config: the config.
+        environ: of this process.
+        run_id: of a run that is there already, which may be a point of a sweep; None: the config's, or a new one.
 
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
-    held = _held(environ) if config.cluster.scheduler is Scheduler.allocation else None
+    held = held_by(config, environ)
     check_name("name", config.name)
-    run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
-    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    if run_id is None:
+        run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
+    plan, notes = planned(config, site_of(config, run_id, held), Inputs())
+    notes += admitted(plan, config, environ, held)
+    # Made of the id, so that a second submission of it looks for the same job.
+    token = token_of(plan.run_dir)
+    render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
+    return Prepared(plan, token, notes)
+
+
+def token_of(folder: str) -> str:
+    """What the jobs of a run or sweep with this directory are found by."""
+    return "launcher-" + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
+
+
+def site_of(config: Config, run_id: str, held: Held | None) -> Site:
+    """What this machine adds to the config of a run with this id; a point's is SWEEP/N."""
     umask = os.umask(0o077)
     os.umask(umask)
+    run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
     starter = held.starter if held else None
-    site = Site(run_id, str(runs_dir / run_id), sys.executable, _code_root(), os.getcwd(), umask, starter)
-    config, notes = _with_data(config)
+    return Site(run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter)
+
+
+def planned(config: Config, site: Site, inputs: Inputs) -> tuple[JobPlan, tuple[str, ...]]:
+    """The plan, checked against everything but the live scheduler, and what its user should know.
+
+    Args:
+        config: the config.
+        site: what this machine adds to it.
+        inputs: finds its data; one for all points of a sweep.
+
+    Raises:
+        ConfigError: the config cannot be run; the text names the fix.
+    """
+    config, notes = inputs.into(_with_baseline(config))
     plan = make_plan(config, site)
     check.check_names(plan)
+    check.check_sweep(plan)
     check.check_batch(plan)
     check.check_limits(plan, config.cluster.limits)
+    return plan, notes
+
+
+def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Held | None) -> tuple[str, ...]:
+    """Compares a plan with the live scheduler or the allocation that is held; what its user should know.
+
+    Raises:
+        ConfigError: there is no room for it there.
+    """
     if plan.queued:
-        notes += _check_live(plan, config, environ)
-        if dropped := job_environment(environ, plan).dropped:
-            notes += (f"not handed on to the job: {', '.join(dropped)}",)
-    elif held and plan.nodes > held.nodes:
+        dropped = job_environment(environ, plan).dropped
+        notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
+        return _check_live(plan, config, environ) + notes
+    if held and plan.nodes > held.nodes:
         raise ConfigError(
             f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
         )
-    # The token is made of the id, so that a second submission of it looks for the same job.
-    token = "launcher-" + hashlib.sha256(f"{os.getuid()}:{plan.run_dir}".encode()).hexdigest()[:20]
-    render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
-    return Prepared(plan, token, notes)
+    return ()
 
 
 def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
@@ -113,11 +155,11 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
     else:  # or its submitter was killed before it had submitted anything
         _make(run, prepared, config, overrides)
     with run.only_submitter():
-        _require_same(run, plan)  # others may have been here at the same time
+        require_same(run, plan)  # others may have been here at the same time
         if job_id := read(run).job_id:
             return Submitted(run, job_id, again=True)
         try:
-            job = _start(run, plan, prepared.token, resumed)
+            job = start(run, plan, prepared.token, resumed)
         except SubmissionError as error:
             from launcher.backends.once import Refused
 
@@ -129,7 +171,7 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
                 "it if there is none"
             ) from None
-        _journal_jobs(run, plan, job.job_id, prepared.token)
+        journal_jobs(run, plan, job.job_id, prepared.token)
     with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
         run.link(default_runs_dir())
     return Submitted(run, job.job_id)
@@ -138,25 +180,25 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """The run directory with its record."""
     plan = prepared.plan
-    if problem := _problem(plan):
-        raise SubmissionError(f"nothing was submitted: {problem}")
+    require_commands(plan)
     Run.create(run.path)
     _record(run, prepared, config, overrides)
 
 
 def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    facts = {**facts_of_here(), "token": prepared.token, "overrides": list(overrides)}
+    run.write_record(prepared.plan, config, facts)
+
+
+def facts_of_here() -> dict[str, Any]:
+    """Versions, this machine, and the commit of the folder that the user works in."""
     import hydra
     import submitit
 
-    plan = prepared.plan
-
-    versions = {
+    return {
         "launcher": __version__, "python": platform.python_version(), "hydra": hydra.__version__,
-        "submitit": submitit.__version__,
+        "submitit": submitit.__version__, "host": platform.node(), "commit": _commit(os.getcwd()),
     }  # fmt: skip
-    facts = {**versions, "host": platform.node(), "commit": _commit(plan.workdir), "token": prepared.token,
-             "overrides": list(overrides)}  # fmt: skip
-    run.write_record(plan, config, facts)
 
 
 def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
@@ -176,8 +218,7 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
     from launcher.backends.once import Refused
 
     plan = prepared.plan
-    if problem := _problem(plan):
-        raise SubmissionError(f"nothing was submitted: {problem}")
+    require_commands(plan)
     with run.only_submitter():
         before, seen = run.plan(), look(run, Live())
         if (plan.entry, plan.kind) != (before.entry, before.kind):
@@ -196,15 +237,15 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         run.clear_for_resume()
         _record(run, prepared, config, overrides)
         try:
-            job = _start(run, plan, token, resumed=tried)
+            job = start(run, plan, token, resumed=tried)
         except Refused:  # the run is still what it was
             run.take_back_record()
             raise
-        _journal_jobs(run, plan, job.job_id, token)
+        journal_jobs(run, plan, job.job_id, token)
     return Submitted(run, job.job_id)
 
 
-def _journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
+def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
     """Notes the job; those of its chain are submitted first."""
     if plan.resume_how != ResumeHow.chain.value:
         run.journal("submitted", job=job_id)
@@ -219,7 +260,8 @@ def _journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
         run.journal("submitted", job=jobs[0], chain=jobs[1:])
 
 
-def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
+def start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
+    """Hands one run to its backend; `resumed`: it may have been handed over with this token already."""
     from launcher.node import payload
 
     if plan.scheduler == Scheduler.slurm.value:
@@ -235,20 +277,30 @@ def _start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
     return LocalExecutor(run, plan, token).submit(payload.run, str(run.path))
 
 
-def _problem(plan: JobPlan) -> str | None:
-    """Why this machine cannot submit the plan."""
+def require_commands(plan: JobPlan) -> None:
+    """
+    Raises:
+        SubmissionError: this machine cannot submit the plan.
+    """
+    problem = detect().problem() if plan.scheduler == Scheduler.pbs.value else None
     if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
-        return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
-    return detect().problem() if plan.scheduler == Scheduler.pbs.value else None
+        problem = "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+    if problem:
+        raise SubmissionError(f"nothing was submitted: {problem}")
 
 
-def _require_same(run: Run, plan: JobPlan) -> None:
+def require_same(run: Run, plan: JobPlan) -> None:
+    """
+    Raises:
+        ConfigError: the run that is there has another plan.
+    """
     mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.plan()))
     # Where and with which interpreter the command was typed does not make another run of it.
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in ("workdir", "umask", "python")]
     if different:
         raise ConfigError(
-            f"run_id={plan.run_id} is there already with other values of {', '.join(different)}: choose another run_id"
+            f"{plan.run_id} is there already with other values of {', '.join(different)}: choose another "
+            + ("sweep.id" if run.is_point else "run_id")
         )
 
 
@@ -259,29 +311,36 @@ def _code_root() -> str | None:
     return None if root is None else str(root)
 
 
-def _with_data(config: Config) -> tuple[Config, tuple[str, ...]]:
-    """Finds the data set or text here, where there may be an internet, and writes what was found into the config."""
-    from launcher.config import DDPMnist, FSDPLm
+def _with_baseline(config: Config) -> Config:
+    """Finds the results to compare with, and writes their path into the config."""
+    from launcher.config import P2P, Collective
 
-    if isinstance(config.workload, FSDPLm):
-        from launcher import texts
+    if config.baseline is None:
+        return config
+    from workloads import results  # for a comparison only
 
-        text = texts.find(config.workload.text)
-        texts.check(config.workload, text, config.train.invariant)
-        language_model = dataclasses.replace(config.workload, text=text.name)
-        return dataclasses.replace(config, workload=language_model), (f"text: {text.name}, {text.length:,} bytes",)
-    if not isinstance(config.workload, DDPMnist):
-        return config, ()
-    from launcher import datasets
-
-    folder = config.workload.data_dir
+    workload = config.workload
+    if not isinstance(workload, (Collective, P2P)):
+        raise ConfigError(
+            f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
+            "(python -m launcher report compares runs of every kind)"
+        )
+    path = Path(config.baseline).expanduser().absolute()
+    if not path.is_file():
+        try:
+            path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path / results.JSON
+        except RunError as error:
+            raise ConfigError(f"baseline={config.baseline}: {error}") from None
     try:
-        found = datasets.find(config.workload.dataset, None if folder is None else Path(folder))
-    except datasets.DatasetError as error:
-        raise ConfigError(f"workload.dataset={config.workload.dataset}: {error}") from None
-    workload = dataclasses.replace(config.workload, dataset=found.name, data_dir=str(found.dir))
-    note = f"data set: {found.name}, {found.how}"
-    return dataclasses.replace(config, workload=workload), (note,)
+        measured = results.read(path)
+    except ValueError as error:
+        raise ConfigError(f"baseline={config.baseline}: {error}") from None
+    kind = type(workload).__name__.lower()
+    if measured.workload != kind:
+        raise ConfigError(
+            f"baseline={config.baseline} is a run of workload={measured.workload}: choose one of workload={kind}"
+        )
+    return dataclasses.replace(config, workload=dataclasses.replace(workload, baseline=str(path)))
 
 
 def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -307,7 +366,14 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tu
     return ()
 
 
-def _held(environ: Mapping[str, str]) -> Held:
+def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
+    """The allocation that the shell is in, for a cluster that uses it.
+
+    Raises:
+        ConfigError: it is in none.
+    """
+    if config.cluster.scheduler is not Scheduler.allocation:
+        return None
     found = allocation(environ)
     if found is None:
         raise ConfigError(

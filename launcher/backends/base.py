@@ -58,6 +58,12 @@ class Queries(Protocol):
     def cancel(self, job_id: str) -> None:
         """Asks the scheduler to end a job; one that has ended already is no error."""
 
+    def max_array_size(self, queue: str | None) -> int | None:
+        """Most elements of one array (in this PBS queue); None: no limit, or an unknown one."""
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many elements of an array may run at once."""
+
 
 def parts(count: int, most: int | None) -> list[range]:
     """The indices of `count` elements, in arrays of at most `most`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from launcher.backends.base import QueryError
 
@@ -33,3 +34,26 @@ def ask(
     if done.returncode not in good:
         raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
     return done
+
+
+def hand_over(
+    command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
+) -> subprocess.CompletedProcess[str]:
+    """Runs what hands a job over. It inherits the lock of `runs.only_submitter`, and so holds it until its own end.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds that it may take.
+        environment: its environment.
+        text: its standard input; None: nothing.
+        umask: its umask; -1: ours.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        TimeoutExpired: it takes too long.
+    """
+    stdin: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
+    return subprocess.run(
+        command, **stdin, capture_output=True, text=True, errors="replace", timeout=timeout, umask=umask,
+        env=environment, close_fds=False, check=False,
+    )  # fmt: skip

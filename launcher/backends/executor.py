@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,8 @@ from launcher import render
 from launcher.backends.base import parts
 from launcher.backends.once import submit_once
 from launcher.errors import SubmissionError
-from launcher.live import read
 from launcher.plan import JobPlan
-from launcher.runs import Run
+from launcher.runs import Run, write
 
 
 @contextlib.contextmanager
@@ -37,13 +37,14 @@ def private_files() -> Iterator[None]:
 class RunExecutor(core.PicklingExecutor):
     """A submitit executor for the resources of one plan.
 
-    `submit(fn, ...)` runs fn in every task that the plan starts (in every agent, or in every rank with launch=tasks);
-    `map_array(fn, ...)` makes an array whose elements have directories of their own, numbered from 0.
+    `submit(fn, ...)` runs fn in every task that the plan starts (in every agent, or in every rank with launch=tasks).
+    `map_array(fn, ...)` makes an array; its elements have run directories of their own, folders in the plan's.
     """
 
     def __init__(
-        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *, resumed: bool = False
-    ) -> None:
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *,
+        resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             run: the run's directory, which is there already.
@@ -51,9 +52,13 @@ class RunExecutor(core.PicklingExecutor):
             token: what the job is found by, if nobody hears whether it was submitted.
             throttle: elements of an array that may run at once.
             resumed: an earlier process may have submitted this token already, so look before sending.
+            elements: the runs that are the elements of an array; None: they are made, numbered from 0.
+            submitting: is called just before the scheduler gets the job; None: the run's journal is told.
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
+        self._elements = elements
+        self._submitting = submitting or (lambda: run.journal("submitting", token=token))
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
@@ -77,7 +82,11 @@ class RunExecutor(core.PicklingExecutor):
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
         """The id of the one job there is in the end; it may also be known from what the job itself has written."""
-        return submit_once(send, lambda: read(self.run).job_id or find(), before=self._resumed)
+        return submit_once(send, lambda: self._known() or find(), before=self._resumed)
+
+    def _known(self) -> str | None:
+        """The job's id, if it has begun."""
+        return begun_job(self.run) if self._elements is None else begun(self._elements)
 
     def _element_id(self, job_id: str, index: int) -> str:
         return f"{job_id}_{index}"
@@ -89,18 +98,19 @@ class RunExecutor(core.PicklingExecutor):
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        if len(delayed_submissions) == 1:
+        if len(delayed_submissions) == 1 and self._elements is None:
             self._dump(delayed_submissions[0], self.run)
             return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
-        for index, delayed in enumerate(delayed_submissions):
-            element = Run(self.run.path / str(index))
+        elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
+        for element, delayed in zip(elements, delayed_submissions, strict=True):
             if not element.path.exists():
                 Run.create(element.path)
             self._dump(delayed, element)
         jobs: list[core.Job[Any]] = []
-        for part in parts(len(delayed_submissions), self._largest_array()):
+        for part in parts(len(elements), None if self._elements else self._largest_array()):
+            token = f"{self.token}-{part[0]}" if part[0] else self.token
             try:
-                jobs += self._submit_part(part, f"{self.token}-{part[0]}" if part[0] else self.token)
+                jobs += self._submit_part(elements[part.start : part.stop], token)
             except SubmissionError as error:
                 if not jobs:
                     raise
@@ -109,19 +119,21 @@ class RunExecutor(core.PicklingExecutor):
                 ) from None
         return jobs
 
-    def _submit_part(self, part: range, token: str) -> list[core.Job[Any]]:
+    def _submit_part(self, elements: Sequence[Run], token: str) -> list[core.Job[Any]]:
         """Submits elements of an array; one alone becomes a plain job, for PBS has no arrays of one."""
-        if len(part) == 1:
-            element = Run(self.run.path / str(part[0]))
-            plan = dataclasses.replace(self.plan, run_dir=str(element.path))
-            return [self._submit(element, render.script(plan, token=token), token)]
-        array = f"{part[0]}-{part[-1]}" + (f"%{self.throttle}" if self.throttle else "")
+        if len(elements) == 1:
+            plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
+            return [self._submit(elements[0], render.script(plan, token=token), token)]
+        array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
+        folder = self.run.path / "arrays"
         with private_files():
-            path = self.run.write_script(render.script(self.plan, token=token, array=array))
-        job_id, tasks = self._send(path, token), range(self._num_tasks())
+            folder.mkdir(exist_ok=True)
+            names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
+            script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
+        job_id, tasks = self._send(script, token), range(self._num_tasks())
         return [
-            self.job_class(self.run.path / str(index) / "submitit", self._element_id(job_id, index), tasks)
-            for index in part
+            self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
+            for index, element in enumerate(elements)
         ]
 
     def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
@@ -133,3 +145,20 @@ class RunExecutor(core.PicklingExecutor):
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)
         with private_files():
             delayed.dump(run.submitit_folder / "payload.pkl")
+
+
+def begun_job(run: Run) -> str | None:
+    """The id of a job that has begun the run, and of which its journal does not know that it was submitted."""
+    journal = run.journal_events()
+    known = {job for each in journal if each["event"] == "submitted" for job in (each["job"], *each.get("chain", ()))}
+    for attempt in reversed(run.attempts()):
+        started = next((event for event in attempt.events() if event["event"] == "started"), None)
+        if started and started["job"] not in known:
+            return str(started["job"])
+    return None
+
+
+def begun(elements: Sequence[Run]) -> str | None:
+    """The id of an array of which one of these elements has begun, without the number of the element; as above."""
+    jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
+    return next((job.rpartition("_")[0] for job in jobs), None)

@@ -55,7 +55,7 @@ class LocalExecutor(RunExecutor):
     def _send(self, script: Path, token: str) -> str:
         job_id = f"local-{token}"
         environment, run = job_environment(os.environ, self.plan).environment, Run(script.parent)
-        run.journal("submitting", token=token)
+        self._submitting()
         output = os.open(run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(output, "wb") as log:
             process = subprocess.Popen(

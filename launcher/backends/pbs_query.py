@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.command import ask
+from launcher.backends.command import ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.check import Queue
 from launcher.units import parse_size, parse_time
@@ -142,11 +142,8 @@ class PBS:
             NoAnswer: nobody heard whether it took the job.
         """
         try:
-            done = subprocess.run(
-                ["qsub", *arguments, script], capture_output=True, text=True, errors="replace", timeout=self.timeout,
-                **({"stdin": subprocess.DEVNULL} if text is None else {"input": text}),
-                env={name: value for name, value in environment.items() if name != "PBS_DPREFIX"}, check=False,
-            )  # fmt: skip
+            kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
+            done = hand_over(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
         except FileNotFoundError:
             raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
@@ -168,6 +165,16 @@ class PBS:
     def cancel(self, job_id: str) -> None:
         """Asks PBS to end a job; one that has ended already is no error."""
         self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many subjobs of an array may run at once.
+
+        Raises:
+            QueryError: PBS does not answer, or refuses.
+        """
+        match = re.fullmatch(r"(\d+)(?:\[\])?(\..*)?", job_id)
+        array = f"{match[1]}[]{match[2] or ''}" if match else job_id
+        self.run("qalter", "-W", f"max_run_subjobs={most}", array)
 
     def queues(self) -> list[Queue]:
         """All queues that take jobs from users."""

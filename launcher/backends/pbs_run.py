@@ -27,8 +27,9 @@ class PBSRunExecutor(RunExecutor):
     def _send(self, script: Path, token: str) -> str:
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
-            Run(script.parent).write_environment(exports(job_environment(os.environ, self.plan).environment))
-            self.run.journal("submitting", token=token)
+            folder = script.parent if self._elements is None and script.parent.name != "arrays" else self.run.path
+            Run(folder).write_environment(exports(job_environment(os.environ, self.plan).environment))
+            self._submitting()
             return self._pbs.submit(str(script), os.environ, "-f")
 
         return self._once(send, lambda: self._pbs.find(token, self.plan.name))

@@ -132,13 +132,14 @@ def check_folder(path: str) -> None:
         raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
 
 
-def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
+def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
     """The request of a run.
 
     Args:
         plan: the run.
         token: what the job is found by later.
         array: indices and throttle of an array.
+        folder: where what it prints goes; None: the run's directory.
 
     Raises:
         ConfigError: a resource cannot be written into a select statement.
@@ -150,7 +151,7 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None) -> Request:
     return Request(
         name=plan.name,
         select=select(plan.nodes, {**ours, **plan.chunk}),
-        output=f"{plan.run_dir}/^array_index^/" if array else f"{plan.run_dir}/",
+        output=f"{folder or plan.run_dir}/",
         token=token,
         place=plan.place or place(plan.nodes),
         walltime=plan.time,

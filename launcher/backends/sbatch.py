@@ -32,18 +32,19 @@ TAKEN = {
 }
 
 
-def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str, Any]:
+def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
     """Options of sbatch in the order of the script; True stands for an option without a value.
 
     Args:
         plan: the run.
         token: what the job is found by later; it becomes the job's comment.
         array: indices and throttle of an array.
+        folder: where what it prints goes; None: the run's directory.
 
     Raises:
         ConfigError: an extra option of the profile collides with a key of the launcher.
     """
-    run_dir = plan.run_dir.replace("%", "%%")  # man sbatch, filename pattern
+    pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     ours: dict[str, Any] = {
         "job-name": plan.name,
         "comment": token,
@@ -61,7 +62,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None) -> dict[str,
         "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
         "time": format_time(plan.time),
         "array": array,
-        "output": f"{run_dir}/%a/output-%A_%a.log" if array else f"{run_dir}/output-%j.log",
+        "output": f"{pattern}/output-%A_%a.log" if array else f"{pattern}/output-%j.log",
         "open-mode": "append",
         # Whatever the site's default is: what is preempted, or loses a node, goes on.
         "requeue": True if plan.resume_how != ResumeHow.never.value else None,

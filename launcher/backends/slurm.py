@@ -63,7 +63,10 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     def _send(self, script: Path, token: str) -> str:
         def send() -> str:
-            self.run.journal("submitting", token=token)
+            self._submitting()
             return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment)
 
         return self._once(send, lambda: self._slurm.find(token, self.plan.name))
+
+    def _largest_array(self) -> int | None:
+        return self._slurm.max_array_size()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.command import ask
+from launcher.backends.command import ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.check import NodeGroup, Partition
 from launcher.units import parse_time
@@ -102,12 +102,12 @@ class Slurm:
         return job_id
 
     def find(self, token: str, name: str) -> str | None:
-        """The id of the job that carries this token as its comment; its name is not looked at.
+        """The id of the job or array that carries this token as its comment; its name is not looked at.
 
         Raises:
             QueryError: Slurm did not answer, so nobody can tell.
         """
-        return next((job.id for job in self.jobs().values() if job.comment == token), None)
+        return next((job.id.partition("_")[0] for job in self.jobs().values() if job.comment == token), None)
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Hands a script to sbatch and returns the id of its job.
@@ -123,9 +123,7 @@ class Slurm:
         """
         command = ["sbatch", "--parsable", *arguments, script]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=self.timeout, umask=0o077, env=environment, check=False
-            )
+            done = hand_over(command, timeout=self.timeout, environment=environment, umask=0o077)
         except FileNotFoundError:
             raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
@@ -137,6 +135,19 @@ class Slurm:
             raise NoAnswer(words)
         # fatal: sbatch gave up before it asked anybody (no configuration, for one).
         raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+
+    def max_array_size(self, queue: str | None = None) -> int | None:
+        """Most elements of one array: their numbers are below MaxArraySize (man slurm.conf); None: unknown."""
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
+        return int(match[1]) if match else None
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many elements of an array may run at once.
+
+        Raises:
+            QueryError: Slurm does not answer, or refuses.
+        """
+        self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
     def word(self, job_id: str) -> tuple[str, str]:
         """State and reason of one job that is not over, in Slurm's words."""

@@ -24,7 +24,9 @@ COMMANDS = {
     "cancel": "End runs.",
     "resume": "Start a run again that is over, at the same size or another one.",
     "wait": "Wait for a run and exit with its code.",
+    "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
+    "report": "One HTML page about a run, or several side by side.",
     "data": "Data sets: which are here, and how to get one.",
 }
 PROGRAM = "python -m launcher"

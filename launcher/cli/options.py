@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launcher.runs import Run
+    from launcher.sweeps import Sweep
 
 RUN = "id, unique beginning of one, `latest`, or directory"
+EITHER = f"of a run, a sweep, or a sweep's point (SWEEP/7): {RUN}"
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:
@@ -36,3 +38,42 @@ def find(name: str, runs_dir: Path | None) -> Run:
     from launcher.paths import default_runs_dir
 
     return runs.find(name, runs_dir or default_runs_dir())
+
+
+def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
+    """The sweep meant by `name`; see `sweeps.find`."""
+    from launcher import sweeps  # not for --help
+    from launcher.paths import default_runs_dir
+
+    return sweeps.find(name, runs_dir or default_runs_dir())
+
+
+def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
+    """The run, the point or the sweep meant by `name`.
+
+    Raises:
+        RunError: none fits, or several do.
+    """
+    from launcher import runs, sweeps  # not for --help
+    from launcher.errors import RunError, near
+    from launcher.paths import default_runs_dir
+
+    folder = runs_dir or default_runs_dir()
+    if "/" in name or name == "latest" or (folder / name / "record.json").exists():
+        try:
+            return runs.find(name, folder)
+        except RunError as error:
+            try:
+                return sweeps.find(name, folder)
+            except RunError:
+                raise error from None
+    if (folder / name / sweeps.RECORD).exists():
+        return sweeps.find(name, folder)
+    known: list[Run | Sweep] = [*runs.all_runs(folder), *sweeps.all_sweeps(folder)]
+    matches = [each for each in known if each.id.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        some = ", ".join(each.id for each in matches[:5])
+        raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {some}")
+    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, (each.id for each in known))}")

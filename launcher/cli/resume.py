@@ -46,10 +46,10 @@ def run(arguments: Namespace) -> int:
     _go_to(found)
     schema.register()
     try:
-        config = submit.compose_run([*overrides, f"run_id={found.id}", f"runs_dir={_quoted(str(found.path.parent))}"])
+        config = submit.compose_run([*overrides, *_place(found)])
         assert config is not None  # only settings of Hydra's own need more, and there are none
         typed: Any = submit.typed(config)
-        prepared = prepare(typed)
+        prepared = prepare(typed, run_id=found.id)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(submit.explain(error, overrides)) from None
     if typed.dry_run:
@@ -59,6 +59,15 @@ def run(arguments: Namespace) -> int:
     for _ in tails.new(last=True):  # what earlier attempts have printed
         pass
     return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, tails)
+
+
+def _place(run: Run) -> list[str]:
+    """The overrides by which a run is found; the id of a sweep's point is none that a config may have."""
+    from launcher.sweeps import sweep_of
+
+    sweep = sweep_of(run)
+    runs_dir = f"runs_dir={_quoted(str((sweep or run).path.parent))}"
+    return [runs_dir] if sweep else [f"run_id={run.id}", runs_dir]
 
 
 def _go_to(run: Run) -> None:

@@ -82,6 +82,7 @@ def _sections() -> list[tuple[str, type]]:
         ("checkpoint.", config.Checkpoint),
         ("resume.", config.Resume),
         ("train.", config.Train),
+        ("sweep.", config.Sweep),
         *(("workload.", kind) for kind in WORKLOADS.values()),
     ]
 
@@ -107,6 +108,7 @@ def keys_help(width: int = 79) -> str:
     lines += table("checkpoint.KEY: when a training saves", keys_of(config.Checkpoint))
     lines += table("resume.KEY: how a run goes on", keys_of(config.Resume))
     lines += table("train.KEY: all trainings", keys_of(config.Train))
+    lines += table("sweep.KEY: multiruns (-m)", keys_of(config.Sweep))
     for name, kind in WORKLOADS.items():
         lines += table(f"workload.KEY with workload={name}", keys_of(kind))
     return "\n".join(lines)

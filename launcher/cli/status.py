@@ -6,45 +6,58 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.cli.options import EITHER, add_runs_dir, find_either
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
 
     from launcher.live import Seen
     from launcher.runs import Run
+    from launcher.sweeps import Sweep
 
 RECENT = 20  # runs shown without --all
+COLUMNS = (
+    "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "elapsed", "reason", "cause",
+    "directory",
+)  # fmt: skip
 SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="RUN", nargs="*", help=RUN)
+    parser.add_argument("names", metavar="RUN", nargs="*", help=EITHER)
     parser.add_argument("--all", action="store_true", dest="everything", help=f"all runs, not only the newest {RECENT}")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """State of the newest runs, or of the RUNs named, with one question to the scheduler for all."""
+    """State of the newest runs and sweeps, or of the RUNs named, with one question to the scheduler for all."""
     from launcher.paths import default_runs_dir  # not for --help
-    from launcher.runs import all_runs
+    from launcher.sweeps import Sweep
 
-    names, runs_dir = arguments.names, arguments.runs_dir
-    folder = runs_dir or default_runs_dir()
-    found = [find(name, runs_dir) for name in names] or all_runs(folder)
+    names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
+    found = [find_either(name, folder) for name in names] or _newest(folder)
     shown = found if arguments.everything or names else found[:RECENT]
-    seen = _look_at(shown, strict=bool(arguments.names))
+    runs = [each for each in shown if not isinstance(each, Sweep)]
+    sweeps = [each for each in shown if isinstance(each, Sweep)]
+    if sweeps and names and not runs and len(sweeps) == 1:
+        from launcher.cli import sweep_status
+
+        return sweep_status.show(sweeps[0], everything=arguments.everything, as_json=arguments.as_json)
+    seen = {each.run.path: each for each in _look_at(runs, strict=bool(names))}
+    rows = {path: _row(each) for path, each in seen.items()} | _sweep_rows(sweeps)
+    lines = [rows[each.path] for each in shown if each.path in rows]
     if arguments.as_json:
         import json
 
-        print(json.dumps([_row(each) for each in seen], indent=1))
+        print(json.dumps(lines, indent=1))
         return 0
-    if not seen:
+    if not lines:
         print(f"no runs in {folder}")
         return 0
-    _print_table([_row(each) for each in seen])
-    for each in seen if names else []:
+    _print_table(lines)
+    for each in seen.values() if names else []:
         if each.story.attempt:
             from launcher.cli.text import print_columns
 
@@ -52,9 +65,37 @@ def run(arguments: Namespace) -> int:
             print_columns(_attempts(each.run))
         if why := _remark(each):
             print(f"\n{each.run.id}: {why}")
+        for line in _health(each):
+            print(f"{each.run.id}: {line}")
     if len(shown) < len(found):
         print(f"... and {len(found) - len(shown)} older ones; --all shows them")
     return 0
+
+
+def _newest(folder: Path) -> list[Run | Sweep]:
+    """All runs and sweeps, newest first."""
+    from launcher.runs import all_runs
+    from launcher.sweeps import all_sweeps
+
+    found: list[Run | Sweep] = [*all_runs(folder), *all_sweeps(folder)]
+    return sorted(found, key=lambda each: each.path.stat().st_ctime, reverse=True)
+
+
+def _sweep_rows(sweeps: list[Sweep]) -> dict[Path, dict[str, Any]]:
+    """Sweeps like runs: `3/15 done` is their state."""
+    if not sweeps:
+        return {}
+    from launcher.sweep_live import SweepLive, counts, look_at
+
+    live, rows = SweepLive(), {}
+    for each in sweeps:
+        number = counts(look_at(each, live))
+        failed = f", {number['failed']} failed" if "failed" in number else ""
+        rows[each.path] = {
+            **dict.fromkeys(COLUMNS), "run": each.id, "points": number, "directory": str(each.path),
+            "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}",
+        }  # fmt: skip
+    return rows
 
 
 def _look_at(shown: list[Run], *, strict: bool) -> list[Seen]:
@@ -90,6 +131,18 @@ def _remark(seen: Seen) -> str | None:
     return _cause(seen) if seen.state.over else seen.word or None
 
 
+def _health(seen: Seen) -> list[str]:
+    """What the preflight of the last attempt has found, and ranks that are slower than the others."""
+    from launcher.health import preflights, stragglers
+
+    attempts = seen.run.attempts()
+    if not attempts:
+        return []
+    plan, over = seen.plan, seen.state.over
+    slow = stragglers(attempts[-1].paces(), plan.straggler_factor, plan.straggler_time, over=over)
+    return preflights(seen.story.events) + [each.words for each in slow if over or each.until is None]
+
+
 def _cause(seen: Seen) -> str | None:
     from launcher.cli.text import cause
 
@@ -103,7 +156,7 @@ def _row(seen: Seen) -> dict[str, Any]:
         elapsed = int((last["time"] if seen.state.over else time.time()) - first["time"])
     return {
         "run": seen.run.id,
-        "state": seen.state.value,
+        "state": _state(seen),
         "job": seen.story.job_id,
         "cluster": seen.plan.cluster,
         "nodes": seen.plan.nodes,
@@ -116,6 +169,14 @@ def _row(seen: Seen) -> dict[str, Any]:
         "cause": None if seen.state.value in ("done", "queued", "running") else _cause(seen),
         "directory": str(seen.run.path),
     }
+
+
+def _state(seen: Seen) -> str:
+    if seen.state.value != "unconfirmed" or not seen.run.is_point:
+        return seen.state.value
+    from launcher.sweep_live import not_begun
+
+    return not_begun(seen.run) or seen.state.value
 
 
 def _short_job(job_id: str) -> str:
@@ -153,7 +214,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             row["run"],
             row["state"],
             _short_job(row["job"] or "-"),
-            str(row["nodes"]),
+            str(row["nodes"] or "-"),
             "-" if row["step"] is None else f"{row['step']}/{row['steps']}",
             "-" if row["elapsed"] is None else format_time(row["elapsed"]),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # flags and Hydra's own settings among the arguments
+OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
 DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
@@ -64,9 +66,11 @@ def _hydra_main(arguments: list[str]) -> int:
     """The same through Hydra's own command line, so that all its flags work."""
     import hydra
 
+    from launcher.cli import multirun
     from launcher.cli.text import program
 
-    codes = [0]
+    multirun.command = list(arguments)
+    codes = multirun.codes = [0]
     problems: list[LauncherError] = []
 
     @hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")
@@ -97,6 +101,9 @@ def explain(error: Exception, arguments: list[str]) -> str:
     from launcher.cli import schema
 
     text = str(error)
+    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
+    if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
+        return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
@@ -106,6 +113,8 @@ def explain(error: Exception, arguments: list[str]) -> str:
         if key.rpartition(".")[0] in schema.OPEN_KEYS:
             return f"{key} is a new key: put a + in front of it (+{key}=...)"
         return f"there is no key {key!r}.{near(key, schema.all_keys())} `python -m launcher --help` lists all"
+    if hint := _grammar(text, arguments):
+        return hint
     if match := re.search(r"missing EQUAL at '<EOF>'", text):
         word = next((word for word in arguments if "=" not in word and not word.startswith("-")), "")
         return f"{word!r} is neither a command nor KEY=VALUE"
@@ -114,6 +123,31 @@ def explain(error: Exception, arguments: list[str]) -> str:
     key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
     value = next((word for word in reversed(arguments) if key and word.startswith(f"{key}=")), key)
     return f"{value}: {first}" if value else first
+
+
+def _grammar(text: str, arguments: list[str]) -> str | None:
+    """What to write instead of a word that Hydra's grammar reads in another way than it was meant."""
+    import shlex
+
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = match.groups()
+        as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
+        return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
+    if not re.search(r"mismatched input|extraneous input|no viable alternative|token recognition", text):
+        return None
+    parser = OverridesParser.create()
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        try:
+            parser.parse_override(word)
+        except HydraException:
+            if equals and key and not word.startswith("-"):
+                quoted = shlex.quote(f'{key}="{value}"')
+                return f"{word}: the value has characters that Hydra reads in its own way; quote it: {quoted}"
+    return None
 
 
 def _run(config: DictConfig) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.cli.options import EITHER, add_runs_dir, find_either
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("name", metavar="RUN", help=EITHER)
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show what the run prints")
     add_runs_dir(parser)
 
@@ -19,6 +19,19 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Wait until RUN is over, and exit with its code: 0 if it is done, 75 if it can be resumed, 93 if a retry would
     fail too, else 1. Ctrl-C stops waiting."""
-    from launcher.cli.follow import to_the_end  # not for --help
+    from launcher.sweeps import Sweep, sweep_of  # not for --help
 
-    return to_the_end(find(arguments.name, arguments.runs_dir), foreground=False, output=not arguments.quiet)
+    found = find_either(arguments.name, arguments.runs_dir)
+    if isinstance(found, Sweep):
+        from launcher.cli import sweep_follow
+
+        return sweep_follow.to_the_end(found)
+    if sweep := sweep_of(found):
+        from launcher.cli import sweep_follow
+        from launcher.sweep_live import not_begun
+
+        if not_begun(found):
+            return sweep_follow.to_the_end(sweep, [int(found.path.name)])
+    from launcher.cli.follow import to_the_end
+
+    return to_the_end(found, foreground=False, output=not arguments.quiet)

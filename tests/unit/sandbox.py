@@ -57,7 +57,11 @@ class Sandbox:
     ) -> Outcome:
         """Renders the plan's script and runs it; the stand-in exits with `code`."""
         script = self.folder / "script.sh"
-        script.write_text(render.script(plan, token="token", array=array))
+        elements = None if array is None else self.run_dir / "arrays/token"
+        if elements is not None:
+            elements.parent.mkdir()
+            elements.write_text("".join(f"{number}\n" for number in (9, 8, 7, 3, 1)))
+        script.write_text(render.script(plan, token="token", array=array, elements=elements))
         (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
         id_of = "PBS_JOBID" if plan.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})

@@ -15,8 +15,9 @@ from launcher.check import (
     check_names,
     check_partition,
     check_queue,
+    check_sweep,
 )
-from launcher.config import P2P, Collective, DDPMnist, FSDPLm, Limits, Scheduler, Workload
+from launcher.config import P2P, Backend, Collective, DDPMnist, FSDPLm, LaunchMode, Limits, Scheduler, Workload
 from launcher.errors import ConfigError
 from tests.unit.plans import plan_of
 
@@ -229,8 +230,14 @@ def test_what_a_queue_would_not_take_is_refused(name: str | None, keys: dict[str
 @pytest.mark.parametrize(
     ("workload", "words"),
     [
-        (P2P("p", "m:f", seed=0, patterns=["sned"]), r"workload\.patterns: .*sned.*send"),
-        (P2P("p", "m:f", seed=0, size="lots"), r"workload\.size: 'lots' is not a size"),
+        (P2P("p", "m:f", seed=0, pattern=["sned"]), r"workload\.pattern: .*sned.*send"),
+        (P2P("p", "m:f", seed=0, sizes="lots"), r"workload\.sizes: 'lots' is not a size"),
+        (Collective("c", "m:f", seed=0, sizes="1G:1M:2"), r"workload\.sizes: .* over the last: write 1M:1G:2"),
+        (Collective("c", "m:f", seed=0, sizes=["1K", "0"]), r"workload\.sizes: '0' is a size of no bytes"),
+        (Collective("c", "m:f", seed=0, redop="men"), r"workload\.redop: 'men' is no redop.*Did you mean min"),
+        (Collective("c", "m:f", seed=0, place="inn"), r"workload\.place: .*Did you mean in"),
+        (Collective("c", "m:f", seed=0, budget="5"), r"workload\.budget: '5' is not a time: write it as 200ms"),
+        (Collective("c", "m:f", seed=0, groups=["0-2"]), r"workload\.groups: '0-2': there is no rank 2.*ranks 0 to 1"),
         (P2P("p", "m:f", seed=0, dtype="flaot32"), r"workload\.dtype: .*flaot32.*float32"),
         (Collective("c", "m:f", seed=0, op="all_reduc"), r"workload\.op: .*all_reduc.*all_reduce"),
         (Collective("c", "m:f", seed=0, groups=["nod"]), r"workload\.groups: .*nod.*node"),
@@ -241,10 +248,58 @@ def test_names_that_a_workload_does_not_know_are_refused(workload: Workload, wor
         check_names(plan_of(workload=workload, nodes=2))
 
 
+def collective(**keys: Any) -> Collective:
+    return Collective(**{"name": "c", "entry": "m:f", "seed": 0, **keys})
+
+
+@pytest.mark.parametrize(
+    ("workload", "keys", "words"),
+    [
+        (collective(sizes="1M:1G:2"), {"mem": "1G", "procs_per_node": 2},
+         "workload.sizes: 1G on each of procs_per_node=2 is more than mem=1G: use smaller sizes or more memory"),
+        (P2P("p", "m:f", seed=0, sizes="2G"), {"mem": "1G"}, "workload.sizes: 2G on each of procs_per_node=1 is more"),
+        (collective(iterations=0), {}, "workload.iterations=0, workload.warmup=1: at least 1 iteration"),
+        (collective(tolerance=20), {}, "tolerance=20: it is the part of a speed that may be lost, more than 0"),
+        (collective(root=2), {}, "workload.root=2: the smallest group of world has 2 ranks, so a root is 0 to 1"),
+        (collective(root=1, groups=["world", "node"]), {}, "the smallest group of node has 1 rank, so a root is 0"),
+        (collective(op="all_reduce", place="out"), {},
+         "workload.place=out: torch.distributed has all_reduce only with place=in: use that, or both"),
+        (collective(op=["all_gather", "send_recv"], place="in"), {}, "has send_recv only with place=out"),
+        (collective(op="reduce", dtype="int8", redop="avg"), {},
+         "workload.op=reduce: gloo has no reduce of int8 with redop=avg; nccl has it (workload.backend)"),
+        (collective(op="reduce_scatter", backend=Backend.mpi), {"launch": {"mode": LaunchMode.tasks}},
+         "mpi has no reduce_scatter of float32 with redop=sum; gloo, nccl have it"),
+    ],
+)  # fmt: skip
+def test_benchmarks_that_could_not_run_are_refused(workload: Workload, keys: dict[str, Any], words: str) -> None:
+    plan = plan_of(workload=workload, **{"nodes": 2, **keys})
+    check_names(plan)
+    with pytest.raises(ConfigError) as refusal:
+        check_sweep(plan)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "keys"),
+    [
+        (collective(sizes="1G"), {"mem": "1G", "gpus_per_node": 1}),  # a GPU's memory is another one
+        (collective(op="all", place="in", redop="avg", dtype="int8"), {}),  # what cannot be run is left out
+        (collective(op="reduce", dtype="int8", redop="avg"), {"gpus_per_node": 1}),
+        (collective(op="broadcast", dtype="int8", redop="avg"), {}),
+        (collective(groups="0-1/2-3", root=1), {"procs_per_node": 2}),
+    ],
+)
+def test_benchmarks_that_can_run_pass(workload: Workload, keys: dict[str, Any]) -> None:
+    plan = plan_of(workload=workload, **{"nodes": 2, **keys})
+    check_names(plan)
+    check_sweep(plan)
+
+
 @pytest.mark.parametrize("kind", [Workload, P2P, Collective, DDPMnist, FSDPLm])
 def test_the_defaults_of_every_workload_pass(kind: type[Workload]) -> None:
     plan = plan_of(workload=kind("w", "m:f", seed=0))
     check_names(plan)
+    check_sweep(plan)
     check_batch(plan)
 
 

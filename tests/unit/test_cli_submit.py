@@ -55,6 +55,8 @@ def explained(*arguments: str) -> str:
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
         (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher --help` lists all"),
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
+        (["workload=p2p", "cluster.exclude=node[3,7]"], "quote it: 'cluster.exclude=\"node[3,7]\"'"),
+        (["workload=p2p", "name=a,b"], "'name=[a,b]' for a list, 'name=\"a,b\"' for a text, or add -m for a sweep"),
         (["workload=p2p", "nodes=two"], "nodes=two: Value 'two' of type 'str' could not be converted to Integer"),
         (
             ["workload=p2p", "launch.mode=both"],

@@ -74,8 +74,10 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
     log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
     setup = (f"note() {{ {log}; }}", "note begin; sleep 0.2; note end")
     script.write_text(render.script(sandbox.plan(setup=setup), token="token"))
+    fails = {"STAND_IN_EXIT": "1"}  # what is done is not done again
     jobs = [
-        threading.Thread(target=lambda job=job: sandbox.start(script, {"SLURM_JOB_ID": str(job)})) for job in range(6)
+        threading.Thread(target=lambda job=job: sandbox.start(script, {**fails, "SLURM_JOB_ID": str(job)}))
+        for job in range(6)
     ]
     for job in jobs:
         job.start()

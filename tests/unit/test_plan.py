@@ -201,7 +201,7 @@ def test_control_characters_are_refused_in_every_text_of_a_profile(key: str) -> 
         ({"cluster": {"setup": ["ok\nok", "a\rb"]}}, "setup="),
         ({"workload": Workload("a\nb", "m:f", seed=0)}, "workload="),
         ({"workload": DDPMnist("w", "m:f", seed=0, data_dir="a\nb")}, "params.data_dir="),
-        ({"workload": P2P("w", "m:f", seed=0, patterns=["a\nb"])}, "params.patterns="),
+        ({"workload": P2P("w", "m:f", seed=0, pattern=["a\nb"])}, "params.pattern="),
         ({"workload": Collective("w", "m:f", seed=0, op={"x": ["a\nb"]})}, "params.op.x="),
     ],
 )
@@ -267,7 +267,7 @@ clusters = st.one_of(
     ),
 )
 workloads = st.one_of(
-    st.builds(P2P, st.just("p2p"), st.just("m:f"), seed=st.integers(0, 9), patterns=st.lists(words, max_size=3)),
+    st.builds(P2P, st.just("p2p"), st.just("m:f"), seed=st.integers(0, 9), pattern=st.lists(words, max_size=3)),
     st.builds(Collective, st.just("c"), st.just("m.n:f"), seed=st.just(0), op=words | st.lists(words, max_size=3)),
     st.builds(
         DDPMnist, st.just("ddp"), st.just("m:f"), seed=st.just(0), lr=st.floats(0, 10), data_dir=st.none() | words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -289,10 +290,10 @@ def test_each_key_of_a_plan_has_its_place(keys: dict[str, Any], fields: dict[str
     assert of_plan(pbs_plan(**keys), "token") == Request(**{**vars(plain), **fields})
 
 
-def test_an_array_has_a_folder_for_each_element() -> None:
+def test_an_array_prints_to_a_folder_of_its_own() -> None:
     plain = of_plan(pbs_plan(), "token")
-    assert of_plan(pbs_plan(), "token", "0-9%2") == Request(
-        **{**vars(plain), "array": "0-9%2", "output": "/runs/run-1/^array_index^/"}
+    assert of_plan(pbs_plan(), "token", "0-9%2", "/runs/arrays") == Request(
+        **{**vars(plain), "array": "0-9%2", "output": "/runs/arrays/"}
     )
 
 
@@ -410,8 +411,8 @@ def test_the_options_of_a_script_are_those_of_the_plan(text: str) -> None:
         scheduler="pbs", starter="pbsdsh", nodes=2, run_dir=f"/runs/{text}", account=text, project=text, queue="gpu",
         resources={"filesystems": "$HOME:`id`;#"}, directives={"M": [text, "b"], "h": True},
     )  # fmt: skip
-    for array in (None, "0-9%2"):
-        script = render.script(plan, token="token", array=array)
-        assert read(script) == options(of_plan(plan, "token", array))
+    for array, elements in ((None, None), ("0-9%2", Path(plan.run_dir, "arrays/token"))):
+        script = render.script(plan, token="token", array=array, elements=elements)
+        assert read(script) == options(of_plan(plan, "token", array, elements and str(elements.parent)))
         assert script.count("\n#PBS") == len(read(script))
     assert ("h", "") in read(script)

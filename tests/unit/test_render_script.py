@@ -203,12 +203,13 @@ def test_an_element_of_an_array_has_a_directory_and_a_job_of_its_own(sandbox: Sa
     outcome = sandbox.execute(
         sandbox.plan(), array="0-9", code=75, job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="3"
     )
-    element = sandbox.run_dir / "3"
+    element = sandbox.run_dir / "3"  # what line 4 of its file says
     assert outcome.code == 75
     assert outcome.environment["LAUNCHER_RUN_DIR"] == outcome.arguments[-1] == str(element)
     assert outcome.environment["LAUNCHER_JOB_ID"] == "9_3"
     assert outcome.events(run_dir=element)[0]["job"] == "9_3"
     assert os.readlink(element / "submitit/9_3_submitted.pkl") == "payload.pkl"
+    assert os.readlink(element / "output-9_3.log") == str(sandbox.run_dir / "arrays/output-9_3.log")
     assert not list((sandbox.run_dir / "attempts").iterdir())
 
 
@@ -222,10 +223,25 @@ def test_an_element_of_a_pbs_array_has_a_directory_and_a_job_of_its_own(sandbox:
     assert outcome.environment["LAUNCHER_RUN_DIR"] == outcome.arguments[-1] == str(element)
     assert outcome.environment["LAUNCHER_JOB_ID"] == "9.srv_3"
     assert os.readlink(element / "submitit/9.srv_3_submitted.pkl") == "payload.pkl"
+    assert os.readlink(element / "9[3].srv.OU") == str(sandbox.run_dir / "arrays/9[3].srv.OU")
+
+
+def test_an_element_that_its_array_does_not_have_ends(sandbox: Sandbox) -> None:
+    outcome = sandbox.execute(sandbox.plan(), array="0-9", job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="5")
+    assert outcome.code == 93
+    assert "does not find its element in" in outcome.stderr
+
+
+def test_a_run_that_is_done_is_not_done_again(sandbox: Sandbox) -> None:
+    assert sandbox.execute(sandbox.plan()).code == 0
+    again = sandbox.start(sandbox.folder / "script.sh", {"SLURM_JOB_ID": "8"})
+    assert again.code == 0
+    assert "is done already: job 8 ends" in again.stderr
+    assert [path.name for path in (sandbox.run_dir / "attempts").iterdir()] == ["0"]
 
 
 def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(scheduler="pbs", setup=("export SEEN=$FROM_SUBMITTER",)))
+    outcome = sandbox.execute(sandbox.plan(scheduler="pbs", setup=("export SEEN=$FROM_SUBMITTER",)), code=1)
     assert (outcome.environment["FROM_SUBMITTER"], outcome.environment["SEEN"]) == ("yes", "yes")
     (sandbox.run_dir / "environment.sh").unlink()
     again = sandbox.start(sandbox.folder / "script.sh", {"PBS_JOBID": "8.srv"})

@@ -107,15 +107,15 @@ def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: st
         directives(plan_of(cluster={"directives": {option: value}}), "token")
 
 
-def test_an_array_has_a_folder_for_each_element() -> None:
-    options = directives(plan_of(), "token", "0-9%2")
-    assert options == {**PLAIN, "array": "0-9%2", "output": "/runs/run-1/%a/output-%A_%a.log"}
+def test_an_array_prints_to_a_folder_of_its_own() -> None:
+    options = directives(plan_of(), "token", "0-9%2", "/runs/arrays")
+    assert options == {**PLAIN, "array": "0-9%2", "output": "/runs/arrays/output-%A_%a.log"}
 
 
 def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
     plan = bare_plan(run_dir="/100%j/x")
     assert directives(plan, "token")["output"] == "/100%%j/x/output-%j.log"
-    assert directives(plan, "token", "0-1")["output"] == "/100%%j/x/%a/output-%A_%a.log"
+    assert directives(plan, "token", "0-1", "/50%/arrays")["output"] == "/50%%/arrays/output-%A_%a.log"
 
 
 @pytest.mark.parametrize(

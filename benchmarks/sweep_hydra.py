@@ -1,0 +1,17 @@
+"""An app with the launcher's configs that does nothing: what hydra-submitit-launcher submits in `benchmarks.sweep`."""
+
+import hydra
+
+from launcher.cli import schema
+from launcher.paths import resource
+
+schema.register()
+
+
+@hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")
+def main(config: object) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Makes `hydra/sweeper=optuna` that of launcher/cli/optuna_search.py, where hydra-optuna-sweeper is installed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class OptunaSearchSweeper(Sweeper):
+    """Optuna's sweeper, which finds the trials of an earlier life again."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._search: Any = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from launcher.cli.optuna_search import OptunaSearch  # Optuna takes seconds to load
+
+        self._search = OptunaSearch(**self._settings)
+        self._search.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        return self._search.sweep(arguments)
+
+
+class OptunaSearchConfig(SearchPathPlugin):
+    """Gives the sweeper's own schema our class.
+
+    Hydra comes here when it has loaded all plug-ins. In which order it loads them depends on where they are installed,
+    and of two configs of one name the later one counts.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        theirs: Any = sys.modules.get("hydra_plugins.hydra_optuna_sweeper.config")
+        if theirs is None:
+            return
+
+        @dataclass
+        class Settings(theirs.OptunaSweeperConf):
+            _target_: str = "hydra_plugins.launcher_optuna.OptunaSearchSweeper"
+
+        ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Settings, provider="launcher")

@@ -1,0 +1,58 @@
+"""Makes Hydra's multirun (-m) a sweep of ours: `hydra/launcher=launcher` and `hydra/sweeper=launcher`, the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class PointLauncher(Launcher):
+    """Hands the points of a sweep to the cluster that their config names."""
+
+    def __init__(self, **_: Any) -> None:
+        self.multirun: Any = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from launcher.cli.multirun import Multirun  # Hydra imports this file for every command
+
+        self.multirun = Multirun(hydra_context.config_loader, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        returns: list[JobReturn] = self.multirun(job_overrides, initial_job_idx)
+        return returns
+
+
+class PointSweeper(BasicSweeper):
+    """Hydra's own grid of choices, ranges and globs, without composing each point only to see whether it can be."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        (points,) = self.split_arguments(overrides, None)
+        if not points:
+            from launcher.errors import ConfigError
+
+            empty = [str(each.input_line) for each in overrides if each.is_sweep_override() and not _has_values(each)]
+            raise ConfigError(f"{', '.join(empty)}: there is no value in it, and so there are no points")
+        return [self.launcher.launch(points, initial_job_idx=0)]
+
+
+def _has_values(override: Any) -> bool:
+    return next(override.sweep_string_iterator(), None) is not None
+
+
+_HERE = "hydra_plugins.launcher_sweep"
+_SWEEPER = {"_target_": f"{_HERE}.PointSweeper", "max_batch_size": None, "params": None}
+_STORE = ConfigStore.instance()
+_STORE.store(group="hydra/launcher", name="launcher", node={"_target_": f"{_HERE}.PointLauncher"}, provider="launcher")
+_STORE.store(group="hydra/sweeper", name="launcher", node=_SWEEPER, provider="launcher")

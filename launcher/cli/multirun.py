@@ -1,0 +1,213 @@
+"""`python -m launcher -m KEY=VALUE,VALUE ...`: what our plug-in for Hydra does with the points of a multirun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import INTERRUPTED, ConfigError, LauncherError, SubmissionError
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+    from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
+
+    from launcher.config import Config
+    from launcher.submit_sweep import PreparedSweep, SubmittedSweep, Wanted
+    from launcher.sweeps import Sweep
+
+GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not look at what comes of a point
+
+# What was typed, and the exit codes of what came of it: Hydra has no way to hand either through.
+command: list[str] = []
+codes: list[int] = []
+
+
+class Multirun:
+    """Takes points, a batch at a time: submits them, and waits where somebody wants to know what comes of them."""
+
+    def __init__(self, loader: ConfigLoader, config: DictConfig) -> None:
+        """
+        Args:
+            loader: composes configs.
+            config: what the points have in common, Hydra's own settings included.
+        """
+        from launcher.cli.composer import Composer
+
+        self._loader, self._config = loader, config
+        self._compose = Composer(self._by_hydra)
+        self._id: str | None = None  # of the sweep that a search has begun
+        self._search = None
+        if not str(config.hydra.sweeper._target_).endswith(GRIDS):
+            from launcher.cli.search import Search
+
+            self._search = Search.of(config.hydra.sweeper)
+
+    def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+        """Submits a batch.
+
+        Returns:
+            One JobReturn for each point. Its value is the objective (a list, for several) where a search wants it.
+
+        Raises:
+            LauncherError: nothing of the batch, or not all of it, was submitted; the text tells.
+        """
+        from launcher.submit_sweep import prepare_sweep, submit_sweep
+
+        prepared = prepare_sweep([self._wanted(point, first + n, batch) for n, point in enumerate(batch)], command)
+        config = next(iter(prepared.wanted.values())).config
+        for note in prepared.notes if not first else ():
+            print(f"note: {note}", file=sys.stderr)
+        if config.dry_run:
+            show(prepared)
+            return self._returns(prepared)
+        submitted = submit_sweep(prepared)
+        if self._search and submitted.left[0]:
+            raise SubmissionError(
+                f"the scheduler does not take as many jobs as the search has at once: {submitted.left[1]}\n"
+                "Repeat the command with fewer: hydra.sweeper.n_jobs"
+            )
+        if not first:
+            tell(prepared, submitted, self._search.trials if self._search else None)
+        wait = bool(submitted.local) if config.wait is None else config.wait
+        if not (wait or self._search):
+            return self._returns(prepared)
+        from launcher.cli.sweep_follow import to_the_end
+
+        code = to_the_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
+        if not self._search:
+            codes.append(code)
+        elif code == INTERRUPTED:
+            raise KeyboardInterrupt
+        elif submitted.sweep.cancelled():
+            raise LauncherError(f"{submitted.sweep.id} was cancelled")
+        return self._returns(prepared, submitted)
+
+    def sweep_of(self, overrides: Sequence[str]) -> Sweep:
+        """The sweep of a search, known from any one of its points; all points that are submitted later are in it.
+
+        Raises:
+            ConfigError: such a point cannot be composed, or planned.
+        """
+        from launcher.submit_sweep import prepare_sweep
+        from launcher.sweeps import Sweep
+
+        prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], command)
+        self._id = prepared.path.name
+        return Sweep(prepared.path)
+
+    def _wanted(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> Wanted:
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        from launcher import sweeps
+        from launcher.cli.submit import explain
+        from launcher.submit_sweep import Wanted
+
+        try:
+            composed = self._compose(overrides, number)
+        except (HydraException, OmegaConfBaseException, LauncherError) as error:
+            words = str(error) if isinstance(error, LauncherError) else explain(error, list(overrides))
+            label = sweeps.label(overrides, sweeps.differing(batch))
+            raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {words}") from None
+        return Wanted(tuple(overrides), self._settled(composed.config), composed.resolved)
+
+    def _settled(self, config: Config) -> Config:
+        return self._search.settle(config, command, self._id) if self._search else config
+
+    def _by_hydra(self, overrides: Sequence[str], number: int) -> DictConfig:
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import open_dict
+
+        config = self._loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = f"point-{number}", number
+            HydraConfig.instance().set_config(config)  # what ${hydra:...} refers to
+            del config["hydra"]
+        return config
+
+    def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
+        """What Hydra is told: that all is done, or, for a search, what came of each point."""
+        from hydra.core.utils import JobReturn, JobStatus
+
+        from launcher.live import Live, look
+
+        overrides = {index: list(prepared.wanted[index].overrides) for index in prepared.asked}
+        if not (self._search and submitted):
+            return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.asked]
+        from launcher.cli.search import returned
+
+        self._id, live = submitted.sweep.id, Live()
+        seen = {index: look(submitted.sweep.run(index), live) for index in overrides}
+        return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.asked]
+
+
+def show(prepared: PreparedSweep) -> None:
+    """For a dry run: each array, its points, and its script."""
+    from launcher import grouping, render, sweeps
+    from launcher.submit_sweep import token_of
+
+    keys = sweeps.differing(prepared.manifest.points)
+    queued = [len(members) for plan, members in prepared.groups if plan.queued]
+    throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
+    print(f"sweep      {prepared.path.name}: {_count(len(prepared.wanted), 'point')}")
+    print(f"directory  {prepared.path}")
+    for plan, members in prepared.groups:
+        most = next(throttles) if plan.queued else None
+        print(f"\n# {_count(len(members), 'point')} on {plan.cluster}: {sweeps.to_ranges(members)}")
+        for index in members[:3]:
+            print(f"#   {index}: {sweeps.label(prepared.wanted[index].overrides, keys)}")
+        if len(members) > 3:
+            print(f"#   ... {members[-1]}: {sweeps.label(prepared.wanted[members[-1]].overrides, keys)}")
+        if len(members) == 1 or not plan.queued:
+            alone = prepared.plans[members[0]]
+            print(render.script(alone, token=token_of(alone.run_dir)), end="")
+            continue
+        token, serial = f"{token_of(str(prepared.path))}-{serial}", serial + 1
+        array = f"0-{len(members) - 1}" + (f"%{most}" if most else "")
+        print(render.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
+
+
+def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
+    """What was submitted and what to type next; `trials`: of a search, which has only begun."""
+    from launcher import sweeps
+    from launcher.cli.text import program
+
+    sweep = submitted.sweep
+    print(f"sweep      {sweep.id}: {_count(trials, 'trial') if trials else _count(len(prepared.wanted), 'point')}")
+    for job, points in submitted.jobs:
+        cluster = prepared.plans[points[0]].cluster
+        print(f"job        {job} on {cluster}: {_count(len(points), 'point')} ({sweeps.to_ranges(points)})")
+    if submitted.local:
+        most = prepared.parallelism or 1
+        print(f"here       {_count(len(submitted.local), 'point')}, {most} at a time")
+    if submitted.there:
+        print(f"           {_there(submitted)}")
+    print(f"directory  {sweep.path}")
+    for number, words in enumerate(("status", "results", "cancel")):
+        print(f"{'' if number else 'next':<11}{program()} sweep {words} {sweep.id}")
+    left, words = submitted.left
+    if left:
+        print(
+            f"launcher: {_count(len(left), 'point')} could not be submitted yet: {words}\n"
+            "Repeat the command when some of the others are over: it submits those that are left",
+            file=sys.stderr,
+        )
+        codes.append(1)
+
+
+def _there(submitted: SubmittedSweep) -> str:
+    """Points that had been submitted before, by their states."""
+    from collections import Counter
+
+    from launcher.live import Live, look
+
+    live = Live()
+    states = Counter(look(submitted.sweep.run(index), live).state.value for index in submitted.there)
+    shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"{_count(len(submitted.there), 'point')} had been submitted before: {shown}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,167 @@
+"""`hydra/sweeper=optuna`: Optuna's sweeper, with a memory of what has been tried that is the sweep itself.
+
+A search must go on after its command was killed. A database of trials of its own would be a second truth beside the
+runs (and SQLite is not safe on NFS): a run that ended while nobody looked is in one of them only. So the study is made
+anew in memory by each command. Every point that the sweep's manifest has is asked for once more before the sampler is
+asked for a new one, and goes the way of all points: one that is done is taken as it is, one that runs is waited for,
+and one that was never handed over is now. Trials count over all lives.
+
+What a sampler knows besides trials (the generations of NSGA-II, the matrix of CMA-ES) grows again from the trials that
+it is told. `hydra.sweeper.storage` still works; trials that it has as complete are not told again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import instantiate
+from hydra_plugins.hydra_optuna_sweeper._impl import OptunaSweeperImpl, create_params_from_overrides
+from omegaconf import OmegaConf, read_write
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import TrialState
+
+from launcher import sweeps
+from launcher.cli.multirun import Multirun
+from launcher.cli.search import PointFailed
+from launcher.cli.sweep_results import alone, text
+from launcher.cli.text import program
+from launcher.errors import ConfigError, LauncherError
+from launcher.sweeps import Sweep
+
+
+class OptunaSearch(OptunaSweeperImpl):
+    """Asks Optuna for trials, and the launcher for what comes of them."""
+
+    sampler: Any
+    storage: Any
+    study_name: Any
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Searches, and tells the best.
+
+        Raises:
+            ConfigError: there is nothing to search, or the objective does not fit.
+            LauncherError: more trials of a batch failed than may, or all did.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger(OptunaSweeperImpl.__module__).addFilter(lambda _: False)  # a point's end is told already
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        distributions, fixed = self._space(arguments)
+        multirun = getattr(self.launcher, "multirun", None)
+        if not isinstance(multirun, Multirun):
+            raise ConfigError("hydra/sweeper=optuna needs hydra/launcher=launcher, the default")
+        sweep = multirun.sweep_of([f"{key}={value}" for key, value in {**_lowest(distributions), **fixed}.items()])
+        with read_write(self.config.hydra):
+            self.config.hydra.sweep.dir = str(sweep.path)  # where optimization_results.yaml is written
+        study = self._study(sweep, distributions, fixed)
+        try:
+            super().sweep(arguments)
+        except PointFailed as error:
+            raise LauncherError(
+                f"{error}\nThe search stopped. Mend it, `{program()} sweep rerun {sweep.id}`, and repeat this\n"
+                "command, or let some trials fail: hydra.sweeper.max_failure_rate=0.5 (of those that run at once)"
+            ) from None
+        except ValueError:
+            if any(trial.state is TrialState.COMPLETE for trial in study.trials):
+                raise
+            raise LauncherError(f"no trial of {sweep.id} succeeded: {program()} sweep results {sweep.id}") from None
+        _tell_best(sweep, study, fixed)
+
+    def _space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], dict[str, str]]:
+        """What is searched, and the overrides that all trials have."""
+        self._process_searchspace_config()
+        try:
+            searched, fixed = create_params_from_overrides([*self._parse_sweeper_params_config(), *arguments])
+        except (NotImplementedError, ValueError, AssertionError) as error:
+            raise ConfigError(f"Optuna cannot search this: {error}") from None
+        searched = {**(self.search_space_distributions or {}), **searched}
+        searched = {key: value for key, value in searched.items() if key not in fixed}
+        if not searched and self.custom_search_space_extender is None:
+            raise ConfigError("there is nothing to search: give a key several values, 'workload.lr=interval(0.01,0.5)'")
+        return searched, fixed
+
+    def _study(
+        self, sweep: Sweep, distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
+    ) -> optuna.Study:
+        """The study, with all points that the sweep has in front of its queue."""
+        self.storage = self.storage or optuna.storages.InMemoryStorage()
+        self.study_name = self.study_name or sweep.id
+        try:
+            study = optuna.create_study(
+                study_name=self.study_name, storage=self.storage, directions=self._get_directions(), load_if_exists=True
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"hydra.sweeper.storage={self.storage}: {type(error).__name__} {error}; leave it out, the sweep's runs "
+                "are enough to go on"
+            ) from error
+        points = sweep.manifest().points if sweep.recorded() else ()
+        found = [params_of(point, distributions, fixed) for point in points]
+        known = [params for params in found if params is not None]
+        if isinstance(self.sampler, functools.partial) and self.sampler.func is optuna.samplers.GridSampler:
+            random.seed(sweep.id)  # what it takes its order from: the same points in each life
+            return study
+        trials = study.trials
+        told = [trial.params for trial in trials if trial.state is TrialState.COMPLETE]
+        told += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state is TrialState.WAITING]
+        for params in known:
+            if params not in told:
+                study.enqueue_trial(params)
+        self.n_trials -= sum(trial.params in known for trial in trials if trial.state is TrialState.COMPLETE)
+        settings: Any = OmegaConf.to_container(self.config.hydra.sweeper.sampler)
+        if known and settings.get("seed") is not None:  # or it would begin with the points that are known
+            self.sampler = instantiate({**settings, "seed": settings["seed"] + len(known)})
+        return study
+
+
+def _lowest(distributions: Mapping[str, Any]) -> dict[str, Any]:
+    """A value of each."""
+    return {
+        key: each.choices[0] if isinstance(each, CategoricalDistribution) else each.low
+        for key, each in distributions.items()
+    }
+
+
+def params_of(
+    overrides: Sequence[str], distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """A point's values of what is searched; None: it is not of this search. Pure.
+
+    Args:
+        overrides: of the point.
+        distributions: what is searched.
+        fixed: the overrides that all points of the search have.
+    """
+    common = sweeps.canonical(f"{key}={value}" for key, value in fixed.items())
+    own = dict(each.split("=", 1) for each in overrides if each not in common)
+    if len(own) != len(overrides) - len(common) or not distributions.keys() <= own.keys():
+        return None
+    params: dict[str, Any] = {}
+    for key, written in own.items():
+        distribution = distributions.get(key)
+        if isinstance(distribution, CategoricalDistribution):
+            params.update((key, choice) for choice in distribution.choices if str(choice) == written)
+        else:  # those that a custom_search_space adds have a distribution only when they are asked for
+            params[key] = OverridesParser.create().parse_override(f"{key}={written}").value()
+    return params if params.keys() == own.keys() else None
+
+
+def _tell_best(sweep: Sweep, study: optuna.Study, fixed: Mapping[str, str]) -> None:
+    """The best trial, or those of which none is better than another in all objectives."""
+    manifest = sweep.manifest()
+    for trial in study.best_trials if len(study.directions) > 1 else [study.best_trial]:
+        overrides = sweeps.canonical(f"{key}={value}" for key, value in {**trial.params, **fixed}.items())
+        values = ", ".join(
+            f"{name} {text(value)}" for name, value in zip(manifest.objective, trial.values, strict=True)
+        )
+        number = manifest.points.index(overrides)
+        print(f"best  point {number}, {values}: {sweeps.label(overrides, list(trial.params))}")
+        print(f"alone {alone(overrides)}")
+    print(f"next  {program()} sweep results {sweep.id}")

@@ -1,0 +1,160 @@
+"""What a sweeper that searches (Optuna's, Ax's) needs of a sweep: settings that fit, and what came of each point."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import JobReturn, JobStatus
+
+from launcher import sweeps
+from launcher.config import BestIs, Config
+from launcher.errors import ConfigError, LauncherError, near
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from launcher.live import Seen
+
+DIRECTIONS = {"maximize": BestIs.max, "minimize": BestIs.min}
+
+
+class PointFailed(LauncherError):
+    """A point has no value of the objective."""
+
+
+class PointReturn(JobReturn):
+    """What came of a point. Hydra's own prints a line of its own whenever an error is looked at."""
+
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        if isinstance(self._return_value, Exception):
+            raise self._return_value
+        return self._return_value
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a sweeper was told that concerns the sweep.
+
+    Attributes:
+        directions: maximize or minimize, of each objective; none: the sweeper does not say.
+        trials: how many in all; None: it does not say.
+        workers: how many at once; None: it does not say.
+    """
+
+    directions: tuple[str, ...] = ()
+    trials: int | None = None
+    workers: int | None = None
+
+    @classmethod
+    def of(cls, sweeper: DictConfig) -> Search:
+        """That of `hydra.sweeper`.
+
+        Raises:
+            ConfigError: a value cannot be used.
+        """
+        told = sweeper.get("direction") or ()
+        several = [told] if isinstance(told, (str, Enum)) else list(told)
+        directions = tuple(each.name if isinstance(each, Enum) else str(each) for each in several)
+        for each in directions:
+            if each not in DIRECTIONS:
+                raise ConfigError(
+                    f"hydra.sweeper.direction={each}: it must be maximize or minimize, or a list of both."
+                    f"{near(each, DIRECTIONS)}"
+                )
+        for key in ("n_trials", "n_jobs"):
+            if sweeper.get(key) is not None and sweeper[key] < 1:
+                raise ConfigError(f"hydra.sweeper.{key}={sweeper[key]}: it must be 1 or more")
+        return cls(directions, sweeper.get("n_trials"), sweeper.get("n_jobs"))
+
+    def settle(self, config: Config, command: Sequence[str], sweep_id: str | None) -> Config:
+        """A point's config, with the sweep's settings as the search needs them. Pure.
+
+        | sweep. | becomes, where it is not given |
+        |---|---|
+        | best_is | max or min, as the sweeper's first direction |
+        | parallelism | the sweeper's workers |
+        | id | that of the search's first points |
+
+        Args:
+            config: of the point.
+            command: what was typed.
+            sweep_id: see there; None: these are the first points.
+
+        Raises:
+            ConfigError: there is no objective, or it does not fit the directions, or nobody would wait for it.
+        """
+        sweep = config.sweep
+        names = objectives(sweep.objective)
+        if not names:
+            raise ConfigError(
+                "the sweeper wants to know what comes of each point: name a metric, sweep.objective=accuracy"
+            )
+        if config.wait is False or config.dry_run:
+            raise ConfigError("the sweeper waits for what comes of each point: leave wait=false and dry_run out")
+        if self.directions and len(self.directions) != len(names):
+            raise ConfigError(
+                f"sweep.objective has {len(names)} and hydra.sweeper.direction {len(self.directions)}: give each "
+                f"metric its own, hydra.sweeper.direction=[{','.join(['maximize'] * len(names))}]"
+            )
+        best_is = sweep.best_is
+        if self.directions:
+            best_is = DIRECTIONS[self.directions[0]]
+            given = any(sweeps.key_of(word) == "sweep.best_is" for word in command)
+            if given and sweep.best_is is not best_is:
+                raise ConfigError(
+                    f"sweep.best_is={sweep.best_is.value} and hydra.sweeper.direction={self.directions[0]} say the "
+                    "opposite: leave sweep.best_is out"
+                )
+        changed = dataclasses.replace(
+            sweep, id=sweep_id or sweep.id, best_is=best_is, parallelism=sweep.parallelism or self.workers
+        )
+        return dataclasses.replace(config, sweep=changed)
+
+
+def objectives(given: Any) -> tuple[str, ...]:
+    """The metrics of `sweep.objective`, which is one, a list, or none. Pure."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> list[float]:
+    """The metrics that are the objective. Pure.
+
+    Raises:
+        ConfigError: there is no such metric, so there will be none in the next point either.
+        PointFailed: it is no number.
+    """
+    for name in names:
+        if name not in metrics:
+            raise ConfigError(
+                f"sweep.objective={name}: {run} has no such metric.{near(name, metrics)} "
+                f"It has {', '.join(metrics) or 'none'}"
+            )
+        if isinstance(metrics[name], bool) or not isinstance(metrics[name], (int, float)) or math.isnan(metrics[name]):
+            raise PointFailed(f"{run}: {name} is {metrics[name]!r}, and no number")
+    return [float(metrics[name]) for name in names]
+
+
+def returned(seen: Seen, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
+    """What the sweeper is told of a point that is over: the value (a list, for several), or why there is none.
+
+    Raises:
+        ConfigError: it has no such metric.
+    """
+    from launcher.cli.sweep_results import flat
+    from launcher.cli.text import cause
+
+    status, value = JobStatus.COMPLETED, None  # type: tuple[JobStatus, Any]
+    try:
+        if seen.state.value != "done":
+            raise PointFailed(f"{seen.run.id} {seen.state.value}: {cause(seen) or 'no cause is known'}")
+        values = values_of(flat(seen.run.result() or {}), names, seen.run.id)
+        value = values[0] if len(values) == 1 else values
+    except PointFailed as error:
+        status, value = JobStatus.FAILED, error
+    return PointReturn(overrides=list(overrides), status=status, _return_value=value)

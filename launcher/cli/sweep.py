@@ -1,0 +1,126 @@
+"""`sweep`: sweeps and their points: how far they are, what came of them, and changes to those under way."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import RUN, add_runs_dir, find_sweep
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
+
+    from launcher.sweeps import Sweep
+
+ACTIONS = {
+    "status": "how far it is, and points that fail or run; no SWEEP: all sweeps",
+    "results": "its points with their metrics, the best one first",
+    "rerun": "start points again that are not done, where they left off",
+    "cancel": "end its points, and begin no more",
+    "throttle": "from now on, N of its points may run at once",
+    "wait": "until all its points are over; exit code 0 if all are done",
+}
+# Which of them an option goes with.
+OPTIONS = {
+    "as_json": ("--json", ("status", "results")),
+    "everything": ("--all", ("status",)),
+    "sort": ("--sort", ("results",)),
+    "reverse": ("--reverse", ("results",)),
+    "csv": ("--csv", ("results",)),
+}
+
+
+def configure(parser: ArgumentParser) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
+    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
+    parser.add_argument("action", metavar="ACTION", help="see below")
+    parser.add_argument("name", metavar="SWEEP", nargs="?", help=RUN)
+    parser.add_argument(
+        "points", metavar="POINT", nargs="*",
+        help="rerun, cancel: numbers of points (3, 0-4,7; default: all that need it); throttle: N",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", dest="everything", help="status: all points, all sweeps")
+    parser.add_argument("--sort", metavar="METRIC", help="results: by this, smallest first (default: its objective)")
+    parser.add_argument("--reverse", action="store_true", help="results: the other way round")
+    parser.add_argument("--csv", metavar="FILE", help="results: everything as a CSV file (-: print it)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: for programs")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Sweeps. Their points are runs like any others: `logs SWEEP/7` and so on."""
+    action, name = arguments.action, arguments.name
+    if action not in ACTIONS:
+        raise ConfigError(f"there is no sweep command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}")
+    for key, (option, actions) in OPTIONS.items():
+        if getattr(arguments, key) and action not in actions:
+            raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")
+    if action == "status" and name is None:
+        from launcher.cli import sweep_status
+
+        return sweep_status.overview(arguments.runs_dir, arguments.everything, arguments.as_json)
+    if name is None:
+        raise ConfigError(f"sweep {action} needs the SWEEP; `sweep status` lists them")
+    if arguments.points and action in ("status", "results", "wait"):
+        raise ConfigError(f"sweep {action} is about whole sweeps; of one point: `status {name}/{arguments.points[0]}`")
+    return _do(action, find_sweep(name, arguments.runs_dir), arguments)
+
+
+def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
+    """One action on a sweep that is there."""
+    if action == "status":
+        from launcher.cli import sweep_status
+
+        return sweep_status.show(sweep, everything=arguments.everything, as_json=arguments.as_json)
+    if action == "results":
+        from launcher.cli import sweep_results
+
+        options = {"sort": arguments.sort, "reverse": arguments.reverse}
+        return sweep_results.show(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
+    if action == "wait":
+        from launcher.cli import sweep_follow
+
+        return sweep_follow.to_the_end(sweep)
+    from launcher.cli import sweep_change
+
+    if action == "throttle":
+        return sweep_change.throttle(sweep, _most(arguments.points))
+    points = numbers(arguments.points, sweep)
+    return sweep_change.rerun(sweep, points) if action == "rerun" else sweep_change.cancel(sweep, points)
+
+
+def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
+    """The points in `3`, `0-4,7`; None without any.
+
+    Raises:
+        ConfigError: that is something else.
+        RunError: the sweep has no such point.
+    """
+    from launcher.sweeps import require_known
+
+    if not words:
+        return None
+    count = len(sweep.manifest().points)
+    found: dict[int, None] = {}
+    for part in ",".join(words).split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise ConfigError(f"{part!r} is not the number of a point, or a range of them (3, 0-4,7)")
+        low, high = int(match[1]), int(match[2] or match[1])
+        require_known((low, high), sweep, count)
+        if high < low:
+            raise ConfigError(f"{part} is an empty range: write {high}-{low}")
+        found.update(dict.fromkeys(range(low, high + 1)))
+    return list(found)
+
+
+def _most(words: Sequence[str]) -> int:
+    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
+        told = f"{' '.join(words)!r} is no such number" if words else "it needs the number"
+        raise ConfigError(f"sweep throttle SWEEP N: {told} of points that may run at once, 1 or more")
+    return int(words[0])

@@ -1,0 +1,207 @@
+"""Stays with a sweep until all its points are over: a line for each one's end, and a bar where there is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher import sweep_control
+from launcher.cli.sweep_results import flat, text
+from launcher.cli.sweep_status import why
+from launcher.cli.text import program
+from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError
+from launcher.state import RunState
+from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
+from launcher.sweeps import Sweep, differing, label, to_ranges
+
+POLL = 0.2  # seconds between two looks, at first and where points run on this machine
+SLOWEST = 10.0
+STEADY = 5.0  # seconds for which nothing has begun, before it is asked who is to begin points that wait
+TRIES = 3  # times that somebody is sent to begin them
+
+
+def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
+    """Follows a sweep and returns the exit code for it.
+
+    Args:
+        sweep: the sweep.
+        points: those that matter; None: all.
+        foreground: the sweep belongs to this terminal: Ctrl-C cancels it. Otherwise Ctrl-C only stops following.
+
+    Returns:
+        0 if all are done, 75 if the others can be resumed, 130 if it was interrupted, else 1.
+    """
+    interrupts = 0
+
+    def interrupted(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if not foreground:
+            raise KeyboardInterrupt
+        first = interrupts == 1
+        print("launcher: stopping; Ctrl-C again kills" if first else "launcher: killing", file=sys.stderr)
+        try:
+            sweep_control.cancel(sweep, points, kill=not first)
+        except LauncherError as error:
+            print(f"launcher: {error}", file=sys.stderr)
+
+    previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        seen = _follow(sweep, points)
+    except KeyboardInterrupt:
+        print(f"launcher: {sweep.id} goes on without this terminal", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    code = exit_code(seen)
+    if sys.stdout.isatty():  # else the last line has said so
+        print(f"{sweep.id}: {summary(counts(seen))}")
+    return INTERRUPTED if interrupts else code
+
+
+def exit_code(seen: Sequence[PointSeen]) -> int:
+    """What a command that waited for these points exits with. Pure.
+
+    | the points | code |
+    |---|---|
+    | all done | 0 |
+    | all done or stopped | 75 |
+    | otherwise | 1 |
+    """
+    states = {each.state for each in seen} - {RunState.DONE.value}
+    return FAILED if states - {RunState.STOPPED.value} else RESUME if states else DONE
+
+
+def ended(
+    before: Mapping[int, PointSeen], now: Sequence[PointSeen], keys: Sequence[str], objective: Sequence[str] = ()
+) -> Iterator[str]:
+    """A line for each point that was not over before and is now, with the objective of one that is done."""
+    for each in now:
+        last = before.get(each.point.index)
+        if each.over and (last is None or not last.over):
+            values = label(each.point.overrides, keys)
+            named = f"point {each.point.index}" + (f" ({values})" if values else "")
+            told = scores(each, objective) if each.state == RunState.DONE.value else why(each)
+            yield f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {told}" if told else "")
+
+
+def scores(each: PointSeen, objective: Sequence[str]) -> str:
+    """`accuracy 0.97, loss 0.1`: those of these metrics that a point has."""
+    metrics = flat(each.point.run.result() or {}) if objective else {}
+    return ", ".join(f"{name} {text(metrics[name])}" for name in objective if name in metrics)
+
+
+def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
+    manifest = sweep.manifest()
+    live, keys = SweepLive(), differing(manifest.points)
+    before: dict[int, PointSeen] = {}
+    found: dict[str, int] = {}
+    pause, changed, tries = POLL, time.monotonic(), 0
+    with _shown() as show:
+        while True:
+            began = time.monotonic()
+            seen = look_at(sweep, live, points)
+            if not before:  # those that were over when we came are in the numbers
+                before = {each.point.index: each for each in seen if each.over}
+            for line in ended(before, seen, keys, manifest.objective):
+                show.print(line)
+            before = {each.point.index: each for each in seen}
+            if counts(seen) != found:
+                found, pause, changed, tries = counts(seen), POLL, time.monotonic(), 0
+                show.update(sweep.id, found)
+            if all(each.over for each in seen):
+                return seen
+            if time.monotonic() - changed > STEADY and not any(each.live for each in seen):
+                if told := _nobody_begins(sweep, seen, tries):
+                    show.print(told)
+                    return seen
+                changed, tries = time.monotonic(), tries + 1
+            here = any(each.seen is not None and each.live and not each.seen.plan.queued for each in seen)
+            took = time.monotonic() - began
+            time.sleep(max(POLL if here else pause, 4 * took))  # many points take long to look at
+            pause = min(pause * 1.3, SLOWEST)
+
+
+def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str | None:
+    """Why points that wait will not begin, in words; None: somebody is at work, or is now, after so many tries.
+
+    Whoever starts points on this machine may have been killed, so another one is sent; of several one works.
+    """
+    if _locked(sweep):
+        return None
+    asked = sweep.asked()
+    waiting = [each.point.index for each in seen if each.state == WAITING]
+    if here := [index for index in waiting if index in asked]:
+        if tries >= TRIES:
+            return f"points {to_ranges(here)} do not begin: see {sweep.path}/points.log"
+        from launcher.submit_sweep import start_here  # loads what submits
+
+        start_here(sweep)
+        return None
+    return (
+        f"points {to_ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
+        f"  {program()} sweep rerun {sweep.id}"
+    )
+
+
+def _locked(sweep: Sweep) -> bool:
+    """Whether somebody hands points over; who asks is in nobody's way, for submitters wait for each other."""
+    with open(os.open(sweep.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+class _Lines:
+    """Where stdout is no terminal: a line whenever a number changes."""
+
+    def print(self, line: str) -> None:
+        print(line, flush=True)
+
+    def update(self, name: str, found: Mapping[str, int]) -> None:
+        print(f"{name}: {summary(found)}", flush=True)
+
+
+class _Bar:
+    """A bar below the lines."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.bar = Progress(
+            BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn(),
+            console=Console(highlight=False), transient=True,
+        )  # fmt: skip
+        self._task: Any = None
+
+    def print(self, line: str) -> None:
+        from rich.text import Text
+
+        self.bar.console.print(Text(line))
+
+    def update(self, name: str, found: Mapping[str, int]) -> None:
+        over = sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
+        if self._task is None:
+            self._task = self.bar.add_task("", total=sum(found.values()))
+        self.bar.update(self._task, completed=over, total=sum(found.values()), description=summary(found))
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[_Lines | _Bar]:
+    """What the terminal that there is can show."""
+    if not sys.stdout.isatty():
+        yield _Lines()
+        return
+    bar = _Bar()
+    with bar.bar:
+        yield bar

@@ -1,0 +1,232 @@
+"""`sweep results`: the points of a sweep with their metrics, the best one first."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.cli.sweep_status import WIDTH, cut, indented, row
+from launcher.cli.text import print_columns, program
+from launcher.errors import ConfigError, near
+from launcher.state import RunState
+from launcher.sweep_live import PointSeen, counts, look_at, summary
+from launcher.sweeps import Manifest, Sweep, differing, label, values_of
+
+FAILURES = 20  # points whose ends are told
+LONGEST = 24  # characters of a value in the table
+
+
+@dataclass(frozen=True)
+class Order:
+    """By which metric points are ordered; None: by their numbers."""
+
+    metric: str | None
+    largest_first: bool = False
+
+
+def show(
+    sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
+) -> int:
+    """Prints the table, or all of it as JSON or CSV."""
+    seen, manifest = look_at(sweep), sweep.manifest()
+    metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
+    order = order_of(sort, reverse, manifest, names_of(metrics.values()))
+    ranked = ranking(metrics, order)
+    by_index = {each.point.index: each for each in seen}
+    done = [by_index[index] for index in ranked]
+    rest = [each for each in seen if each.point.index not in metrics]
+    keys = differing(manifest.points)
+    if as_json:
+        found = [{**row(each), "metrics": metrics.get(each.point.index, {})} for each in (*done, *rest)]
+        best = ranked[0] if ranked and order.metric in metrics[ranked[0]] else None
+        print(json.dumps({"sweep": sweep.id, "sorted_by": order.metric, "best": best, "points": found}, indent=1))
+        return 0
+    if csv is not None:
+        _write_csv(csv, (*done, *rest), keys, metrics)
+        return 0
+    if done:
+        _print_table(done, keys, metrics, order, manifest)
+    _tell_rest(sweep, seen, keys)
+    _tell_best(sweep, seen, metrics, ranked, order, keys)
+    return 0
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Metrics by dotted name; tables of them lie flat. Pure."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
+    """The names of all metrics, in the order in which they first appear. Pure."""
+    return list(dict.fromkeys(name for each in metrics for name in each))
+
+
+def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequence[str]) -> Order:
+    """What points are ordered by: a metric that was named, or else the sweep's objective. Pure.
+
+    | sort | order |
+    |---|---|
+    | none | the objective, its best first; without an objective by number |
+    | the objective | its best first |
+    | another metric | the smallest first |
+
+    Args:
+        sort: see there.
+        reverse: the other way round.
+        manifest: of the sweep.
+        known: the metrics that there are.
+
+    Raises:
+        ConfigError: no point has such a metric.
+    """
+    first = manifest.objective[0] if manifest.objective else None
+    if sort is None:
+        return Order(first, (manifest.best_is == "max") != reverse)
+    if sort not in known:
+        told = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has any yet"
+        raise ConfigError(f"--sort {sort}: no point has such a metric.{told}")
+    return Order(sort, (sort == first and manifest.best_is == "max") != reverse)
+
+
+def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
+    """The numbers of the points in this order; those without the metric, or with NaN for it, come last. Pure."""
+
+    def place(index: int) -> tuple[bool, float, int]:
+        value = metrics[index].get(order.metric or "")
+        if not isinstance(value, (int, float)) or value != value:
+            return True, 0.0, index
+        return False, -float(value) if order.largest_first else float(value), index
+
+    return sorted(metrics, key=place)
+
+
+# -- the table
+
+
+def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
+    """Metrics that fit, and those left out: `first` first, then those in which points differ. Pure.
+
+    Args:
+        metrics: of each point.
+        first: metrics that are shown in any case.
+        room: characters for them, with two in front of each.
+    """
+    known = names_of(metrics.values())
+    values = {name: [each.get(name) for each in metrics.values()] for name in known}
+    plain = [name for name in known if not any(isinstance(value, (list, tuple)) for value in values[name])]
+    varied = [name for name in plain if len({repr(value) for value in values[name]}) > 1]
+    shown: list[str] = []
+    for name in dict.fromkeys((*(each for each in first if each in known), *varied)):
+        width = 2 + max(len(name), *(len(text(value)) for value in values[name]))
+        if name in first or width <= room:
+            shown.append(name)
+            room -= width
+    return shown, [name for name in known if name not in shown]
+
+
+def text(value: Any) -> str:
+    """A value as the table has it. Pure."""
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST)
+
+
+def _print_table(
+    done: Sequence[PointSeen], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
+    manifest: Manifest,
+) -> None:  # fmt: skip
+    wanted = [*([order.metric] if order.metric else []), *manifest.objective]
+    lines = [("POINT", *(key.removeprefix("workload.") for key in keys))]
+    for place, each in enumerate(done):
+        own, index = values_of(each.point.overrides, keys), each.point.index
+        mark = " best" if place == 0 and order.metric in metrics[index] else ""
+        lines.append((f"{index}{mark}", *(cut(own.get(key, "-"), LONGEST) for key in keys)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    least = sum(2 + max(len(name), 8) for name in wanted)
+    while len(widths) > 1 and sum(widths) + 2 * len(widths) + least > WIDTH:
+        widths.pop()
+    lost = list(keys)[len(widths) - 1 :]
+    room = WIDTH - sum(widths) - 2 * (len(widths) - 1)
+    shown, left = columns({each.point.index: metrics[each.point.index] for each in done}, wanted, room)
+    body = [
+        (*line[: len(widths)], *(text(metrics[each.point.index].get(name)) for name in shown))
+        for line, each in zip(lines[1:], done, strict=True)
+    ]
+    print_columns([(*lines[0][: len(widths)], *shown), *body])
+    if lost or left:
+        print()
+        for line in indented(f"left out, --csv has them: {', '.join((*lost, *left))}", 0):
+            print(line)
+
+
+def _tell_rest(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) -> None:
+    """Points without metrics: why those are over that are, and how many others there are."""
+    ended = [each for each in seen if each.over and each.state != RunState.DONE.value]
+    if ended:
+        print()
+    for each in ended[:FAILURES]:
+        print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": ")))
+        if told := row(each)["cause"]:
+            for line in indented(str(told), 2):
+                print(line)
+    if len(ended) > FAILURES:
+        print(f"... and {len(ended) - FAILURES} more; `{program()} sweep status {sweep.id} --all` tells of all")
+    print(f"\n{sweep.id}: {summary(counts(seen))}")
+
+
+def _tell_best(
+    sweep: Sweep, seen: Sequence[PointSeen], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int],
+    order: Order, keys: Sequence[str],
+) -> None:  # fmt: skip
+    if not ranked:
+        return
+    best = next(each.point for each in seen if each.point.index == ranked[0])
+    if order.metric is None:
+        print("no objective: `--sort METRIC` orders them, sweep.objective=METRIC is for the next sweep")
+    elif order.metric not in metrics[best.index]:
+        print(f"no point has the objective {order.metric!r} among its metrics")
+    else:
+        print(f"best  point {best.index}, {order.metric} {text(metrics[best.index][order.metric])}: "
+              f"{label(best.overrides, keys)}".rstrip(": "))  # fmt: skip
+        print(f"alone {alone(best.overrides)}")
+
+
+def alone(overrides: Sequence[str]) -> str:
+    """The command line that runs a point as a run of its own."""
+    return " ".join([program(), *map(shlex.quote, overrides)])
+
+
+def _write_csv(
+    path: str, seen: Sequence[PointSeen], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
+) -> None:
+    names = names_of(metrics.values())
+    buffer = io.StringIO()
+    writer = csv_format.writer(buffer, lineterminator="\n")
+    writer.writerow(["point", *keys, "state", *names, "cause", "rank", "host"])
+    for each in seen:
+        own, found, told = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
+        values = [found.get(name, "") for name in names]
+        writer.writerow([
+            each.point.index, *(own.get(key, "") for key in keys), each.state,
+            *(json.dumps(value) if isinstance(value, (list, bool)) else value for value in values),
+            *(told[key] if told[key] is not None else "" for key in ("cause", "rank", "host")),
+        ])  # fmt: skip
+    if path == "-":
+        sys.stdout.write(buffer.getvalue())
+        return
+    try:
+        Path(path).write_text(buffer.getvalue())
+    except OSError as error:
+        raise ConfigError(f"--csv {path}: it cannot be written ({error.strerror})") from None
+    print(f"{path}: {len(seen)} points")

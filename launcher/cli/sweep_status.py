@@ -1,0 +1,158 @@
+"""`sweep status`: how far a sweep is, and those of its points about which there is something to say."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.cli.text import cause, print_columns, program
+from launcher.paths import default_runs_dir
+from launcher.state import RunState
+from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
+from launcher.sweeps import Sweep, all_sweeps, differing, label
+from launcher.units import format_time
+
+WIDTH = 80
+RECENT = 20  # sweeps, and points of one, that are shown without --all
+QUIET = (WAITING, RunState.QUEUED.value, RunState.DONE.value)  # states of points that need no line
+
+
+def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
+    """All sweeps, a line each."""
+    folder = runs_dir or default_runs_dir()
+    found = all_sweeps(folder)
+    shown = found if everything else found[:RECENT]
+    live = SweepLive()
+    numbers = {each.id: counts(look_at(each, live)) for each in shown}
+    if as_json:
+        rows = [{"sweep": each.id, "counts": numbers[each.id], "directory": str(each.path)} for each in shown]
+        print(json.dumps(rows, indent=1))
+        return 0
+    if not found:
+        print(f"no sweeps in {folder}")
+        return 0
+    print_columns([("SWEEP", "POINTS"), *((name, summary(number)) for name, number in numbers.items())])
+    if len(shown) < len(found):
+        print(f"... and {len(found) - len(shown)} older ones; --all shows them")
+    return 0
+
+
+def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
+    """One sweep: a bar, its points in numbers, and a line or two for each that fails or runs."""
+    seen = look_at(sweep)
+    keys = differing([each.point.overrides for each in seen])
+    if as_json:
+        manifest = sweep.manifest()
+        points = [row(each) for each in seen]
+        values = {"sweep": sweep.id, "directory": str(sweep.path), "parallelism": manifest.parallelism}
+        print(json.dumps({**values, "counts": counts(seen), "points": points}, indent=1))
+        return 0
+    _print_bar(counts(seen))
+    print(f"{sweep.id}: {summary(counts(seen))}")
+    telling = seen if everything else _worst_first([each for each in seen if each.state not in QUIET])
+    shown = telling if everything else telling[:RECENT]
+    if shown:
+        print()
+    for line in table(shown, keys):
+        print(line)
+    if len(shown) < len(telling):
+        print(f"... and {len(telling) - len(shown)} more; --all shows all points")
+    if any(each.over and each.state != RunState.DONE.value for each in seen):
+        print(f"\nnext  {program()} sweep rerun {sweep.id}")
+    return 0
+
+
+def _worst_first(seen: Sequence[PointSeen]) -> list[PointSeen]:
+    """Points that are over, then those that run. Pure."""
+    return sorted(seen, key=lambda each: (not each.over, each.point.index))
+
+
+def row(each: PointSeen) -> dict[str, Any]:
+    """One point for programs."""
+    seen, first = each.seen, each.seen.story.fault if each.seen else None
+    progress = (seen.progress if seen else None) or {}
+    return {
+        "point": each.point.index,
+        "run": each.point.run.id,
+        "overrides": list(each.point.overrides),
+        "state": each.state,
+        "job": seen.story.job_id if seen else None,
+        "attempt": seen.story.attempt if seen else None,
+        "step": progress.get("step"),
+        "steps": progress.get("total"),
+        "elapsed": _elapsed(each),
+        "cause": why(each),
+        "rank": (first or {}).get("rank"),
+        "host": (first or {}).get("host"),
+        "directory": str(each.point.run.path),
+    }
+
+
+def why(each: PointSeen) -> str | None:
+    """Why a point is over although it is not done, or what its scheduler has to say."""
+    if each.seen is None or each.state == RunState.RUNNING.value:
+        return None
+    if each.state == RunState.CANCELLED.value and each.seen.story.cancelled:
+        return None  # its owner knows
+    return cause(each.seen) if each.over else each.seen.word or None
+
+
+def _elapsed(each: PointSeen) -> int | None:
+    events = each.seen.story.events if each.seen else ()
+    if not events:
+        return None
+    return int((events[-1]["time"] if each.over else time.time()) - events[0]["time"])
+
+
+def table(shown: Sequence[PointSeen], keys: Sequence[str]) -> list[str]:
+    """Lines for points, none wider than the terminal that is always there."""
+    if not shown:
+        return []
+    rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
+    for each in shown:
+        values = row(each)
+        rows.append((
+            str(each.point.index), each.state,
+            "-" if values["step"] is None else f"{values['step']}/{values['steps']}",
+            "-" if values["elapsed"] is None else format_time(values["elapsed"]),
+            label(each.point.overrides, keys) or "-",
+        ))  # fmt: skip
+    widths = [max(len(line[column]) for line in rows) for column in range(4)]
+    lines = []
+    for line, point in zip(rows, (None, *shown), strict=True):
+        text = "  ".join(f"{word:<{width}}" for word, width in zip(line, [*widths, 0], strict=True)).rstrip()
+        lines.append(cut(text))
+        if point is not None and (told := why(point)):
+            lines += indented(told, widths[0] + 2)
+    return lines
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """A line that fits. Pure."""
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
+def indented(text: str, spaces: int) -> list[str]:
+    """A text in at most two lines. Pure."""
+    indent = " " * spaces
+    words = " ".join(text.split())
+    lines = textwrap.wrap(
+        words, WIDTH, initial_indent=indent, subsequent_indent=indent, max_lines=2, placeholder=" ..."
+    )
+    return lines or []
+
+
+def _print_bar(found: Mapping[str, int]) -> None:
+    """A bar of how many points are over, on a terminal."""
+    if not sys.stdout.isatty():
+        return
+    from rich.console import Console
+    from rich.progress_bar import ProgressBar
+
+    over = sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
+    Console().print(ProgressBar(total=max(sum(found.values()), 1), completed=over, width=60), "")

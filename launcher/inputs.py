@@ -1,0 +1,57 @@
+"""The data set or text of a workload: found on the login node, where there may be an internet; put into the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from launcher.config import Config, DDPMnist, FSDPLm
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.datasets import Found
+    from launcher.texts import Text
+
+
+class Inputs:
+    """Looks for each data set and each text once, however many points of a sweep want it."""
+
+    def __init__(self) -> None:
+        self._text = functools.cache(_text)
+        self._dataset = functools.cache(_dataset)
+
+    def into(self, config: Config) -> tuple[Config, tuple[str, ...]]:
+        """The config with what was found, and what its user should know.
+
+        Raises:
+            ConfigError: it is not there, or damaged, or the workload's keys do not go together with it.
+        """
+        workload = config.workload
+        if isinstance(workload, FSDPLm):
+            from launcher import texts
+
+            text = self._text(workload.text)
+            texts.check(workload, text, config.train.invariant)
+            language_model = dataclasses.replace(workload, text=text.name)
+            return dataclasses.replace(config, workload=language_model), (f"text: {text.name}, {text.length:,} bytes",)
+        if isinstance(workload, DDPMnist):
+            found = self._dataset(workload.dataset, workload.data_dir)
+            classifier = dataclasses.replace(workload, dataset=found.name, data_dir=str(found.dir))
+            return dataclasses.replace(config, workload=classifier), (f"data set: {found.name}, {found.how}",)
+        return config, ()
+
+
+def _text(name: str) -> Text:
+    from launcher import texts
+
+    return texts.find(name)
+
+
+def _dataset(name: str, folder: str | None) -> Found:
+    from launcher import datasets
+
+    try:
+        return datasets.find(name, folder)
+    except datasets.DatasetError as error:
+        raise ConfigError(f"workload.dataset={name}: {error}") from None

@@ -1,0 +1,25 @@
+"""Points of sweeps that tell when they were executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def writes(config: Any, env: Any) -> dict[str, Any]:
+    """Appends a line to RUN/executed, [begin, end] in seconds, PAUSE apart; the point whose seed is FAILS fails."""
+    begun = time.time()
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    if env.rank == 0:
+        with open(Path(os.environ["LAUNCHER_RUN_DIR"], "executed"), "a", opener=_private) as file:
+            file.write(json.dumps([begun, time.time()]) + "\n")
+    if os.environ.get("FAILS") == str(config.seed):
+        raise ValueError(f"point {os.environ['FAILS']} has a banana")
+    return {"seed": config.seed}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,202 @@
+"""What every backend must do with a sweep, whose points are runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher import runs, sweeps
+from launcher.runs import Run
+from launcher.sweeps import Sweep
+from tests.launch import Launcher
+
+TINY = ("workload=collective", "procs_per_node=1", "launch.rendezvous_timeout=120")
+OVER = ("done", "failed", "stopped", "cancelled", "lost")
+
+
+class Points:
+    """A sweep of a launcher's."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        (self.sweep,) = sweeps.all_sweeps(launcher.runs_dir)
+
+    def run(self, index: int) -> Run:
+        return self.sweep.run(index)
+
+    def states(self) -> list[str]:
+        """Of all points, as `status` tells them; those that have not been handed over are `unconfirmed`."""
+        names = [f"{self.sweep.id}/{index}" for index in range(len(self.sweep.manifest().points))]
+        done = self.launcher("status", *names, "--json")
+        assert done.returncode == 0, done.stderr
+        return [row["state"] for row in json.loads(done.stdout)]
+
+    def wait(self) -> int:
+        """Until all points are over; the exit code."""
+        return self.launcher("sweep", "wait", self.sweep.id, timeout=240).returncode
+
+    def attempts(self) -> list[int]:
+        return [len(self.run(index).attempts()) for index in range(len(self.sweep.manifest().points))]
+
+
+def sweep(launcher: Launcher, *overrides: str, **environment: str) -> tuple[Points, str]:
+    """Submits a sweep of one of the workloads in tests/chaos/; it and what was printed."""
+    done = launcher.submit("-m", *TINY, *overrides, "wait=false", **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Points(launcher), done.stdout + done.stderr
+
+
+def until(launcher: Launcher, condition: Callable[[], object], points: Points) -> None:
+    launcher.until(condition, f"that did not come of {points.sweep.id}: {points.states()}", 120)
+
+
+def printed(run: Run) -> str:
+    return "".join(path.read_text() for path in run.outputs())
+
+
+def events(run: Run) -> list[str]:
+    return [event["event"] for attempt in run.attempts() for event in attempt.events()]
+
+
+# In a held allocation a sweep ends with its shell.
+EACH = pytest.mark.parametrize("launcher", ["local", "slurm", "pbs"], indirect=True)
+FINE = "workload.entry=tests.chaos.faults:fine"
+
+
+@EACH
+def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher) -> None:
+    grid = ("seed=1,2", "nodes=1,2", FINE)
+    points, printed = sweep(launcher, *grid)
+    assert f"{points.sweep.id}: 4 points" in printed
+    assert points.wait() == 0
+    assert points.states() == ["done"] * 4
+    worlds = {
+        (run.plan().seed, run.plan().nodes, (run.result() or {})["world_size"]) for run in map(points.run, range(4))
+    }
+    assert worlds == {(1, 1, 1), (1, 2, 2), (2, 1, 1), (2, 2, 2)}
+    assert points.attempts() == [1] * 4
+    logs = launcher("logs", f"{points.sweep.id}/2")
+    assert logs.returncode == 0, logs.stderr
+    assert f"{points.sweep.id}/2" in launcher("status", f"{points.sweep.id}/2").stdout
+    files = [path for path in points.sweep.path.rglob("*") if not path.is_symlink()]
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+    _, again = sweep(launcher, *reversed(grid))
+    assert "4 points had been submitted before: 4 done" in again
+    assert len(sweeps.all_sweeps(launcher.runs_dir)) == 1
+    assert points.attempts() == [1] * 4
+
+
+@EACH
+def test_a_point_that_fails_is_named_and_runs_again_alone(launcher: Launcher) -> None:
+    """And no more run at once than are to."""
+    points, _ = sweep(
+        launcher, "workload.entry=tests.chaos.sweep_points:writes", "seed=range(3)", "sweep.parallelism=1", FAILS="1",
+        PAUSE="0.3",
+    )  # fmt: skip
+    assert points.wait() == 1
+    assert points.states() == ["done", "failed", "done"]
+    lives = sorted(json.loads(path.read_text()) for path in points.sweep.path.glob("*/executed"))
+    assert len(lives) == 3
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(lives)), lives
+    told = launcher("sweep", "status", points.sweep.id)
+    assert "seed=1" in told.stdout, told.stdout
+    assert "point 1 has a banana" in told.stdout
+    again = launcher("sweep", "rerun", points.sweep.id, FAILS="")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert points.wait() == 0
+    assert points.states() == ["done"] * 3
+    assert points.attempts() == [1, 2, 1]
+
+
+@EACH
+def test_a_cancelled_sweep_ends_its_points_and_begins_no_more(launcher: Launcher) -> None:
+    points, _ = sweep(launcher, "workload.entry=tests.chaos.faults:sleeps", "seed=range(3)", "sweep.parallelism=1")
+    until(launcher, lambda: "asleep" in printed(points.run(0)), points)
+    done = launcher("sweep", "cancel", points.sweep.id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert points.wait() == 1
+    assert points.run(0).path.joinpath("cancelled").exists()
+    assert points.attempts()[1:] == [0, 0]
+    told = json.loads(launcher("sweep", "status", points.sweep.id, "--json").stdout)
+    assert json.dumps(told).count("cancelled") >= 3, told
+
+
+@EACH
+def test_a_point_that_is_stopped_goes_on_alone(launcher: Launcher) -> None:
+    points, _ = sweep(
+        launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", "sweep.parallelism=2", "resume.how=never",
+        STEPS="100000", STEP_TIME="0.05",
+    )  # fmt: skip
+    until(launcher, lambda: all("progress" in events(points.run(index)) for index in range(2)), points)
+    (points.run(1).path / "stop").touch()
+    assert launcher("wait", f"{points.sweep.id}/1", "-q").returncode == 75
+    assert points.states() == ["running", "stopped"]
+    resumed = launcher("resume", f"{points.sweep.id}/1", "wait=true", STEPS="1", STEP_TIME="0")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert (points.run(1).result() or {})["begun"] > 0
+    assert points.states() == ["running", "done"]
+    assert points.attempts() == [1, 2]
+    assert launcher("cancel", f"{points.sweep.id}/0").returncode == 0
+    assert points.wait() == 1
+    assert points.states() == ["cancelled", "done"]
+
+
+@pytest.mark.parametrize("launcher", ["allocation"], indirect=True)
+def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
+    done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = [point.run for point in sweeps.all_sweeps(launcher.runs_dir)[0].points()]
+    assert [(run.plan().scheduler, (run.result() or {})["world_size"]) for run in points] == [("allocation", 2)] * 2
+
+
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_an_element_that_is_requeued_does_not_touch_the_others(launcher: Launcher, slurm: Any) -> None:
+    points, _ = sweep(
+        launcher, "workload.entry=tests.chaos.steps:main", "seed=range(2)", STEPS="60", STEP_TIME="0.1", SAVE_EVERY="5"
+    )
+    until(launcher, lambda: all("progress" in events(points.run(index)) for index in range(2)), points)
+    (submission,) = points.sweep.submissions()
+    slurm.run("scontrol", "requeue", f"{submission.job}_1")
+    assert points.wait() == 0
+    assert points.states() == ["done", "done"]
+    assert points.attempts() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seed=1,x"], ["point 1 (seed=x)", "Integer"]),
+        (["workload.op=all_reduce,all_reduc"], ["point 1 (op=all_reduc)", "Did you mean all_reduce"]),
+        (["sed=1,2"], ["'sed'", "Did you mean seed"]),
+        (["workload=collective,colective"], ["colective", "Did you mean collective"]),
+        (["sweep.id=a,b"], ["sweep.id is for the whole sweep"]),
+        (["seed=range(0,0)"], ["seed=range(0,0)"]),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+def test_bad_input_is_told_and_leaves_nothing(launcher: Launcher, overrides: list[str], words: list[str]) -> None:
+    done = launcher.submit("-m", "workload=collective", *overrides)
+    assert done.returncode == 2, done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not launcher.runs_dir.exists()
+
+
+@pytest.mark.parametrize("launcher", ["pbs"], indirect=True)  # scripts are rendered in the same way for all
+def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
+    words = ["-m", *TINY, FINE, "seed=1,2", "sweep.id=same", *launcher.always]
+    shown = launcher(*words, "dry_run=true")
+    assert shown.returncode == 0, shown.stderr
+    assert not launcher.runs_dir.exists()
+    assert launcher(*words, "wait=false").returncode == 0
+    found = Sweep(launcher.runs_dir / "same")
+    (script,) = found.path.glob("arrays/*.sh")
+    assert script.read_text() in shown.stdout
+    assert Points(launcher).wait() == 0
+    assert runs.all_runs(launcher.runs_dir) == []

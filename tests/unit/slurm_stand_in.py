@@ -1,0 +1,110 @@
+"""Stand-ins for Slurm's commands that take jobs and never run them, for what no real Slurm of ours has: its limits."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SBATCH = r"""#!/bin/bash
+cd {folder}
+echo called >>calls
+[ ! -e delay ] || sleep "$(cat delay)"
+script=${{!#}}
+array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
+last=${{array%%%*}} last=${{last#0-}} count=$(($last + 1))
+[ -n "$array" ] || count=1
+if [ -e most_jobs ] && [ $(($(awk '{{n += $2}} END {{print n + 0}}' jobs) + count)) -gt "$(cat most_jobs)" ]; then
+  echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size" \
+    "and/or time limits)" >&2
+  exit 1
+fi
+if [ -e most_elements ] && [ "$count" -gt "$(cat most_elements)" ]; then
+  echo "sbatch: error: Batch job submission failed: Invalid job array specification" >&2
+  exit 1
+fi
+if [ -e refusal ] && grep -q -- "$(cat refusal)" "$script"; then
+  echo "sbatch: error: Batch job submission failed: Invalid license specification" >&2
+  exit 1
+fi
+id=$((100 + $(wc -l <jobs)))
+echo "$id $count ${{array:--}} $comment $script" >>jobs
+echo "$id"
+"""
+SQUEUE = r"""#!/bin/bash
+[ ! -e {folder}/down ] || exit 1
+while read -r id count array comment script; do
+  for ((n = 0; n < count; n++)); do
+    [ "$array" = - ] && name=$id || name=${{id}}_$n
+    printf '%-64s%-32s%-64s%-256s\n' "$name" PENDING Resources "$comment"
+  done
+done <{folder}/jobs
+"""
+SCONTROL = """#!/bin/bash
+[ ! -e {folder}/most_elements ] || echo "MaxArraySize            = $(cat {folder}/most_elements)"
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job or array that was taken: its id, how many elements it has, and what it was given."""
+
+    id: str
+    count: int
+    array: str
+    token: str
+    script: Path
+
+    @property
+    def points(self) -> list[int]:
+        """The points that its script runs."""
+        if self.array == "-":
+            return [int(self.script.parent.name)]
+        return [int(line) for line in self.script.with_suffix("").read_text().split()]
+
+    @property
+    def nodes(self) -> int:
+        found = re.search(r"^#SBATCH --nodes=(\d+)", self.script.read_text(), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+
+class SlurmStandIn:
+    """The folder of the stand-ins, `bin`, and what they were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir(parents=True)
+        (folder / "jobs").touch()
+        for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("scontrol", SCONTROL)):
+            (self.bin / name).write_text(text.format(folder=folder))
+            (self.bin / name).chmod(0o755)
+
+    @property
+    def path(self) -> str:
+        """A PATH with them."""
+        return f"{self.bin}:{os.environ['PATH']}"
+
+    def set(self, **settings: object) -> None:
+        """most_jobs and most_elements: limits; refusal: words in scripts that are refused; delay: seconds that sbatch
+        takes; down: squeue fails. None takes it back."""
+        for name, value in settings.items():
+            if value is None:
+                (self.folder / name).unlink(missing_ok=True)
+            else:
+                (self.folder / name).write_text(f"{value}\n")
+
+    def jobs(self) -> list[Job]:
+        """What was taken, in order."""
+        lines = [line.split(" ", 4) for line in (self.folder / "jobs").read_text().splitlines()]
+        return [Job(job, int(count), array, token, Path(script)) for job, count, array, token, script in lines]
+
+    def calls(self) -> int:
+        """How often sbatch was started."""
+        return len((self.folder / "calls").read_text().split()) if (self.folder / "calls").exists() else 0
+
+    def end(self, job: str) -> None:
+        """A job is over and forgotten."""
+        kept = [line for line in (self.folder / "jobs").read_text().splitlines() if not line.startswith(f"{job} ")]
+        (self.folder / "jobs").write_text("".join(f"{line}\n" for line in kept))

@@ -1,0 +1,73 @@
+"""Sweeps for the tests of whatever looks at them: a manifest, and points that are as far as a test wants them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.plan import JobPlan
+from launcher.runs import Run, append
+from launcher.sweeps import Manifest, Sweep
+from tests.unit.plans import plan_of
+
+TOKEN = "launcher-1"
+
+
+def make_sweep(
+    folder: Path, count: int = 4, *, name: str = "lr-1", array: str | None = "100", first: int = 0,
+    plan: JobPlan | None = None, **manifest: Any,
+) -> Sweep:  # fmt: skip
+    """A sweep of `count` points that differ in workload.lr.
+
+    Args:
+        folder: where it is made.
+        count: of points.
+        name: its id.
+        array: the job in which all points from `first` on were submitted; None: none was.
+        first: see there.
+        plan: of its points, but for their names and directories.
+        manifest: fields of it.
+    """
+    sweep = Sweep.create(folder / name)
+    points = tuple(("workload=collective", f"workload.lr={index / 10:g}") for index in range(count))
+    sweep.write(Manifest("lr", ("-m", "workload.lr=..."), points, **manifest))
+    plan = plan or plan_of()
+    for each in sweep.points():
+        run = Run.create(each.run.path)
+        own = dataclasses.replace(plan, run_id=run.id, run_dir=str(run.path))
+        run.write_record(own, {}, {"launcher": "1", "token": TOKEN, "overrides": list(each.overrides)}, sync=False)
+    if array is not None:
+        hand_over(sweep, range(first, count), array)
+    return sweep
+
+
+def hand_over(sweep: Sweep, points: Sequence[int], job: str, token: str = TOKEN) -> None:
+    """Points become an array."""
+    sweep.submitting(token, points)
+    sweep.submitted(token, job)
+
+
+def begin(run: Run, job: str | None = None, *, number: int = 0, step: int | None = None) -> Path:
+    """An attempt of a run begins, in its element of array 100; returns the folder of its events."""
+    events = run.path / "attempts" / str(number) / "events"
+    events.mkdir(parents=True)
+    (events.parent / "logs").mkdir()
+    append(events / "script.jsonl", "started", job=job or f"100_{run.path.name}", host="node1")
+    if step is not None:
+        append(events / "rank-0.jsonl", "progress", step=step, total=100)
+    return events
+
+
+def end(
+    run: Run, code: int = 0, *, metrics: Mapping[str, Any] | None = None, fault: str = "", rank: int = 0,
+    host: str = "node1", **begun: Any,
+) -> None:  # fmt: skip
+    """An attempt of a run begins and ends."""
+    events = begin(run, **begun)
+    if fault:
+        append(events / "node-0.jsonl", "fault", cause=fault, rank=rank, host=host)
+    if metrics is not None:
+        run.write_result(metrics)
+    append(events / "script.jsonl", "ended", code=code)

@@ -1,0 +1,132 @@
+"""The process that runs points of a sweep on this machine: which it starts, and how many at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from launcher.backends import points
+from launcher.backends.processes import Process
+from launcher.config import Scheduler
+from launcher.errors import RunError
+from launcher.sweeps import Sweep
+from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import make_sweep
+
+
+class Starts:
+    """Takes the place of starting a point: a process that sleeps."""
+
+    def __init__(self, seconds: str = "0.05") -> None:
+        self.seconds = seconds
+        self.started: list[int] = []
+        self.refuse: set[int] = set()
+        self.most = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, sweep: Sweep, index: int) -> None:
+        if index in self.refuse:
+            raise RunError("no record")
+        self._processes.append(subprocess.Popen(["sleep", self.seconds], start_new_session=True))
+        sweep.run(index).journal("process", **asdict(Process.of(self._processes[-1].pid)))
+        self.started.append(index)
+        self.most = max(self.most, sum(process.poll() is None for process in self._processes))
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+    starts = Starts()
+    monkeypatch.setattr(points, "_start", starts)
+    monkeypatch.setattr(points, "LOOK", 0.01)
+    yield starts
+    starts.end()
+
+
+def a_sweep(folder: Path, count: int = 4, parallelism: int | None = None) -> Sweep:
+    plan = plan_of(cluster={"scheduler": Scheduler.local})
+    return make_sweep(folder, count, array=None, plan=plan, parallelism=parallelism)
+
+
+@pytest.mark.parametrize(("parallelism", "most"), [(None, 1), (1, 1), (2, 2), (9, 4)])
+def test_all_points_are_started_once_and_so_many_at_a_time(
+    tmp_path: Path, starts: Starts, parallelism: int | None, most: int
+) -> None:
+    sweep = a_sweep(tmp_path, parallelism=parallelism)
+    sweep.ask([2, 0, 1, 3], again=False)
+    assert points.main(str(sweep.path)) == 0
+    assert starts.started == [2, 0, 1, 3]
+    assert 1 <= starts.most <= most
+    assert points.main(str(sweep.path)) == 0
+    assert len(starts.started) == 4
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_point_alone_is_started(tmp_path: Path, starts: Starts, index: int) -> None:
+    sweep = a_sweep(tmp_path)
+    sweep.ask([index], again=False)
+    points.main(str(sweep.path))
+    assert starts.started == [index]
+
+
+def test_a_point_that_cannot_be_started_is_told_and_left(
+    tmp_path: Path, starts: Starts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = a_sweep(tmp_path)
+    starts.refuse = {1}
+    sweep.ask([0, 1, 2], again=False)
+    assert points.main(str(sweep.path)) == 0
+    assert starts.started == [0, 2]
+    assert capsys.readouterr().err == "point 1: no record\n"
+
+
+def test_points_are_started_again_if_that_is_wanted(tmp_path: Path, starts: Starts) -> None:
+    sweep = a_sweep(tmp_path)
+    sweep.ask([0, 1], again=False)
+    points.main(str(sweep.path))
+    sweep.ask([0, 1], again=False)
+    points.main(str(sweep.path))
+    assert starts.started == [0, 1]
+    sweep.ask([1], again=True)
+    points.main(str(sweep.path))
+    assert starts.started == [0, 1, 1]
+
+
+def test_a_cancelled_sweep_starts_none(tmp_path: Path, starts: Starts) -> None:
+    sweep = a_sweep(tmp_path)
+    sweep.ask([0, 1], again=False)
+    sweep.mark_cancelled(True)
+    points.main(str(sweep.path))
+    assert starts.started == []
+
+
+def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
+    sweep = a_sweep(tmp_path)
+    sweep.ask([0], again=False)
+    holder = os.fork()
+    if holder == 0:
+        with open(sweep.path / ".points", "w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            (sweep.path / "held").touch()
+            while not (sweep.path / "go").exists():
+                time.sleep(0.01)
+        os._exit(0)
+    while not (sweep.path / "held").exists():
+        time.sleep(0.01)
+    assert points.main(str(sweep.path)) == 0
+    assert starts.started == []
+    (sweep.path / "go").touch()
+    os.waitpid(holder, 0)
+    points.main(str(sweep.path))
+    assert starts.started == [0]

@@ -1,0 +1,438 @@
+"""Points are checked as a whole, and each is handed over once: against stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import submit_sweep, sweeps
+from launcher.backends.once import Refused
+from launcher.config import Limits, ResumeHow, Scheduler
+from launcher.errors import ConfigError, SubmissionError
+from launcher.live import read
+from launcher.runs import Run
+from launcher.submit_sweep import SubmittedSweep, Wanted, id_of, prepare_sweep, resubmit
+from launcher.sweeps import Sweep
+from tests.unit.plans import make_config
+from tests.unit.slurm_stand_in import SlurmStandIn
+from tests.unit.sweep_runs import begin, end
+
+COMMAND = ("-m", "workload=work", "seed=...")
+
+
+@pytest.mark.parametrize(
+    ("command", "same"),
+    [
+        (["-m", "workload=p2p", "seed=1,2"], True),
+        (["seed=1,2", "--multirun", "workload=p2p"], True),
+        (["workload=p2p", "seed=1,2", "-m", "sweep.parallelism=3", "wait=true", "dry_run=true", "runs_dir=/x"], True),
+        (["-m", "workload=p2p", "seed=1,3"], False),
+        (["-m", "workload=p2p", "seed=1,2", "nodes=2"], False),
+        (["-m", "workload=collective", "seed=1,2"], False),
+        (["-m", "workload=p2p", "workload.seed=1,2"], False),
+    ],
+)
+def test_the_same_overrides_mean_the_same_sweep(command: list[str], same: bool) -> None:
+    first = id_of(["-m", "workload=p2p", "seed=1,2"], "p2p")
+    assert (id_of(command, "p2p") == first) is same
+    assert id_of(command, "other") != first
+    assert first.startswith("p2p-")
+
+
+@dataclasses.dataclass
+class Site:
+    """A Slurm of stand-ins, and sweeps in a folder."""
+
+    folder: Path
+    slurm: SlurmStandIn
+
+    def wanted(self, points: Sequence[str], **keys: Any) -> list[Wanted]:
+        """Points whose overrides are `seed=1 nodes=2` and the like."""
+        return [self._wanted(point.split(), **keys) for point in points]
+
+    def _wanted(self, words: list[str], **keys: Any) -> Wanted:
+        own = {key: int(value) if value.isdecimal() else value for key, _, value in (w.partition("=") for w in words)}
+        values = {key: value for key, value in own.items() if key in ("seed", "nodes", "time", "name")}
+        cluster = {"check": False, "submit_timeout": 10, **keys.pop("cluster", {})}
+        config = make_config(runs_dir=str(self.folder / "runs"), **{"cluster": cluster, **keys, **values})
+        return Wanted(tuple(words), config, {"seed": config.seed})
+
+    def submit(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> SubmittedSweep:
+        return submit_sweep.submit_sweep(prepare_sweep(self.wanted(points, **keys), command))
+
+    def refused(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> str:
+        """Why they are refused; then nothing is written or submitted."""
+        with pytest.raises(ConfigError) as caught:
+            self.submit(points, command, **keys)
+        assert not (self.folder / "runs").exists()
+        assert self.slurm.calls() == 0
+        return str(caught.value)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    slurm = SlurmStandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", slurm.path)
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    return Site(tmp_path, slurm)
+
+
+def seeds(count: int, more: str = "") -> list[str]:
+    return [f"seed={seed} {more}".strip() for seed in range(count)]
+
+
+def submitted_points(site: Site) -> list[int]:
+    return sorted(point for job in site.slurm.jobs() for point in job.points)
+
+
+# -- submissions
+
+
+def test_points_that_ask_for_the_same_are_one_array(site: Site) -> None:
+    done = site.submit([*seeds(3), "seed=9 nodes=2", *[f"seed={seed} nodes=4" for seed in (7, 8)]])
+    assert [(job.array, job.nodes, job.points) for job in site.slurm.jobs()] == [
+        ("0-2", 1, [0, 1, 2]), ("-", 2, [3]), ("0-1", 4, [4, 5]),
+    ]  # fmt: skip
+    assert done.jobs == (("100", (0, 1, 2)), ("101", (3,)), ("102", (4, 5)))
+    ids = [read(done.sweep.run(index)).job_id for index in range(6)]
+    assert ids == ["100_0", "100_1", "100_2", "101", "102_0", "102_1"]
+    for index in range(6):
+        run = done.sweep.run(index)
+        assert (run.plan().run_id, run.plan().run_dir) == (f"{done.sweep.id}/{index}", str(run.path))
+        assert (run.submitit_folder / "payload.pkl").exists()
+        assert run.record()["overrides"] == list(done.sweep.manifest().points[index])
+
+
+def test_what_is_there_is_not_submitted_again(site: Site) -> None:
+    first = site.submit(seeds(3))
+    again = site.submit(seeds(3))
+    assert (again.jobs, again.there, again.left) == ((), (0, 1, 2), ((), ""))
+    assert again.sweep == first.sweep
+    assert len(site.slurm.jobs()) == 1
+
+
+def test_new_points_are_added_and_keep_the_numbers_of_the_old_ones(site: Site) -> None:
+    site.submit(seeds(3), sweep=_sweep(id="lr"))
+    more = site.submit(["seed=7", "seed=1", "seed=8", "seed=7"], sweep=_sweep(id="lr"))
+    assert (more.there, more.jobs) == ((1,), (("101", (3, 4)),))
+    assert [point.overrides for point in more.sweep.points()] == [(f"seed={seed}",) for seed in (0, 1, 2, 7, 8)]
+
+
+def test_a_point_that_is_there_with_other_values_is_refused(site: Site) -> None:
+    """The defaults have changed since."""
+    site.submit(seeds(2))
+    with pytest.raises(ConfigError, match=r"with other values of time: choose another sweep\.id"):
+        site.submit(seeds(2), time="2h")
+    assert len(site.slurm.jobs()) == 1
+
+
+def test_an_array_is_split_at_the_sites_limit(site: Site) -> None:
+    site.slurm.set(most_elements=4)
+    done = site.submit(seeds(9), sweep=_sweep(parallelism=5))
+    assert [job.array for job in site.slurm.jobs()] == ["0-3%2", "0-3%2", "-"]
+    assert [job.points for job in site.slurm.jobs()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [points for _, points in done.jobs] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
+
+
+@pytest.mark.parametrize("limit", [1, 5, 7, 10])
+def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, limit: int) -> None:
+    site.slurm.set(most_jobs=limit)
+    done = site.submit(seeds(10))
+    left, words = done.left
+    assert len(submitted_points(site)) == 10 - len(left)
+    assert bool(left) is (limit < 10)
+    assert (not left) or "submit limit" in words
+    assert site.slurm.calls() <= 10  # not one for each point
+    for _ in range(10):
+        if not left:
+            break
+        for job in site.slurm.jobs():
+            site.slurm.end(job.id)  # those are over, and forgotten
+        left, _ = site.submit(seeds(10)).left
+    assert not left
+    known = [index for each in done.sweep.submissions() for index in each.points]
+    assert all(read(done.sweep.run(index)).job_id for index in range(10))
+    assert len(known) == len(set(known))
+
+
+@pytest.mark.parametrize(
+    ("words", "later"),
+    [
+        ("sbatch: error: AssocMaxSubmitJobLimit", True),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", True),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", True),
+        # Those of PBS are in OpenPBS's own tests of its limits.
+        ("would exceed complex's per-user limit of jobs in 'Q' state", True),
+        ("Maximum number of jobs in 'Q' state for user me already in complex", True),
+        ("would exceed queue generic's limit on resource ncpus in complex", True),
+        ("sbatch: error: invalid partition specified: gpuu", False),
+        ("sbatch: error: Batch job submission failed: Invalid job array specification", False),
+        ("Job violates queue and/or server resource limits", False),
+        ("Array job exceeds server or queue size limit", False),
+    ],
+)
+def test_words_after_which_points_wait(words: str, later: bool) -> None:
+    assert bool(submit_sweep.LIMIT.search(words)) is later
+
+
+def test_what_the_submit_limit_splits_is_throttled_as_a_whole(site: Site) -> None:
+    site.slurm.set(most_jobs=6)
+    site.submit(seeds(8), sweep=_sweep(parallelism=4))
+    arrays = [job.array for job in site.slurm.jobs()]
+    assert sum(int(array.partition("%")[2] or 1) for array in arrays) <= 4, arrays
+
+
+def test_no_group_is_refused_because_another_one_is_full(site: Site) -> None:
+    """What is left is told with all that stand behind it."""
+    site.slurm.set(most_jobs=3)
+    done = site.submit([*seeds(4), *[f"seed={seed} nodes=2" for seed in range(4)]])
+    left, _ = done.left
+    assert sorted([*left, *submitted_points(site)]) == list(range(8))
+
+
+def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> None:
+    site.slurm.set(refusal="--nodes=2")
+    points = [*seeds(2), *[f"seed={seed} nodes=2" for seed in range(2)]]
+    with pytest.raises(Refused, match="Invalid license specification"):
+        site.submit(points)
+    assert submitted_points(site) == [0, 1]
+    site.slurm.set(refusal=None)
+    done = site.submit(points)
+    assert (done.there, done.jobs) == ((0, 1), (("101", (2, 3)),))
+
+
+def test_a_throttle_is_shared_between_groups(site: Site) -> None:
+    site.submit([*seeds(6), *[f"seed={seed} nodes=2" for seed in range(3)]], sweep=_sweep(parallelism=3))
+    assert [job.array for job in site.slurm.jobs()] == ["0-5%2", "0-2%1"]
+
+
+def test_while_slurm_does_not_tell_nothing_is_submitted_twice(site: Site) -> None:
+    done = site.submit(seeds(2))
+    done.sweep.submitting("launcher-x-9", [0, 1])  # as one who was killed leaves it
+    site.slurm.set(down="yes")
+    with pytest.raises(Exception, match="squeue failed"):
+        site.submit(seeds(2))
+    site.slurm.set(down=None)
+    assert site.submit(seeds(2)).there == (0, 1)
+    assert len(site.slurm.jobs()) == 1
+
+
+def test_an_array_whose_submitter_was_killed_is_taken_over(site: Site) -> None:
+    first = site.submit(seeds(3))
+    journal = first.sweep.path / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])  # `submitted` was not written
+    again = site.submit(seeds(3))
+    assert (again.there, again.jobs, len(site.slurm.jobs())) == ((0, 1, 2), (), 1)
+    assert read(again.sweep.run(2)).job_id == "100_2"
+
+
+def test_an_array_that_began_and_was_forgotten_is_taken_over(site: Site) -> None:
+    first = site.submit(seeds(3))
+    journal = first.sweep.path / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    end(first.sweep.run(1), job="100_1")
+    site.slurm.end("100")
+    again = site.submit(seeds(3))
+    assert (again.there, again.jobs) == ((0, 1, 2), ())
+    assert [each.job for each in again.sweep.submissions()] == ["100"]
+
+
+def test_an_announced_array_that_never_came_is_submitted(site: Site) -> None:
+    first = site.submit(seeds(3))
+    journal = first.sweep.path / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    site.slurm.end("100")
+    again = site.submit(seeds(3))
+    assert (again.there, again.jobs) == ((), (("100", (0, 1, 2)),))
+    assert len({job.token for job in site.slurm.jobs()}) == 1
+    assert len(again.sweep.tokens()) == 2
+
+
+# -- once more
+
+
+def test_points_are_started_again_as_arrays_of_their_own(site: Site) -> None:
+    first = site.submit(seeds(5))
+    for index in (1, 3, 4):
+        end(first.sweep.run(index), 1, job=f"100_{index}")
+    (first.sweep.run(1).path / "cancelled").touch()
+    again = resubmit(first.sweep, [1, 3])
+    assert again.jobs == (("101", (1, 3)),)
+    assert [job.points for job in site.slurm.jobs()] == [[0, 1, 2, 3, 4], [1, 3]]
+    assert len({job.token for job in site.slurm.jobs()}) == 2
+    assert not (first.sweep.run(1).path / "cancelled").exists()
+    assert resubmit(first.sweep, [4]).jobs == (("102", (4,)),)
+    assert [read(first.sweep.run(index)).job_id for index in range(5)] == ["100_0", "101_0", "100_2", "101_1", "102"]
+
+
+def test_an_array_of_those_that_ran_before_is_not_taken_for_their_old_one(site: Site) -> None:
+    """Its submitter was killed before sbatch was started, and the attempts of the first array are still there."""
+    first = site.submit(seeds(2))
+    for index in range(2):
+        end(first.sweep.run(index), 1, job=f"100_{index}")
+    first.sweep.submitting("launcher-x-1", [0, 1])
+    submit_sweep.recover(first.sweep, {})
+    assert [each.job for each in first.sweep.submissions()] == ["100"]
+
+
+def test_a_single_point_that_is_started_again_is_not_taken_for_its_old_job(site: Site) -> None:
+    first = site.submit(seeds(1))
+    run = first.sweep.run(0)
+    end(run, 1, job="100")
+    run.journal("submitting", token=f"{run.record()['token']}-r1")  # and its submitter was killed
+    assert resubmit(first.sweep, [0]).jobs == (("101", (0,)),)
+    assert read(run).job_id == "101"
+
+
+def test_a_job_that_began_before_its_submitter_said_so_is_found(site: Site) -> None:
+    first = site.submit(seeds(1))
+    run = first.sweep.run(0)
+    end(run, 1, job="100")
+    run.journal("submitting", token=f"{run.record()['token']}-r1")
+    begin(run, "105", number=1)
+    assert resubmit(first.sweep, [0]).jobs == (("105", (0,)),)
+    assert len(site.slurm.jobs()) == 1
+
+
+# -- a submitter that is killed while sbatch is under way
+
+SUBMITTER = """
+import sys
+from tests.unit.test_submit_sweep import Site, seeds
+from tests.unit.slurm_stand_in import SlurmStandIn
+from pathlib import Path
+site = Site(Path(sys.argv[1]), None)
+site.submit(seeds(int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("points", [3, 1])
+def test_an_sbatch_that_outlives_its_submitter_is_waited_for(
+    site: Site, points: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.slurm.set(delay=2)
+    command = [sys.executable, "-c", SUBMITTER, str(site.folder), str(points)]
+    with subprocess.Popen(command, start_new_session=True) as submitter:
+        until(lambda: site.slurm.calls() == 1)
+        submitter.send_signal(signal.SIGKILL)
+    assert site.slurm.jobs() == []
+    done = site.submit(seeds(points))
+    assert done.there == tuple(range(points)) or done.jobs == (("100", (0,)),)
+    assert len(site.slurm.jobs()) == 1
+    assert (site.slurm.calls(), len(submitted_points(site))) == (1, points)
+    assert "waiting for another command that submits" in capsys.readouterr().err
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# -- bad input
+
+
+def _sweep(**keys: Any) -> Any:
+    from launcher.config import Sweep as Keys
+
+    return Keys(**keys)
+
+
+def test_a_wrong_point_of_a_thousand_is_named_and_nothing_is_done(site: Site) -> None:
+    points = seeds(1000)
+    points[700] += " time=25:99"
+    words = site.refused(points)
+    assert words.startswith("point 700 (seed=700 time=25:99): ")
+    assert "25:99" in words
+
+
+def test_a_limit_that_one_group_exceeds_refuses_all(site: Site) -> None:
+    words = site.refused([*seeds(2), "seed=5 nodes=9"], cluster={"limits": Limits(nodes=4)})
+    assert words.startswith("point 2 (seed=5 nodes=9): nodes=9")
+
+
+def test_what_cannot_be_a_script_is_refused_with_its_point(site: Site) -> None:
+    wanted = site.wanted(seeds(2))
+    wanted.append(site.wanted(["seed=5"], cluster={"directives": {"nodes": 7}})[0])
+    with pytest.raises(ConfigError, match=r"^point 2 \(seed=5\): .*nodes"):
+        prepare_sweep(wanted, COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("points", "keys", "words"),
+    [
+        (["seed=1 run_id=x", "seed=2 run_id=x"], {}, "run_id=x: it names one run"),
+        (["seed=1 sweep.id=a", "seed=1 sweep.id=b"], {}, "sweep.id is for the whole sweep"),
+        (["seed=1 wait=true", "seed=1 wait=false"], {}, "wait is for the whole sweep"),
+        (["seed=1 runs_dir=/a", "seed=1 runs_dir=/b"], {}, "runs_dir is for the whole sweep"),
+        (["seed=1"], {"sweep": _sweep(parallelism=0)}, "sweep.parallelism=0: it must be 1 or more"),
+        (["seed=1"], {"sweep": _sweep(id="a/b")}, "sweep.id='a/b'"),
+        (["seed=1"], {"sweep": _sweep(id="a b")}, "letters, digits"),
+        (["seed=1 name=a/b"], {}, "name='a/b'"),
+    ],
+)
+def test_keys_of_a_sweep(site: Site, points: list[str], keys: dict[str, Any], words: str) -> None:
+    assert words in site.refused(points, **keys)
+
+
+def test_a_chain_of_jobs_is_for_one_run(site: Site) -> None:
+    from launcher.config import Resume
+
+    assert "point 0" in (words := site.refused(seeds(2), resume=Resume(how=ResumeHow.chain, max_attempts=3)))
+    assert "resume.how=chain is for single runs" in words
+
+
+def test_points_do_not_share_checkpoints(site: Site) -> None:
+    from launcher.config import Checkpoint
+
+    words = site.refused(seeds(2), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
+    assert "point 1 (seed=1): checkpoint.dir" in words
+    assert "would be that of point 0 too" in words
+    site.submit(seeds(1), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
+
+
+def test_a_sweep_is_not_made_where_a_run_is(site: Site) -> None:
+    run = Run.create(site.folder / "runs" / "lr")
+    (run.path / "record.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"choose another sweep\.id"):
+        site.submit(seeds(2), sweep=_sweep(id="lr"))
+    assert site.slurm.calls() == 0
+
+
+def test_without_sbatch_nothing_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(site.folder))
+    with pytest.raises(SubmissionError, match="sbatch is not on this machine's PATH"):
+        site.submit(seeds(2))
+    assert not (site.folder / "runs").exists()
+
+
+def test_a_sweep_that_another_command_changes_is_left_alone(site: Site) -> None:
+    prepared = prepare_sweep(site.wanted(seeds(2)), COMMAND)
+    site.submit(seeds(2))
+    with pytest.raises(SubmissionError, match="was changed by another command meanwhile: repeat this one"):
+        submit_sweep.submit_sweep(prepared)
+    assert len(site.slurm.jobs()) == 1
+
+
+def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes to its own: those of this machine to a process that runs a few at a time."""
+    started: list[Sweep] = []
+    monkeypatch.setattr(submit_sweep, "start_here", started.append)
+    wanted = [
+        *site.wanted(["seed=1 cluster=slurm", "seed=2 cluster=slurm"]),
+        *site.wanted(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": Scheduler.local}),
+    ]
+    done = submit_sweep.submit_sweep(prepare_sweep(wanted, COMMAND))
+    assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
+    assert started == [done.sweep]
+    assert list(done.sweep.asked()) == [2, 3]
+    assert sweeps.all_sweeps(site.folder / "runs") == [done.sweep]

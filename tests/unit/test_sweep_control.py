@@ -1,0 +1,178 @@
+"""Changes to a sweep that is under way: whole arrays by one command, and nothing that is over or done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import sweep_control
+from launcher.backends.base import JobState, SchedulerJob
+from launcher.backends.pbs_query import PBS, short
+from launcher.backends.slurm_query import Slurm
+from launcher.config import GpuDirective, Scheduler
+from launcher.errors import RunError
+from launcher.sweep_live import look_at
+from launcher.sweeps import Sweep
+from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
+
+PBS_PLAN = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus})
+
+
+class Site:
+    """A scheduler with these jobs that keeps what it is told to do."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, kind: type[Slurm] | type[PBS], jobs: dict[str, JobState]
+    ) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        key = short if kind is PBS else str
+        found = {key(job): SchedulerJob(job, state, state.value) for job, state in jobs.items()}
+        monkeypatch.setattr(kind, "jobs", lambda _: dict(found))
+        monkeypatch.setattr(kind, "accounting" if kind is Slurm else "history", lambda *_: {})
+        monkeypatch.setattr(kind, "cancel", lambda _, job: self.told.append((job,)))
+        monkeypatch.setattr(kind, "throttle", lambda _, job, most: self.told.append((job, most)))
+
+
+def elements(job: str, running: int, pending: int = 0) -> dict[str, JobState]:
+    states = [JobState.RUNNING] * running + [JobState.PENDING] * pending
+    return {f"{job}_{index}": state for index, state in enumerate(states)}
+
+
+def marked(sweep: Sweep, count: int) -> list[int]:
+    return [index for index in range(count) if (sweep.run(index).path / "cancelled").exists()]
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        (None, [("100",)]),
+        ([1, 2, 3], [("100",)]),
+        ([0, 1, 2, 3], [("100",)]),
+        ([2, 3], [("100_2",), ("100_3",)]),
+    ],
+)
+def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: Sequence[int] | None, told: list[tuple[str]]
+) -> None:
+    sweep = make_sweep(tmp_path, 4)
+    end(sweep.run(0), 0)
+    site = Site(monkeypatch, Slurm, elements("100", 2, 2))
+    cancelled = sweep_control.cancel(sweep, points)
+    assert site.told == told
+    assert marked(sweep, 4) == list(cancelled) == [index for index in points or range(4) if index]
+    assert sweep.cancelled() is (points is None)
+    assert all("cancelled" in [entry["event"] for entry in sweep.run(index).journal_events()] for index in cancelled)
+
+
+def test_an_array_of_pbs_is_cancelled_by_its_id_with_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, 3, array="150.pbs-srv", plan=PBS_PLAN)
+    site = Site(monkeypatch, PBS, {"150[0].pbs-srv": JobState.RUNNING, "150[1].pbs-srv": JobState.PENDING})
+    sweep_control.cancel(sweep)
+    assert site.told == [("150[].pbs-srv",)]
+
+
+def test_points_that_were_handed_over_again_are_cancelled_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 5, first=1)
+    end(sweep.run(1), 1)
+    hand_over(sweep, [1, 2], "200", token="again")
+    sweep.run(3).journal("submitted", job="300")
+    jobs = {**elements("100", 4), "200_0": JobState.PENDING, "200_1": JobState.PENDING, "300": JobState.PENDING}
+    site = Site(monkeypatch, Slurm, jobs)
+    assert sweep_control.cancel(sweep) == {0: "waiting", 1: "queued", 2: "queued", 3: "queued", 4: "running"}
+    assert sorted(site.told) == [("100",), ("200",), ("300",)]
+
+
+def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 3, array=None)
+    assert sweep_control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
+    sweep.mark_cancelled(False)  # as `rerun 1` does
+    sweep.run(1).clear_marks()
+    sweep.ask([1], again=True)
+    assert [each.state for each in look_at(sweep)] == ["cancelled", "waiting", "cancelled"]
+
+
+def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, 2)
+    end(sweep.run(0), 0)
+    end(sweep.run(1), 1)
+    site = Site(monkeypatch, Slurm, {})
+    assert (sweep_control.cancel(sweep), site.told, marked(sweep, 2)) == ({}, [], [])
+
+
+def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, 12, array=None)
+    for job, points in (("100", range(6)), ("200", range(6, 8)), ("300", range(8, 10))):
+        hand_over(sweep, points, job, token=job)
+    sweep.run(10).journal("submitted", job="400")
+    for index in (8, 9):
+        end(sweep.run(index), 0)
+    jobs = {**elements("100", 1, 5), **elements("200", 0, 2), "400": JobState.RUNNING}
+    site = Site(monkeypatch, Slurm, jobs)
+    given = sweep_control.throttle(sweep, 5)
+    assert given == site.told == [("100", 3), ("200", 1)]  # and the job of its own is the fifth
+    assert sweep.manifest().parallelism == 5
+
+
+def test_an_array_that_has_begun_as_a_whole_needs_no_throttle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, 3)
+    site = Site(monkeypatch, Slurm, elements("100", 3))
+    assert (sweep_control.throttle(sweep, 2), site.told) == ([], [])
+
+
+# state of a point -> is it run again by default, and when it is named
+AGAIN = {
+    "waiting": True, "unconfirmed": True, "stopped": True, "failed": True, "cancelled": True, "lost": True,
+    "queued": False, "running": False, "done": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """A sweep with one point of each state, in the order of AGAIN."""
+    sweep = make_sweep(tmp_path, len(AGAIN), array=None)
+    hand_over(sweep, range(2, 9), "100")
+    sweep.submitting("t", [1])
+    end(sweep.run(2), 75)
+    end(sweep.run(3), 1)
+    sweep.run(4).journal("cancelled")
+    begin(sweep.run(7), "100_5")
+    end(sweep.run(8), 0)
+    Site(monkeypatch, Slurm, {"100_4": JobState.PENDING, "100_5": JobState.RUNNING})
+    assert [each.state for each in look_at(sweep)] == list(AGAIN)
+    return sweep
+
+
+def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
+    seen = look_at(every_state)
+    assert sweep_control.again(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
+    for number, (state, allowed) in enumerate(AGAIN.items()):
+        if allowed:
+            assert sweep_control.again(seen, [number]) == [number]
+        else:
+            with pytest.raises(RunError, match=rf"\({number} {state}\)"):
+                sweep_control.again(seen, [number, 0])
+
+
+def test_points_that_were_never_made_are_not_run_again(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 3, array=None)
+    (sweep.run(1).path / "record.json").unlink()
+    with pytest.raises(RunError, match="points 1 have not been made: repeat the command"):
+        sweep_control.rerun(sweep, None)
+    assert sweep_control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
+
+
+def test_an_array_whose_submitter_was_killed_is_found_before_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(tmp_path, 2, array=None)
+    sweep.submitting("t", [0, 1])
+    site = Site(monkeypatch, Slurm, elements("100", 0, 2))
+    monkeypatch.setattr(Slurm, "find", lambda _, token, name: {"t": "100"}[token])
+    assert sweep_control.cancel(sweep) == {0: "queued", 1: "queued"}
+    assert site.told == [("100",)]

@@ -1,0 +1,156 @@
+"""Staying with a sweep: what is told of it, and the exit code that it comes to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.base import JobState, SchedulerJob
+from launcher.backends.slurm_query import Slurm
+from launcher.cli import sweep_follow
+from launcher.errors import DONE, FAILED, RESUME
+from launcher.runs import only_submitter
+from launcher.sweep_live import STATES, PointSeen, look_at
+from launcher.sweeps import Sweep
+from tests.unit.sweep_runs import begin, end, make_sweep
+
+
+@pytest.fixture(autouse=True)
+def scheduler(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs are running; nobody waits long."""
+    running = {f"100_{index}": SchedulerJob(f"100_{index}", JobState.RUNNING, "RUNNING") for index in range(9)}
+    monkeypatch.setattr(Slurm, "jobs", lambda _: dict(running))
+    monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
+    monkeypatch.setattr(sweep_follow, "STEADY", 0.0)
+
+
+def points(sweep: Sweep, *states: str) -> list[PointSeen]:
+    return [PointSeen(point, state) for point, state in zip(sweep.points(), states, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ((), DONE),
+        (("done",), DONE),
+        (("done", "stopped"), RESUME),
+        (("stopped", "stopped"), RESUME),
+        *(((state, "done"), FAILED) for state in STATES if state not in ("done", "stopped")),
+        (("stopped", "failed"), FAILED),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_point(tmp_path: Path, states: tuple[str, ...], code: int) -> None:
+    sweep = make_sweep(tmp_path, len(states), array=None)
+    assert sweep_follow.exit_code(points(sweep, *states)) == code
+
+
+def test_each_end_is_told_once(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 3)
+    end(sweep.run(0), 0)
+    begin(sweep.run(2), "100_2")
+    first = look_at(sweep)
+    end(sweep.run(1), 1, job="100_1", fault="rank 1 on node2: ValueError: no", rank=1, host="node2")
+    now = [each if each.point.index != 1 else _failed(sweep) for each in first]
+    before = {each.point.index: each for each in first}
+    assert list(sweep_follow.ended(before, now, ["workload.lr"])) == [
+        "point 1 (lr=0.1) failed: rank 1 on node2: ValueError: no"
+    ]
+    assert list(sweep_follow.ended({}, first, [])) == ["point 0 is done"]
+    assert not list(sweep_follow.ended({each.point.index: each for each in now}, now, []))
+
+
+def _failed(sweep: Sweep) -> PointSeen:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slurm, "jobs", lambda _: {})
+        return look_at(sweep, points=[1])[0]
+
+
+@pytest.mark.parametrize(("last", "code", "words"), [(0, 0, "2/2 done"), (75, 75, "1/2 done, 1 stopped")])
+def test_a_sweep_that_is_over_is_not_waited_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    last: int,
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(Slurm, "jobs", lambda _: {})
+    sweep = make_sweep(tmp_path, 2)
+    end(sweep.run(0), 0)
+    end(sweep.run(1), last)
+    assert sweep_follow.to_the_end(sweep) == code
+    assert capsys.readouterr().out == f"lr-1: {words}\n"
+
+
+def test_a_sweep_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, 2)
+
+    def later() -> Iterator[None]:
+        yield
+        end(sweep.run(1), 0)
+        yield
+        end(sweep.run(0), 0)
+        yield from itertools.repeat(None)
+
+    steps = later()
+    monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: next(steps))
+    assert sweep_follow.to_the_end(sweep) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "lr-1: 1/2 done, 1 running",
+        "point 0 (lr=0) is done", "lr-1: 2/2 done",
+    ]  # fmt: skip
+
+
+def test_only_the_points_that_matter_are_waited_for(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 3)
+    end(sweep.run(1), 0)
+    assert sweep_follow.to_the_end(sweep, points={1}) == 0
+
+
+def test_points_that_nobody_will_begin_are_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = make_sweep(tmp_path, 3, first=2)
+    end(sweep.run(2), 0)
+    assert sweep_follow.to_the_end(sweep) == 1
+    assert "points 0-1 were never handed over: repeat the command" in capsys.readouterr().out
+
+
+def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, sent = make_sweep(tmp_path, 2, array=None), []
+    sweep.ask([0, 1], again=False)
+    monkeypatch.setattr("launcher.submit_sweep.start_here", sent.append)
+    monkeypatch.setattr(sweep_follow, "POLL", 0.0)
+    assert sweep_follow.to_the_end(sweep) == 1
+    assert sent == [sweep] * sweep_follow.TRIES
+    assert f"points 0-1 do not begin: see {sweep.path}/points.log" in capsys.readouterr().out
+
+
+def test_who_is_at_work_is_asked_without_being_in_the_way(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 1)
+    assert not sweep_follow._locked(sweep)
+    with only_submitter(sweep.path):
+        pass
+
+
+@pytest.mark.parametrize("foreground", [False, True])
+def test_ctrl_c_stops_following_or_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], foreground: bool
+) -> None:
+    sweep, cancelled = make_sweep(tmp_path, 1), []
+
+    def cancel(sweep: Sweep, points: object, *, kill: bool) -> None:
+        cancelled.append(kill)
+        end(sweep.run(0), 0)
+
+    monkeypatch.setattr(sweep_follow.sweep_control, "cancel", cancel)
+    monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: sweep_follow.signal.raise_signal(2))
+    assert sweep_follow.to_the_end(sweep, foreground=foreground) == 130
+    assert cancelled == ([False] if foreground else [])
+    said = "stopping; Ctrl-C again kills" if foreground else "goes on without this terminal"
+    assert said in capsys.readouterr().err

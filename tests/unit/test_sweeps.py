@@ -1,0 +1,295 @@
+"""A sweep's directory: what is written is what is read, and points are told apart by what they were asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher import runs, sweeps
+from launcher.errors import ConfigError, RunError
+from launcher.runs import Run
+from launcher.state import tell
+from launcher.sweeps import Manifest, Sweep, canonical, differing, label, of_ranges, to_ranges, values_of
+from tests.unit.sweep_runs import begin, hand_over, make_sweep
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), ""), ((5,), "5"), ((0, 1, 2, 7), "0-2,7"), ((3, 2, 1), "3,2,1"), ((4, 5, 5, 6), "4-5,5-6"), ((8, 9), "8-9")],
+)
+def test_ranges_as_one_writes_them(numbers: tuple[int, ...], text: str) -> None:
+    assert to_ranges(numbers) == text
+    assert of_ranges(text) == numbers
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 300)))
+def test_ranges_keep_all_numbers_in_their_order(numbers: list[int]) -> None:
+    assert of_ranges(to_ranges(numbers)) == tuple(numbers)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["seed=1", "nodes=2"], ("nodes=2", "seed=1")),
+        (["seed=1", "wait=true", "dry_run=true", "runs_dir=/x", "run_id=y"], ("seed=1",)),
+        (["seed=1", "sweep.parallelism=3", "hydra.verbose=true", "hydra/launcher=x"], ("seed=1",)),
+        (["+cluster.environment.B=1", "cluster.account=x"], ("cluster.account=x", "+cluster.environment.B=1")),
+        (["seed=2", "nodes=1", "seed=1"], ("nodes=1", "seed=2", "seed=1")),  # the last one counts
+        (["seed=1", "nodes=1", "seed=2"], ("nodes=1", "seed=1", "seed=2")),
+        (["b.c=1", "b={c: 2}", "a=1"], ("b.c=1", "b={c: 2}", "a=1")),  # merged in that order
+        (["workload.op=all", "workload=collective"], ("workload=collective", "workload.op=all")),
+    ],
+)  # fmt: skip
+def test_a_point_is_its_overrides_without_those_of_one_command(overrides: list[str], expected: tuple[str, ...]) -> None:
+    assert canonical(overrides) == expected
+    assert canonical(expected) == expected
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=1), st.randoms())
+def test_the_order_of_different_keys_makes_no_other_point(values: dict[str, int], random: object) -> None:
+    words = [f"{key}={value}" for key, value in values.items()]
+    other = list(words)
+    random.shuffle(other)  # type: ignore[attr-defined]
+    assert canonical(words) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("points", "keys", "labels"),
+    [
+        ([["seed=1"], ["seed=2"]], ["seed"], ["seed=1", "seed=2"]),
+        ([["seed=1", "nodes=1"], ["seed=1", "nodes=2"]], ["nodes"], ["nodes=1", "nodes=2"]),
+        ([["workload.lr=1", "s=1"], ["workload.lr=2", "s=2"]], ["workload.lr", "s"], ["lr=1 s=1", "lr=2 s=2"]),
+        ([["seed=1"], ["seed=1"]], [], ["", ""]),
+        ([["seed=1"]], [], [""]),
+        ([], [], []),
+        ([["seed=1"], ["seed=1", "nodes=2"]], ["nodes"], ["", "nodes=2"]),  # the first leaves it at its default
+        ([["+x=1"], ["x=2"], ["~x"]], ["x"], ["x=1", "x=2", "x="]),
+        ([["name='a=b'"], ["name='a=c'"]], ["name"], ["name='a=b'", "name='a=c'"]),
+        ([["seed=1", "seed=2"], ["seed=3", "seed=2"]], [], ["", ""]),  # what does not count makes no difference
+    ],
+)  # fmt: skip
+def test_what_tells_points_apart(points: list[list[str]], keys: list[str], labels: list[str]) -> None:
+    assert differing(points) == keys
+    assert [label(point, keys) for point in points] == labels
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), min_size=1, max_size=6))
+def test_keys_differ_exactly_where_values_do(values: list[dict[str, int]]) -> None:
+    points = [[f"{key}={value}" for key, value in each.items()] for each in values]
+    expected = {key for key in "abc" if len({each.get(key) for each in values}) > 1}
+    assert set(differing(points)) == expected
+    shown = [tuple(sorted(values_of(point, differing(points)).items())) for point in points]
+    assert len(set(shown)) == len({tuple(sorted(each.items())) for each in values})
+
+
+# -- the directory
+
+MANIFEST = Manifest("lr", ("-m", "seed=1,2", "name='é \"x\"'"), (("seed=1",), ("seed=2", "x=ü")), ("a", "b"), "min", 3)
+
+
+@pytest.mark.parametrize("manifest", [MANIFEST, Manifest("lr", (), ()), Manifest("lr", (), ((),))])
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, manifest: Manifest) -> None:
+    sweep = Sweep.create(tmp_path / "runs" / "lr-1")
+    assert not sweep.recorded()
+    sweep.write(manifest)
+    assert sweep.recorded()
+    assert sweep.manifest() == manifest
+    assert [(each.index, each.overrides) for each in sweep.points()] == list(enumerate(manifest.points))
+
+
+def test_the_directory_is_private(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        sweep = make_sweep(tmp_path / "runs")
+        sweep.ask([1], again=False)
+        sweep.mark_cancelled(True)
+    finally:
+        os.umask(previous)
+    for path in (sweep.path, *sweep.path.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "is not a sweep: it has no sweep.json"),
+        ("", "cannot be read"),
+        ('{"format": 1, "name": "x"', "cannot be read"),
+        ("[]", "cannot be read"),
+        ("7", "cannot be read"),
+        ('{"format": 2}', "another version"),
+        ('{"name": "x"}', "cannot be read"),
+        ('{"format": 1, "points": [["a=1"]], "objective": []}', "cannot be read"),
+        ('{"format": 1, "points": [], "objective": [], "command": [], "name": "x", "more": 1}', "cannot be read"),
+        ('{"format": 1, "points": 3, "objective": [], "command": [], "name": "x"}', "cannot be read"),
+    ],
+)
+def test_a_broken_manifest_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+    sweep = Sweep.create(tmp_path / "lr-1")
+    if text is not None:
+        (sweep.path / "sweep.json").write_text(text)
+    with pytest.raises(RunError, match=words) as caught:
+        sweep.manifest()
+    assert str(sweep.path) in str(caught.value)
+
+
+def test_a_manifest_that_was_being_written_is_what_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep.create(tmp_path / "lr-1")
+    sweep.write(MANIFEST)
+
+    def power_fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", power_fails)
+    with pytest.raises(OSError, match="disk full"):
+        sweep.write(Manifest("other", (), ()))
+    assert sweep.manifest() == MANIFEST
+
+
+def test_a_sweep_is_not_made_of_a_run_or_where_others_can_write(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run-1")
+    (run.path / "record.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is a run: choose another sweep\.id"):
+        Sweep.create(run.path)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(RunError, match="others can write to"):
+        Sweep.create(tmp_path / "open")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"runs_dir=.*cannot be made"):
+        Sweep.create(tmp_path / "file" / "lr-1")
+
+
+def test_arrays_are_known_from_their_announcement_to_their_refusal(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 9, array=None)
+    assert (sweep.submissions(), sweep.tokens()) == ([], set())
+    sweep.submitting("t-0", [0, 1, 2, 5])
+    sweep.submitting("t-1", [3])
+    sweep.submitting("t-2", [4])
+    sweep.submitted("t-0", "70")
+    sweep.refused("t-1")
+    found = {(each.token, each.points, each.job) for each in sweep.submissions()}
+    assert found == {("t-2", (4,), None), ("t-0", (0, 1, 2, 5), "70")}
+    assert sweep.tokens() == {"t-0", "t-1", "t-2"}  # none is used again
+    by_token = {each.token: each for each in sweep.submissions()}
+    assert by_token["t-0"].job_of(5) == "70_3"
+    assert by_token["t-2"].job_of(4) is None
+
+
+def test_what_is_told_of_an_unknown_array_is_nothing(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 2, array=None)
+    sweep.submitted("t-9", "70")
+    sweep.refused("t-8")
+    with (sweep.path / "journal.jsonl").open("a") as file:
+        file.write('{"time": 1, "event": "submitting", "tok')  # its writer was killed
+    assert sweep.submissions() == []
+
+
+def test_a_journal_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 2, array=None)
+    (sweep.path / "journal.jsonl").write_text('{"time": 1, "event": "subm')
+    hand_over(sweep, [0, 1], "70", "t-0")
+    assert [each.job for each in sweep.submissions()] == ["70"]
+
+
+@pytest.mark.parametrize(("job", "expected"), [("70", "70_1"), ("70[].pbs-srv", "70.pbs-srv_1")])
+def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected: str) -> None:
+    sweep = make_sweep(tmp_path, 3, array=None)
+    hand_over(sweep, [0, 2], job)
+    run = sweep.run(2)
+    assert run.is_point
+    assert run.id == "lr-1/2"
+    assert tell(run.journal_events(), None, ()).job_id == expected
+    assert sweep.run(1).journal_events() == []
+    run.journal("cancelled")
+    assert tell(run.journal_events(), None, ()).cancelled
+    hand_over(sweep, [1, 2], "80", "t-2")
+    story = tell(run.journal_events(), None, ())
+    assert (story.job_id, story.cancelled) == ("80_1", False)
+    begin(run, "80_1")
+    run.journal("submitted", job="90")  # it was resubmitted alone
+    assert tell(run.journal_events(), None, ()).job_id == "90"
+
+
+@pytest.mark.parametrize("run_id", ["7", "2026"])
+def test_a_run_whose_id_is_a_number_is_no_point(tmp_path: Path, run_id: str) -> None:
+    run = Run.create(tmp_path / "runs" / run_id)
+    assert (run.id, run.is_point) == (run_id, False)
+    assert sweeps.sweep_of(run) is None
+
+
+def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, name="7")
+    assert (sweep.id, sweep.run(3).id) == ("7", "7/3")
+    assert Run(sweep.path).id == "7"
+    assert runs.find("7/3", tmp_path).path == sweep.run(3).path
+    assert sweeps.sweep_of(sweep.run(3)) == sweep
+
+
+def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    assert sweep.asked() == {}
+    sweep.ask([2, 0], again=False)
+    sweep.ask([1, 2], again=False)
+    assert sweep.asked() == {2: 0.0, 0: 0.0, 1: 0.0}
+    sweep.ask([0], again=True)
+    asked = sweep.asked()
+    assert asked[0] > 1e9
+    sweep.ask([0, 3], again=False)
+    assert sweep.asked() == {**asked, 3: 0.0}
+
+
+def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
+    sweep, other = make_sweep(tmp_path, name="lr-1"), make_sweep(tmp_path, name="lr-2")
+    assert {each.id for each in sweeps.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
+    assert runs.all_runs(tmp_path) == []
+    assert sweeps.find("lr-1", tmp_path) == sweep
+    assert sweeps.find(str(other.path), tmp_path) == other
+    assert runs.find("lr-2/3", tmp_path).path == other.path / "3"
+    for name, words in [
+        ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
+    ]:  # fmt: skip
+        with pytest.raises(RunError, match=words):
+            runs.find(name, tmp_path) if "/" in name else sweeps.find(name, tmp_path)
+    with pytest.raises(RunError, match="is a sweep: name one of its points"):
+        runs.find("lr-1", tmp_path)
+
+
+def test_cancelling_is_taken_back(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    for wanted in (False, True, True, False):
+        sweep.mark_cancelled(wanted)
+        assert sweep.cancelled() is wanted
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from(["submitting", "submitted", "refused"]), max_size=8))
+def test_an_array_is_what_was_told_of_it_last(events: Sequence[str]) -> None:
+    """Of one token; what comes before its announcement does not count."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        sweep = Sweep.create(Path(folder) / "lr-1")
+        expected: str | None = "none"
+        for number, event in enumerate(events):
+            if event == "submitting":
+                sweep.submitting("t", [0])
+                expected = None
+            elif event == "submitted":
+                sweep.submitted("t", str(number))
+                expected = expected if expected == "none" else str(number)
+            else:
+                sweep.refused("t")
+                expected = "none"
+        assert [each.job for each in sweep.submissions()] == ([] if expected == "none" else [expected])
