@@ -37,7 +37,7 @@ demo: $(READY)
 test: lint
 	@bash tests/setup_debian.sh
 	$(RUN) -m pytest --quiet --numprocesses=auto tests/unit
-	$(RUN) -m pytest --numprocesses=2 --ignore=tests/unit
+	$(RUN) -m pytest --numprocesses=3 --durations=15 --ignore=tests/unit
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -178,21 +178,21 @@ class Run:
 
     # -- what everybody reads
 
-    def record(self) -> dict[str, Any]:
-        """The record.
+    def record(self, name: str = "record.json") -> dict[str, Any]:
+        """The record; `record-0.json` is the first one of a run that was resumed.
 
         Raises:
             RunError: there is none, or it cannot be read.
         """
         try:
-            record = json.loads((self.path / "record.json").read_text())
+            record = json.loads((self.path / name).read_text())
         except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run: it has no record.json") from None
+            raise RunError(f"{self.path} is not a run: it has no {name}") from None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path}/record.json cannot be read: {error}") from None
+            raise RunError(f"{self.path}/{name} cannot be read: {error}") from None
         return dict(record)
 
-    def plan(self) -> JobPlan:
+    def plan(self, name: str = "record.json") -> JobPlan:
         """The plan in the record.
 
         Raises:
@@ -200,12 +200,20 @@ class Run:
         """
         from launcher.plan import from_dict
 
-        record = self.record()
+        record = self.record(name)
         try:
             return from_dict(record["plan"])
         except (KeyError, TypeError) as error:
             version = record.get("launcher", "unknown")
-            raise RunError(f"{self.path}/record.json was written by another version ({version}): {error}") from None
+            raise RunError(f"{self.path}/{name} was written by another version ({version}): {error}") from None
+
+    def first_plan(self) -> JobPlan:
+        """The plan that the run was submitted with at first, before any `resume`.
+
+        Raises:
+            RunError: as for `plan`.
+        """
+        return self.plan("record-0.json" if (self.path / "record-0.json").exists() else "record.json")
 
     def result(self) -> dict[str, Any] | None:
         try:

@@ -294,7 +294,7 @@ def require_same(run: Run, plan: JobPlan) -> None:
     Raises:
         ConfigError: the run that is there has another plan.
     """
-    mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.plan()))
+    mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.first_plan()))
     # Where and with which interpreter the command was typed does not make another run of it.
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in ("workdir", "umask", "python")]
     if different:

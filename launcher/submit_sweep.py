@@ -316,8 +316,11 @@ class _Handing:
         ]
         throttles = grouping.shares(self._parallelism, [len(members) for _, members in arrays])
         left: list[int] = []
+        full: list[JobPlan] = []  # groups of which the scheduler takes no more
         for (plan, members), throttle in zip(arrays, throttles, strict=True):
-            left += members if left else self._hand_over(plan, members, throttle)
+            rest = list(members) if plan in full else self._hand_over(plan, members, throttle)
+            full += [plan] if rest else []
+            left += rest
         local = tuple(
             index for plan, members in self._groups if not plan.queued for index in members if index in points
         )
@@ -340,7 +343,7 @@ class _Handing:
             return []
         except Refused as refused:
             if not LIMIT.search(str(refused)):
-                raise
+                raise self._halfway(refused) from None
             self._words = str(refused)
             if len(members) == 1:
                 return list(members)
@@ -348,6 +351,16 @@ class _Handing:
             throttles = grouping.shares(throttle, [len(first), len(rest)])
             left = self._hand_over(plan, first, throttles[0])
             return [*left, *rest] if left else self._hand_over(plan, rest, throttles[1])
+
+    def _halfway(self, refused: Refused) -> SubmissionError:
+        """The refusal, and what was submitted before it."""
+        if not self._jobs:
+            return refused
+        jobs = ", ".join(job for job, _ in self._jobs)
+        count = sum(len(points) for _, points in self._jobs)
+        return SubmissionError(
+            f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to go on"
+        )
 
     def _single(self, index: int) -> None:
         run, plan = self._sweep.run(index), self._plans[index]

@@ -201,10 +201,10 @@ def _there(submitted: SubmittedSweep) -> str:
     """Points that had been submitted before, by their states."""
     from collections import Counter
 
-    from launcher.live import Live, look
+    from launcher.sweep_live import look_at
 
-    live = Live()
-    states = Counter(look(submitted.sweep.run(index), live).state.value for index in submitted.there)
+    there = set(submitted.there)
+    states = Counter(seen.state for seen in look_at(submitted.sweep) if seen.point.index in there)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f"{_count(len(submitted.there), 'point')} had been submitted before: {shown}"
 

@@ -433,7 +433,8 @@ class Agent(LocalElasticAgent):
         """Ranks have left with exit code 75."""
         left = [self._first_rank + place for place, code in enumerate(codes) if code == errors.RESUME]
         host = self._me.host
-        cause = self._cause_of_stop() or self._board.heard.get("stop") or self._board.heard.get("warning")
+        # Another agent may have told it, and its ranks these ones, before this agent has looked.
+        cause = self._cause_of_stop() or self._board.told_first() or self._board.heard.get("warning")
         if cause is None:
             ranks = ("rank " if len(left) == 1 else "ranks ") + ", ".join(map(str, left))
             cause = f"{ranks} on {host} left with exit code {errors.RESUME}"

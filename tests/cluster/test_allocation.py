@@ -67,7 +67,7 @@ def test_a_run_saves_before_its_allocation_ends_and_can_be_resumed_in_another(la
     assert done.returncode == 75, done.stdout + done.stderr
     assert "steps stopped: its time is nearly up" in done.stderr
     assert "; the time of its allocation is nearly up" in done.stderr
-    resume = [*salloc, PYTHON, "-m", "launcher", "resume", "steps", f"runs_dir={launcher.runs_dir}"]
+    resume = [*salloc, PYTHON, "-m", "launcher", "resume", "steps"]
     done = subprocess.run(
         resume, env=launcher.environ | {"STEPS": "1", "STEP_TIME": "0"}, cwd=ROOT, capture_output=True, text=True,
         timeout=100, check=False,

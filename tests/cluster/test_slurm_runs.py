@@ -215,17 +215,17 @@ def with_python(launcher: Launcher, python: Path, *words: str) -> subprocess.Com
     )  # fmt: skip
 
 
-def test_twenty_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launcher, slurm: Any) -> None:
+def test_a_dozen_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launcher, slurm: Any) -> None:
     """All on one host, and with few ports to choose from."""
     started = [
         subprocess.Popen(
             [PYTHON, "-m", "launcher", "workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=2",
-             "cluster.port_range=21000-21060", f"run_id=at-once-{number}", "cluster=local", "launch=agent"],
+             "cluster.port_range=21000-21036", f"run_id=at-once-{number}", "cluster=local", "launch=agent"],
             env=launcher.environ, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
         )
-        for number in range(20)
+        for number in range(12)
     ]  # fmt: skip
-    assert [process.wait(timeout=250) for process in started] == [0] * 20
+    assert [process.wait(timeout=250) for process in started] == [0] * 12
 
 
 def test_a_lost_node_fails_the_run_and_is_told(launcher: Launcher, slurm: Any) -> None:

@@ -34,7 +34,7 @@ def test_a_language_model_is_trained_on_my_own_text(launcher: Launcher, tmp_path
     assert "the model writes:" in result.output
 
 
-@BACKENDS
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # who starts the ranks is another suite's
 def test_a_stopped_one_goes_on_with_another_number_of_ranks(launcher: Launcher, ended: None) -> None:
     done = launcher.submit(
         *SMALL, "run_id=lm", "nodes=2", "procs_per_node=1", "workload.steps=100000", "wait=false", "resume.how=never"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from launcher import submit_sweep, sweeps
-from launcher.backends.once import Refused
 from launcher.config import Limits, ResumeHow, Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.live import read
@@ -201,7 +200,8 @@ def test_no_group_is_refused_because_another_one_is_full(site: Site) -> None:
 def test_a_refused_group_leaves_the_others_and_is_tried_again(site: Site) -> None:
     site.slurm.set(refusal="--nodes=2")
     points = [*seeds(2), *[f"seed={seed} nodes=2" for seed in range(2)]]
-    with pytest.raises(Refused, match="Invalid license specification"):
+    words = "Invalid license specification\n2 other points were submitted before, as 100"
+    with pytest.raises(SubmissionError, match=words):
         site.submit(points)
     assert submitted_points(site) == [0, 1]
     site.slurm.set(refusal=None)
