@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads import results, roof, tables
+from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
 from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
@@ -96,7 +95,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
         settings = Settings.of(config)
         introduce(env)
         gather(None, env)
-        baseline = _baseline(config, env)
+        baseline = baselines.read(config.baseline, env)
         report = Report(config, settings, env)
         faults: list[str] = []
         total = len(settings.kinds) * len(settings.operations)
@@ -146,24 +145,6 @@ def run(sweep: Sweep, report: Report) -> list[str]:
 _NOTHING: Row = {
     "iterations": 0, "seconds": None, "algbw": None, "busbw": None, "wrong": None, "checked": 0,
 }  # fmt: skip
-
-
-def _baseline(config: Collective, env: Env) -> results.Results | None:
-    """What the baseline measured, on rank 0.
-
-    Raises:
-        WorkloadError: it cannot be read.
-    """
-    if config.baseline is None:
-        return None
-    found, problem = None, None
-    if env.rank == 0:
-        try:
-            found = results.read(Path(config.baseline))
-        except ValueError as error:
-            problem = f"baseline={config.baseline}: {error}"
-    raise_rank_0s(problem, env)
-    return found
 
 
 def raise_rank_0s(error: str | None, env: Env) -> None:

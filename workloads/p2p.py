@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads import matrix, matrix_text, pairs, patterns, results, roof
-from workloads.ranks import WorkloadError, gather, introduce, raise_together, say
+from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
+from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     except ValueError as error:
         raise WorkloadError(str(error)) from error
     introduce(env)
-    baseline = _baseline(config, env)
+    baseline = baselines.read(config.baseline, env)
     measured = roof.measure(env)
     this = Transfers(config, env)
     folder = run_dir() if env.rank == 0 else None
@@ -116,24 +115,6 @@ def _stop(reason: str, written: results.Results, tell: Callable[[str], object]) 
         raise WorkloadError(f"{reason}: use smaller workload.sizes")
     written.reason = "; ".join(filter(None, [written.reason, reason]))
     tell(reason)
-
-
-def _baseline(config: P2P, env: Env) -> results.Results | None:
-    """What the baseline measured; all ranks get it from the first, for they all choose which links to measure again.
-
-    Raises:
-        WorkloadError: it cannot be read.
-    """
-    if config.baseline is None:
-        return None
-    found, problem = None, None
-    if env.rank == 0:
-        try:
-            found = results.read(Path(config.baseline))
-        except ValueError as error:
-            problem = f"baseline={config.baseline}: {error}"
-    raise_together(problem, env)
-    return gather(found, env)[0]
 
 
 def _judge(

@@ -6,13 +6,13 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher import runs
 from launcher.cli.text import outcome
-from launcher.errors import INTERRUPTED
+from launcher.errors import INTERRUPTED, LauncherError
 from launcher.live import Live, Seen, look
 from launcher.state import RunState
 
@@ -28,29 +28,47 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, tails: T
         output: print what the run prints.
         tails: what of it is not known yet; None: all of it is shown.
     """
-    interrupts = 0
 
-    def interrupted(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if not foreground:
-            raise KeyboardInterrupt
-        first = interrupts == 1
-        print("launcher: stopping; Ctrl-C again kills" if first else "launcher: killing", file=sys.stderr)
-        with contextlib.suppress(runs.RunError):
-            Live().cancel(run, kill=not first)
+    def cancel(kill: bool) -> None:
+        Live().cancel(run, kill=kill)
 
-    previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        seen = _follow(run, tails or Tails(run), foreground, output)
+        with ctrl_c(foreground, cancel) as signals:
+            seen = _follow(run, tails or Tails(run), foreground, output)
     except KeyboardInterrupt:
         print(f"launcher: {run.id} goes on without this terminal", file=sys.stderr)
         return INTERRUPTED
+    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
+    return INTERRUPTED if signals else seen.exit_code
+
+
+@contextlib.contextmanager
+def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[int]]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP end what belongs to this terminal; the signals that came are yielded.
+
+    Args:
+        foreground: it belongs to it; else they raise KeyboardInterrupt.
+        cancel: ends it; with True at once, the second time.
+    """
+    signals: list[int] = []
+
+    def interrupted(number: int, _: object) -> None:
+        signals.append(number)
+        if not foreground:
+            raise KeyboardInterrupt
+        first = len(signals) == 1
+        print("launcher: stopping; Ctrl-C again kills" if first else "launcher: killing", file=sys.stderr)
+        try:
+            cancel(not first)
+        except LauncherError as error:
+            print(f"launcher: {error}", file=sys.stderr)
+
+    previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
-    return INTERRUPTED if interrupts else seen.exit_code
 
 
 def _follow(run: runs.Run, tails: Tails, foreground: bool, output: bool) -> Seen:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher import sweep_control
+from launcher.cli.follow import ctrl_c
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
-from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, LauncherError
+from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME
 from launcher.state import RunState
 from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
 from launcher.sweeps import Sweep, differing, label, to_ranges
@@ -37,33 +37,20 @@ def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: 
     Returns:
         0 if all are done, 75 if the others can be resumed, 130 if it was interrupted, else 1.
     """
-    interrupts = 0
 
-    def interrupted(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if not foreground:
-            raise KeyboardInterrupt
-        first = interrupts == 1
-        print("launcher: stopping; Ctrl-C again kills" if first else "launcher: killing", file=sys.stderr)
-        try:
-            sweep_control.cancel(sweep, points, kill=not first)
-        except LauncherError as error:
-            print(f"launcher: {error}", file=sys.stderr)
+    def cancel(kill: bool) -> None:
+        sweep_control.cancel(sweep, points, kill=kill)
 
-    previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        seen = _follow(sweep, points)
+        with ctrl_c(foreground, cancel) as signals:
+            seen = _follow(sweep, points)
     except KeyboardInterrupt:
         print(f"launcher: {sweep.id} goes on without this terminal", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     code = exit_code(seen)
     if sys.stdout.isatty():  # else the last line has said so
         print(f"{sweep.id}: {summary(counts(seen))}")
-    return INTERRUPTED if interrupts else code
+    return INTERRUPTED if signals else code
 
 
 def exit_code(seen: Sequence[PointSeen]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
         end(sweep.run(0), 0)
 
     monkeypatch.setattr(sweep_follow.sweep_control, "cancel", cancel)
-    monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: sweep_follow.signal.raise_signal(2))
+    monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     assert sweep_follow.to_the_end(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])
     said = "stopping; Ctrl-C again kills" if foreground else "goes on without this terminal"

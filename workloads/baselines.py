@@ -1,0 +1,30 @@
+"""What an earlier run measured, for a benchmark that is compared with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads import results
+from workloads.ranks import gather, raise_together
+
+if TYPE_CHECKING:
+    from launcher.node import Env
+
+
+def read(path: str | None, env: Env) -> results.Results | None:
+    """The results in a file, which rank 0 alone reads, on all ranks; None: there is no baseline.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    if path is None:
+        return None
+    found, problem = None, None
+    if env.rank == 0:
+        try:
+            found = results.read(Path(path))
+        except ValueError as error:
+            problem = f"baseline={path}: {error}"
+    raise_together(problem, env)
+    return gather(found, env)[0]
