@@ -6,8 +6,8 @@ Two ranks on this machine, gloo over the loopback. Each round measures both, one
 buffers: the harness by what it does between its fresh data (`Run.timed`, without the two verified iterations), the
 hand-written one by a loop as in anybody's script: a barrier, the clock, the call, the clock. Both take the slowest
 rank's time of each iteration. What is compared is the tenth percentile of all iterations of all rounds: what one takes
-that nothing else on the machine has disturbed. (By hand twice against itself, with six busy processes beside: 0.99; the
-medians differed by up to 10 %.)
+that nothing else on the machine has disturbed. (By hand twice against itself, on a busy machine: 0.99; the medians
+differed by up to 10 %.)
 """
 
 from __future__ import annotations
