@@ -371,7 +371,7 @@ def _relink(link: Path, target: Path) -> None:
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
     """Adds one event, in a single write, so that a reader sees it whole or not yet."""
-    line = json.dumps({"time": round(time.time(), 3), "event": event, **values}) + "\n"
+    line = json.dumps({"time": round(time.time(), 6), "event": event, **values}) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
