@@ -57,7 +57,7 @@ class Place:
             site = Site(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
             plan = plan_of(
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {})},
-                nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks()},
+                nodes=nodes, procs_per_node=tasks, time="5m", launch={"mode": all_tasks(), "grace": 3},
             )  # fmt: skip
             executor = RUNS[self.kind](Run.create(folder), plan, f"launcher-{os.urandom(6).hex()}", throttle)
         self.made.append(executor)
