@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from launcher.node.process_group import Env
 
 FILES_INTERVAL = 1.0  # seconds between two looks for RUN/stop and RUN/save
-COST = 0.004  # part of the time of steps that agreeing may cost
 LATENCY = 0.5  # seconds in which a stop is agreed on, if a step is shorter than that
-SLOW_STEP = 0.1  # seconds; steps longer than this agree at once, since it cannot cost them more than COST
+SLOW_STEP = 0.1  # seconds; steps longer than this agree at once, since it costs them next to nothing
 SAVES = 2  # the lead allows for this many saves of the longest duration so far, and
 MARGIN = 5.0  # for these seconds
-RAREST = 32  # steps between two agreements at most, for steps may become longer
+RAREST = 64  # steps between two agreements at most, for steps may become longer
 _RANKS = 1 << 32
 
 
@@ -71,22 +70,20 @@ class Verdict:
 GO_ON = Verdict()
 
 
-def interval(step_time: float, cost: float) -> int:
+def interval(step_time: float) -> int:
     """Steps between two agreements; 0: at every step, and the step waits for it. Pure.
 
     | steps | agreements |
     |---|---|
     | longer than SLOW_STEP | at every boundary, at once |
-    | shorter | in the background, so that they cost at most COST of the time, but one each LATENCY and RAREST steps |
+    | shorter | in the background, one each LATENCY, or RAREST steps if those are shorter |
 
     Args:
         step_time: seconds of a step.
-        cost: seconds that one agreement takes away from the step.
     """
     if step_time > SLOW_STEP:
         return 0
-    affordable = math.ceil(cost / (COST * max(step_time, 1e-6)))
-    return max(1, min(affordable, int(LATENCY / max(step_time, 1e-6)), RAREST))
+    return max(1, min(int(LATENCY / max(step_time, 1e-6)), RAREST))
 
 
 class Stop:
@@ -117,7 +114,7 @@ class Stop:
         self._flags = torch.zeros(3, dtype=torch.int64)
         self._interval, self._countdown = 0, 0
         self._last: float | None = None
-        self._step_time, self._cost, self._started_in = 0.0, 3e-4, 0.0
+        self._step_time = 0.0
         self._next_look, self._files = 0.0, (False, False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._told)
@@ -186,16 +183,13 @@ class Stop:
             self._work.wait()
             self._work = None
             verdict = self._verdict(self._flags)
-            self._cost = (3 * self._cost + self._started_in + time.monotonic() - now) / 4
             if verdict is not GO_ON or self._interval == 0:
                 return verdict
         self._countdown -= 1
         if self._countdown <= 0:
             self._countdown = self._interval
             self._flags = self._opinion(now, save_due)
-            started = time.monotonic()
             self._work = dist.all_reduce(self._flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._started_in = time.monotonic() - started
         return verdict
 
     def _opinion(self, now: float, save_due: bool) -> torch.Tensor:
@@ -209,7 +203,7 @@ class Stop:
         stop_file, save_file = self._files
         if stop_file:
             cause = max(cause, Cause.FILE)
-        wanted = interval(self._step_time, self._cost) if self._last is not None else 0
+        wanted = interval(self._step_time) if self._last is not None else 0
         wanted = min(wanted, 2 * max(self._interval, 1))  # a first step may be no measure
         who = _RANKS - 1 - self._env.rank  # of several the lowest rank is told
         return torch.tensor([cause * _RANKS + who if cause else 0, int(save_due or save_file), wanted])
