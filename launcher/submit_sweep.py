@@ -149,7 +149,7 @@ def prepare_sweep(
         best_is=first.sweep.best_is.value,
         parallelism=_parallelism(first),
     )
-    plans, notes = _plans(by_index, manifest, sweep_id)
+    plans, notes = _plans(by_index, manifest, sweep_id, environ)
     keys = sweeps.differing(points)
     found = grouping.groups(plans, sweep_id, path, lambda index: _naming(index, by_index[index].overrides, keys))
     for _, members in found:
@@ -180,7 +180,7 @@ def _refuse_keys_of_one(wanted: Sequence[Wanted]) -> None:
 
 
 def _plans(
-    wanted: Mapping[int, Wanted], manifest: Manifest, sweep_id: str
+    wanted: Mapping[int, Wanted], manifest: Manifest, sweep_id: str, environ: Mapping[str, str]
 ) -> tuple[dict[int, JobPlan], dict[str, None]]:
     keys = sweeps.differing(manifest.points)
     plans: dict[int, JobPlan] = {}
@@ -189,7 +189,7 @@ def _plans(
     folders: dict[str, int] = {}
     for index, each in wanted.items():
         with _naming(index, each.overrides, keys):
-            held = held_by(each.config, os.environ)
+            held = held_by(each.config, environ)
             plan, told = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
             if plan.queued and plan.resume_how == ResumeHow.chain.value:
                 raise ConfigError("resume.how=chain is for single runs: use resubmit or requeue in a sweep")

@@ -212,19 +212,19 @@ class Sweep:
 
 def submitted_with(run: Run) -> Iterator[dict[str, Any]]:
     """The journal's entries of arrays that this run was an element of; none unless it is a point of a sweep."""
-    sweep = run.path.parent
-    if not (run.is_point and (sweep / RECORD).exists()):
+    sweep = sweep_of(run)
+    if sweep is None:
         return
     with contextlib.suppress(FileNotFoundError):
-        status = (sweep / "journal.jsonl").stat()
+        status = (sweep.path / "journal.jsonl").stat()
         yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
 
 
 @lru_cache(maxsize=4)
-def _entries(sweep: Path, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
+def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
     """Entries for each point, of a journal that has not grown since: whoever looks at all points reads it once."""
     entries: dict[int, list[dict[str, Any]]] = {}
-    for each in Sweep(sweep).submissions():
+    for each in sweep.submissions():
         for index in each.points:
             found = entries.setdefault(index, [])
             found.append({"time": each.time, "event": "submitting", "token": each.token})

@@ -11,7 +11,6 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.backends.processes import Process
@@ -23,7 +22,7 @@ LOOK = 0.1  # seconds between two looks
 
 def main(path: str) -> int:
     sweep, failed = Sweep(Path(path)), set[int]()
-    while set(_waiting(sweep)) - failed:
+    while set(_look(sweep)[0]) - failed:
         with open(os.open(sweep.path / ".points", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,8 +34,13 @@ def main(path: str) -> int:
 
 def _work(sweep: Sweep, failed: set[int]) -> None:
     """Starts points until none waits but those that have failed to start."""
-    while waiting := [index for index in _waiting(sweep) if index not in failed]:
-        running = sum(process is not None and process.alive() for _, process in _started(sweep))
+    while True:
+        began = time.monotonic()
+        found, running = _look(sweep)
+        took = time.monotonic() - began
+        waiting = [index for index in found if index not in failed]
+        if not waiting:
+            return
         room = (sweep.manifest().parallelism or 1) - running
         for index in waiting[: max(room, 0)]:
             try:
@@ -44,7 +48,7 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
-        time.sleep(LOOK)
+        time.sleep(max(LOOK, 4 * took))  # many points take long to look at
 
 
 def _start(sweep: Sweep, index: int) -> None:
@@ -56,23 +60,18 @@ def _start(sweep: Sweep, index: int) -> None:
     run.journal("submitted", job=job.job_id)
 
 
-def _waiting(sweep: Sweep) -> Iterator[int]:
-    """Points that have not been started since they were asked for."""
-    if sweep.cancelled():
-        return
+def _look(sweep: Sweep) -> tuple[list[int], int]:
+    """Points that have not been started since they were asked for, and how many of all that were asked for run."""
+    waiting, running, cancelled = [], 0, sweep.cancelled()
     for index, since in sweep.asked().items():
         run = sweep.run(index)
-        if (run.path / "cancelled").exists():
-            continue
         events = run.journal_events()
-        if not any(event["event"] == "process" and event["time"] >= since for event in events):
-            yield index
-
-
-def _started(sweep: Sweep) -> Iterator[tuple[int, Process | None]]:
-    """All points that were asked for, and the last process of each."""
-    for index in sweep.asked():
-        yield index, Process.started(sweep.run(index).journal_events())
+        process = Process.started(events)
+        running += process is not None and process.alive()
+        begun = any(event["event"] == "process" and event["time"] >= since for event in events)
+        if not (begun or cancelled or (run.path / "cancelled").exists()):
+            waiting.append(index)
+    return waiting, running
 
 
 if __name__ == "__main__":
