@@ -76,8 +76,8 @@ class RunExecutor(core.PicklingExecutor):
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         return string if isinstance(string, str) else string.decode()
 
-    def _send(self, script: Path, token: str) -> str:
-        """Hands the script over and returns the job's id."""
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        """Hands over the script of a run (for an array, that of which its elements are a part); the job's id."""
         raise NotImplementedError
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
@@ -130,7 +130,7 @@ class RunExecutor(core.PicklingExecutor):
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
-        job_id, tasks = self._send(script, token), range(self._num_tasks())
+        job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
         return [
             self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
@@ -139,7 +139,7 @@ class RunExecutor(core.PicklingExecutor):
     def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
         with private_files():
             path = run.write_script(script)
-        return self.job_class(run.submitit_folder, self._send(path, token), range(self._num_tasks()))
+        return self.job_class(run.submitit_folder, self._send(path, token, run), range(self._num_tasks()))
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)

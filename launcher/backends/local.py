@@ -52,9 +52,9 @@ class LocalExecutor(RunExecutor):
 
     job_class = LocalJob
 
-    def _send(self, script: Path, token: str) -> str:
+    def _send(self, script: Path, token: str, run: Run) -> str:
         job_id = f"local-{token}"
-        environment, run = job_environment(os.environ, self.plan).environment, Run(script.parent)
+        environment = job_environment(os.environ, self.plan).environment
         self._submitting()
         output = os.open(run.path / f"output-{job_id}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(output, "wb") as log:

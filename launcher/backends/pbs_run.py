@@ -24,11 +24,10 @@ class PBSRunExecutor(RunExecutor):
         super().__init__(run, plan, *arguments, **options)
         self._pbs = pbs_query.PBS(plan.submit_timeout)
 
-    def _send(self, script: Path, token: str) -> str:
+    def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
-            folder = script.parent if self._elements is None and script.parent.name != "arrays" else self.run.path
-            Run(folder).write_environment(exports(job_environment(os.environ, self.plan).environment))
+            run.write_environment(exports(job_environment(os.environ, self.plan).environment))
             self._submitting()
             return self._pbs.submit(str(script), os.environ, "-f")
 

@@ -61,7 +61,7 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
         super().__init__(run, plan, *arguments, **options)
         self._slurm = Slurm(plan.submit_timeout)
 
-    def _send(self, script: Path, token: str) -> str:
+    def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             self._submitting()
             return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment)
