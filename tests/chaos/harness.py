@@ -223,24 +223,25 @@ class Chaos:
         safe = checkpoints.step_of(newest.name) if newest else None
         life, began = self.told("now")["life"], time.monotonic()
         self.faults()[kind]()
-        lowest = blow.at
+        lowest: int | None = None  # where new ranks went on; a checkpoint may be a step ahead of what the old ones told
 
         def further() -> bool:
             nonlocal lowest
             now = self.told("now")
-            if now.get("life") != life:
-                lowest = min(lowest, int(now.get("step", lowest)))
+            if now.get("life") != life and "step" in now:
+                lowest = now["step"] if lowest is None else min(lowest, now["step"])
             new = now.get("life") != life or kind in HARMLESS
             return (new and self.step() > blow.at + 1) or self.state() == "done"
 
         self.until(further, f"after {kind} at step {blow.at}", resume=True)
-        blow.recovered, blow.repeated = time.monotonic() - began, blow.at - lowest
+        blow.recovered = time.monotonic() - began
+        blow.repeated = max(0, blow.at - lowest) if lowest is not None else 0
         for name in self.to_restore:
             assert self.slurm is not None
             self.slurm.restore_node(name)
             self.slurm.run("scontrol", "update", f"nodename={name}", "state=resume")
         self.to_restore.clear()
-        if safe is not None and safe not in self.damaged and lowest < safe:
+        if safe is not None and safe not in self.damaged and lowest is not None and lowest < safe:
             raise RunLost(f"after {kind} it went back to step {lowest}, and the checkpoint of step {safe} was sound")
 
     def until(self, condition: Callable[[], bool], what: str, *, resume: bool = False) -> None:
