@@ -9,15 +9,16 @@ VENV := .venv
 READY := $(VENV)/ready
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test lint chaos bench clean
+.PHONY: help demo test test-slow lint chaos bench clean
 
 help:
-	@echo "make demo   set up, train on this machine, print the accuracy and where everything is"
-	@echo "make test   set up (Slurm too, as root on Debian), run all tests, print what ran against what"
-	@echo "make lint   ruff and mypy"
-	@echo "make chaos  a hundred faults against a run on this machine, and as many on a real Slurm"
-	@echo "make bench  every speed claim as a measured ratio"
-	@echo "make clean  remove what the other targets made"
+	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
+	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
+	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
+	@echo "make lint       ruff and mypy"
+	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
+	@echo "make bench      every speed claim as a measured ratio"
+	@echo "make clean      remove what the other targets made"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, and {sys.executable} is {v.major}.{v.minor}: use make PYTHON=python3.12")'
@@ -38,6 +39,10 @@ test: lint
 	@bash tests/setup_debian.sh
 	$(RUN) -m pytest --quiet --numprocesses=auto tests/unit
 	$(RUN) -m pytest --numprocesses=3 --durations=15 --ignore=tests/unit
+
+test-slow: $(READY)
+	@bash tests/setup_debian.sh
+	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow --ignore=tests/unit
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, so that --strict-markers knows them."""
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
-        "slow: waits for what cannot be hurried, such as a node timeout",
+        "slow: a longer form of what other tests hold too; `make test-slow` runs these alone",
     ):
         config.addinivalue_line("markers", marker)
 

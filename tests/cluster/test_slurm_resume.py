@@ -37,7 +37,9 @@ def stopped_at(run: Run, attempt: int) -> int:
     return int(next(event["step"] for event in events if event["event"] == "stop"))
 
 
-@pytest.mark.parametrize("partition", ["debug", "gpu"])  # with a GraceTime, and without
+@pytest.mark.parametrize(
+    "partition", ["debug", pytest.param("gpu", marks=pytest.mark.slow)]
+)  # with a GraceTime, and without
 def test_a_preempted_run_loses_no_step(launcher: Launcher, slurm: Any, partition: str) -> None:
     launcher.submit(
         *STEPS, "nodes=2", f"cluster.partition={partition}", "time=9m", "run_id=low", "wait=false", **ENDLESS
@@ -83,6 +85,7 @@ def test_a_second_job_of_a_run_ends_while_the_first_one_lives(launcher: Launcher
     launcher("cancel", "twice")
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_an_undisturbed_run_after_three_attempts(launcher: Launcher) -> None:
     """About 2000 steps with a pause each take three attempts of 25 s; the whole run has no pauses."""
     ddp = ("workload=ddp_mnist", "workload.dataset=digits", "workload.epochs=180", "workload.log_every=500", "nodes=2")

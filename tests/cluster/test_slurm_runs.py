@@ -215,6 +215,7 @@ def with_python(launcher: Launcher, python: Path, *words: str) -> subprocess.Com
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_dozen_jobs_at_once_on_one_node_do_not_meet_each_other(launcher: Launcher, slurm: Any) -> None:
     """All on one host, and with few ports to choose from."""
     started = [

@@ -229,7 +229,6 @@ def test_a_node_that_comes_back_is_let_in_at_a_step(launcher: Launcher) -> None:
     end(launcher)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
 def test_four_nodes_become_two_without_a_new_attempt(launcher: Launcher, slurm: SlurmCluster) -> None:
     """Real nodes: slurmd and all that it runs are killed. Slurm takes them out of the job meanwhile."""

@@ -118,7 +118,9 @@ def test_a_run_that_is_never_to_go_on_stays_stopped(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "how"), [("slurm", "resubmit"), ("slurm", "chain"), ("pbs", "chain")], indirect=["launcher"]
+    ("launcher", "how"),
+    [("slurm", "resubmit"), pytest.param("slurm", "chain", marks=pytest.mark.slow), ("pbs", "chain")],
+    indirect=["launcher"],
 )
 def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
     result = launcher.run(

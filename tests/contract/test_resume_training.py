@@ -46,6 +46,7 @@ def resume(launcher: Launcher, *overrides: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Launcher) -> None:
     long = "workload.epochs=300"
     whole = undisturbed(launcher, 2, long)
