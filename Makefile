@@ -9,7 +9,7 @@ VENV := .venv
 READY := $(VENV)/ready
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-slow lint chaos bench clean
+.PHONY: help demo test test-slow lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
 	@echo "make bench      every speed claim as a measured ratio"
+	@echo "make docs       the pages of docs/ as a site, in site/; docs/config.md from the schema"
 	@echo "make clean      remove what the other targets made"
 
 $(READY): pyproject.toml
@@ -58,5 +59,10 @@ chaos: $(READY)
 bench: $(READY)
 	$(RUN) -m benchmarks
 
+docs: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[docs]"
+	$(RUN) docs/reference.py
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --site-dir site
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
