@@ -28,12 +28,13 @@ ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind in a partition: how many, and what each has (memory in bytes)."""
+    """Nodes of one kind in a partition: how many, and what each has (memory in bytes, GPUs in the site's words too)."""
 
     nodes: int
     cpus: int
     mem: int
     gpus: int
+    gpu_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

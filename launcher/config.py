@@ -111,6 +111,7 @@ class Cluster:
     """A site's profile: one file in conf/cluster/ or in your own config folder."""
 
     name: str = MISSING  # the profile's name, shown in tables
+    required: list[str] = field(default_factory=list)  # keys of cluster that the user must set (`account`)
     scheduler: Scheduler = MISSING  # local, slurm, pbs or allocation
     partition: str | None = None  # Slurm partition(s), comma-separated
     queue: str | None = None  # PBS queue
@@ -186,10 +187,28 @@ class Train:
 
 
 @dataclass
+class Debug:
+    """Debugging in the job."""
+
+    rank: Any = None  # rank that stops at breakpoint(), a list of them ([0,3]), or all; empty: breakpoints are passed
+    post_mortem: bool = False  # it also stops where an exception is raised that nobody catches
+
+
+@dataclass
+class Tracking:
+    """Trackers that show a run while it trains (track=...)."""
+
+    experiment: str | None = None  # name that runs which belong together share; empty: the sweep's id, else the name
+    uri: str | None = None  # MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow in runs_dir
+    dir: str | None = None  # TensorBoard's, with a folder for each run; empty: the folder tensorboard of the run
+
+
+@dataclass
 class Sweep:
     """A multirun (-m): many runs, its points, that differ in some keys."""
 
     id: str | None = None  # name of the sweep; empty: made from the command, so that the same one continues it
+    after: Any = None  # as the key after, for every point
     parallelism: int | None = None  # points that may run at once; empty: as many as the site lets, one on this machine
     objective: Any = None  # metric (or a list) by which points are compared, and that a search such as Optuna's gets
     best_is: BestIs = BestIs.max  # which value of the (first) metric is the best: max or min
@@ -291,16 +310,52 @@ class FSDPLm(Workload):
     threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else a share of the node's CPUs
 
 
+class StopSignal(Enum):
+    """Which signal tells a program to stop."""
+
+    SIGTERM = "SIGTERM"
+    SIGINT = "SIGINT"
+    SIGUSR1 = "SIGUSR1"
+    SIGUSR2 = "SIGUSR2"
+
+
+@dataclass
+class Program(Workload):
+    """A script written for torchrun, or any other program, started once for each rank."""
+
+    script: str | None = None  # a Python file or an executable one, seen from the folder that you submit in
+    module: str | None = None  # instead of a script: what `python -m` runs
+    args: Any = field(default_factory=list)  # its arguments: a list, or a text that is split as a shell would
+    python: str | None = None  # interpreter; empty: the one that the launcher runs with
+    fork: bool = False  # fork ranks from the agent, which has torch loaded, instead of starting a Python for each
+    stop_signal: StopSignal = StopSignal.SIGTERM  # tells it to stop: SIGTERM, SIGINT, SIGUSR1 or SIGUSR2
+    resumable: bool = True  # started again it goes on; false: it is not stopped before its time, and not started again
+    checkpoint: str | None = None  # file, folder or pattern that it saves to; a change of it counts as progress
+
+
+@dataclass
+class Function(Workload):
+    """Any function that Python can import, called in every rank."""
+
+    target: str | None = None  # `package.module:function`
+    kwargs: dict[str, Any] = field(default_factory=dict)  # its arguments, by name
+    init: bool = True  # make the process group before it is called
+    checkpoint: str | None = None  # file, folder or pattern that it saves to; a change of it counts as progress
+
+
 @dataclass
 class Config:
     """The root: what one run asks for."""
 
-    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm
+    workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm, program, function
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept
     resume: Resume = field(default_factory=Resume)  # how a run goes on after an attempt that ended early
     train: Train = field(default_factory=Train)  # what all trainings have in common
+    debug: Debug = field(default_factory=Debug)  # breakpoints in the job
+    track: Any = None  # tensorboard, mlflow, or a list of them: show metrics there while the run goes on
+    tracking: Tracking = field(default_factory=Tracking)  # where they are
     sweep: Sweep = field(default_factory=Sweep)  # multiruns
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
@@ -312,8 +367,10 @@ class Config:
     mem: str | None = None  # memory per node, with a unit (`16G`); empty: the site's default
     time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
     seed: int = 0  # seed of everything random
+    after: Any = None  # wait for another run or sweep: RUN or ok:RUN (until it is done), any:RUN, failed:RUN; or a list
     baseline: str | None = None  # a run to compare p2p and collective with: its id, directory, or results.json
     tolerance: float = 0.2  # the part of the baseline's speed that may be lost before the run fails
+    confirm_above: float | None = None  # GPU-hours (without GPUs: node-hours) above which a submission asks first
     runs_dir: str = MISSING  # where run directories are kept; must be seen by all nodes
     preflight: bool = False  # check devices, clocks, folders and an all_reduce on every node before the ranks start
     dry_run: bool = False  # show the plan and the script, do nothing

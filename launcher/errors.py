@@ -5,6 +5,7 @@
 | 0 | done |
 | 1 | the run failed (or a command could not do what it was asked) |
 | 2 | bad input: nothing was submitted, nothing was left behind |
+| 3 | asked whether to submit (`confirm_above`), you did not say yes: the same |
 | 75 | the attempt stopped early and can be resumed |
 | 93 | the attempt failed in a way that a retry cannot cure |
 | 130 | interrupted from the keyboard |
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 DONE = 0
 FAILED = 1
 BAD_INPUT = 2
+DECLINED = 3
 RESUME = 75
 NO_RETRY = 93
 INTERRUPTED = 130

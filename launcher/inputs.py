@@ -1,4 +1,6 @@
-"""The data set or text of a workload: found on the login node, where there may be an internet; put into the config."""
+"""What a workload needs: found on the login node, where there may be an internet, and put into the config.
+
+The data set or the text of a training; the script or the function of the user's own."""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from launcher.config import Config, DDPMnist, FSDPLm
+from launcher.config import Config, DDPMnist, FSDPLm, Function, Program
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class Inputs:
             ConfigError: it is not there, or damaged, or the workload's keys do not go together with it.
         """
         workload = config.workload
+        if isinstance(workload, (Program, Function)):
+            return _with_code(config, workload), ()
         if isinstance(workload, FSDPLm):
             from launcher import texts
 
@@ -40,6 +44,16 @@ class Inputs:
             classifier = dataclasses.replace(workload, dataset=found.name, data_dir=str(found.dir))
             return dataclasses.replace(config, workload=classifier), (f"data set: {found.name}, {found.how}",)
         return config, ()
+
+
+def _with_code(config: Config, workload: Program | Function) -> Config:
+    """The user's own program or function, found where the job will find it."""
+    from launcher import programs
+
+    place = programs.here(config.cluster.environment, config.cluster.setup)
+    if isinstance(workload, Program):
+        return dataclasses.replace(config, workload=programs.checked_program(workload, place))
+    return dataclasses.replace(config, workload=programs.checked_function(workload, place))
 
 
 def _text(name: str) -> Text:

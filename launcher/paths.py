@@ -36,6 +36,15 @@ def user_data_dir() -> Path:
     return platformdirs.user_data_path("launcher")
 
 
+def user_cache_dir() -> Path:
+    """$LAUNCHER_CACHE_DIR, else the platform's per-user folder for what can be made again (~/.cache/launcher)."""
+    if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
+        return Path(folder).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("launcher")
+
+
 def default_runs_dir() -> Path:
     """$LAUNCHER_RUNS_DIR, else `runs` in the per-user data folder."""
     if folder := os.environ.get("LAUNCHER_RUNS_DIR"):

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.config import Backend, BestIs, Cluster, Config, GpuDirective, LaunchMode, ResumeHow, Scheduler
-from launcher.errors import ConfigError
+from launcher import trackers
+from launcher.config import Backend, BestIs, Cluster, Config, Debug, GpuDirective, LaunchMode, ResumeHow, Scheduler
+from launcher.errors import ConfigError, near
 from launcher.units import parse_size, parse_time
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -52,6 +53,7 @@ class Site:
         workdir: folder that the job starts in.
         umask: umask for what the user's own code writes.
         starter: what starts tasks in the allocation that the user's shell is in: srun or pbsdsh.
+        after: what it waits for (`ok:/runs/prepare`); see launcher/after.py.
     """
 
     run_id: str
@@ -61,6 +63,7 @@ class Site:
     workdir: str
     umask: int = 0o022
     starter: str | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,18 @@ class JobPlan:
     straggler_factor: float = 1.5
     straggler_time: int = 60  # seconds
     starter: str | None = None  # srun, pbsdsh, mpiexec, or none: processes of this machine
+    after: tuple[str, ...] = ()  # what it waits for: condition and directory (`ok:/runs/prepare`)
+    track: tuple[str, ...] = ()  # trackers: tensorboard, mlflow
+    tracking_experiment: str = ""
+    tracking_uri: str | None = None
+    tracking_dir: str | None = None
+    debug_ranks: tuple[int, ...] = ()  # those that stop at breakpoint()
+    debug_post_mortem: bool = False
+
+    @property
+    def debugs(self) -> bool:
+        """Whether ranks may stop for a debugger, so that nobody is impatient with one that does nothing."""
+        return bool(self.debug_ranks)
 
     @property
     def world_size(self) -> int:
@@ -151,6 +166,16 @@ class JobPlan:
     @property
     def cpus_per_node(self) -> int:
         return self.procs_per_node * self.cpus_per_proc
+
+    @property
+    def own_code(self) -> bool:
+        """Whether the ranks run a program or a function of the user's own, which may save in its own way."""
+        return self.kind in ("Program", "Function")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the ranks are a program that is told to stop in time and goes on when it is started again."""
+        return self.kind == "Program" and bool(self.params["resumable"])
 
     @property
     def queued(self) -> bool:
@@ -171,7 +196,7 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """
     tuples = {
         name: tuple(values[name])
-        for name in ("srun_args", "mpiexec", "setup", "port_range")
+        for name in ("srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track")
         if isinstance(values.get(name), list)
     }
     return JobPlan(**{**values, **tuples})
@@ -245,13 +270,18 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         **_resume(config, site.run_dir),
+        **trackers.fields_of(config, site.run_id),
         preflight=config.preflight,
         straggler_factor=_more_than("train.straggler_factor", config.train.straggler_factor, 1),
         straggler_time=_parsed("train.straggler_time", config.train.straggler_time, parse_time),
         starter=site.starter or _starter(cluster),
+        after=site.after,
+        debug_post_mortem=config.debug.post_mortem,
+        debug_ranks=_debug_ranks(config.debug, nodes * procs),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
+    _require(cluster)
     _refuse_control_characters("", as_dict(plan))
     _refuse_foreign_keys(cluster, gpus)
     if plan.world_size < workload.min_ranks:
@@ -307,6 +337,24 @@ def _check_how(scheduler: Scheduler, how: ResumeHow, attempts: int) -> None:
             f"resume.how=chain submits resume.max_attempts={attempts} jobs at once: set resume.max_attempts to what "
             f"the run may need (at most {LONGEST_CHAIN})"
         )
+
+
+def _debug_ranks(debug: Debug, world_size: int) -> tuple[int, ...]:
+    """The ranks that stop for a debugger: those named; with post_mortem alone, all.
+
+    Raises:
+        ConfigError: they are no ranks of this run.
+    """
+    wanted = debug.rank
+    if (wanted is None and debug.post_mortem) or wanted == "all":
+        return tuple(range(world_size))
+    ranks = [] if wanted is None else wanted if isinstance(wanted, list) else [wanted]
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+            raise ConfigError(
+                f"debug.rank={rank}: it must be a rank from 0 to {world_size - 1}, a list of them ([0,1]), or all"
+            )
+    return tuple(sorted(set(ranks)))
 
 
 def _starter(cluster: Cluster) -> str | None:
@@ -419,6 +467,19 @@ def _refuse_foreign_keys(cluster: Cluster, gpus: int) -> None:
             raise ConfigError(
                 f"cluster.{key} is a key for {scheduler.value}, and cluster={cluster.name} is "
                 f"{cluster.scheduler.value}: {instead}"
+            )
+
+
+def _require(cluster: Cluster) -> None:
+    """Keys that a site wants from everybody, and that its profile cannot know."""
+    known = {field.name for field in dataclasses.fields(cluster)}
+    for key in cluster.required:
+        if key not in known:
+            raise ConfigError(f"cluster.required: there is no key cluster.{key}.{near(key, known)}")
+        if not getattr(cluster, key):
+            raise ConfigError(
+                f"cluster.{key} is not set, and cluster={cluster.name} wants it: add cluster.{key}=..., or set it for "
+                "good in ~/.config/launcher/user.yaml"
             )
 
 

@@ -102,6 +102,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
         start=_start(plan),
         node=command([plan.python, "-u", "-m", "launcher.node"]),
         again=command([plan.python, "-m", "launcher.node.again"]),
+        after=command([plan.python, "-m", "launcher.node.after"]),
         seconds=plan.time,
         lease_patience=LEASE_PATIENCE,
         lease_beat=LEASE_BEAT,
@@ -121,14 +122,14 @@ def _start(plan: JobPlan) -> Raw:
     if plan.starter == "srun":
         return command(["srun", *sbatch.srun_arguments(plan)])
     return spawn(
-        plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5,
-        starter=plan.starter, mpiexec=plan.mpiexec, go_on=plan.min_nodes < plan.nodes,
+        plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5, starter=plan.starter, mpiexec=plan.mpiexec,
+        go_on=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_node // plan.tasks_per_node,
     )  # fmt: skip
 
 
 def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
-    *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False,
+    *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False, cpus_per_task: int | None = None,
 ) -> Raw:  # fmt: skip
     """What starts a command where there is no srun; see `launcher.node.spawn`.
 
@@ -139,12 +140,14 @@ def spawn(
     if starter == "pbsdsh":
         options.append("--pbsdsh")
     if starter == "mpiexec":
-        counts = {"nodes": nodes, "tasks_per_node": tasks_per_node, "tasks": nodes * tasks_per_node}
+        counts = {"nodes": nodes, "tasks": nodes * tasks_per_node, "tasks_per_node": tasks_per_node}
+        counts |= {} if cpus_per_task is None else {"cpus_per_task": cpus_per_task}
         try:
             options.append("--mpiexec=" + shlex.join(word.format(**counts) for word in mpiexec))
         except (KeyError, IndexError, ValueError) as error:
+            *names, last = (f"{{{name}}}" for name in counts)
             raise ConfigError(
-                f"mpiexec: {error} cannot be filled in; there are {{nodes}}, {{tasks}} and {{tasks_per_node}}"
+                f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
             ) from None
     return command([python, "-m", "launcher.node.spawn", *options, nodes, tasks_per_node, grace])
 

@@ -17,8 +17,10 @@
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
       attempts/N/preflight/ member-I: that the others see it
+      attempts/N/asked*     what commands ask its agents, and the answers; see node/asked.py
       attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
+      tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
 Works without torch, hydra and submitit: both sides use it.
@@ -33,14 +35,31 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, RunError, near
 
+FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
+# What readers rely on. An event without it was damaged, and is left out as a line is that was cut off.
+_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "submitting": {"token": str},
+    "submitted": {"job": str},
+    "process": {"pid": int, "start": int, "host": str},
+    "started": {"job": str},
+    "ended": {"code": int},
+    "fault": {"cause": str},
+    "setup_failed": {"line": int, "host": str},
+    "stop": {"cause": str},
+    "stays": {"what": str, "why": str},
+    "progress": {"step": (int, float), "total": (int, float)},
+    "saved": {"step": int},
+}
+_ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -121,7 +140,8 @@ class Run:
         """
         from launcher.plan import as_dict
 
-        text = json.dumps({"plan": as_dict(plan), "config": config, **facts}, indent=1 if sync else None)
+        values = {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
+        text = json.dumps(values, indent=1 if sync else None)
         write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
@@ -156,6 +176,10 @@ class Run:
 
     def journal(self, event: str, *, sync: bool = True, **values: Any) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
+        if event == "submitting":
+            from launcher import live_index
+
+            live_index.add(self.path.parent if self.is_point else self.path)
         append(self.path / "journal.jsonl", event, sync=sync, **values)
 
     @contextlib.contextmanager
@@ -171,6 +195,9 @@ class Run:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
+                    from launcher import live_index
+
+                    live_index.add_to(folder, self.id)
                 _relink(folder / "latest", self.path)
 
     def _write(self, name: str, text: str) -> Path:
@@ -182,15 +209,24 @@ class Run:
         """The record; `record-0.json` is the first one of a run that was resumed.
 
         Raises:
-            RunError: there is none, or it cannot be read.
+            RunError: there is none, it cannot be read, or a newer version wrote it.
         """
+        path = f"{self.path}/{name}"
         try:
-            record = json.loads((self.path / name).read_text())
+            with open(path, "rb") as file:
+                record = json.loads(file.read())
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run: it has no {name}") from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path}/{name} cannot be read: {error}") from None
-        return dict(record)
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from None
+        if not isinstance(record, dict):
+            raise RunError(f"{path} cannot be read: it is no record of a run")
+        if record.get("format", FORMAT) != FORMAT:
+            raise RunError(
+                f"{path} was written by a newer version ({record.get('launcher', 'unknown')}, format "
+                f"{record['format']}; this one knows {FORMAT}): use that one"
+            )
+        return record
 
     def plan(self, name: str = "record.json") -> JobPlan:
         """The plan in the record.
@@ -203,7 +239,7 @@ class Run:
         record = self.record(name)
         try:
             return from_dict(record["plan"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             version = record.get("launcher", "unknown")
             raise RunError(f"{self.path}/{name} was written by another version ({version}): {error}") from None
 
@@ -218,12 +254,12 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         try:
             return dict(json.loads((self.path / "result.json").read_text()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return None
 
     def journal_events(self) -> list[dict[str, Any]]:
         """What the submitter did; of a point also what it did with the whole sweep."""
-        own = list(read_events(self.path / "journal.jsonl"))
+        own = list(read_events(f"{self.path}/journal.jsonl"))
         if not self.is_point:
             return own
         from launcher.sweeps import submitted_with
@@ -233,8 +269,8 @@ class Run:
     def attempts(self) -> list[Attempt]:
         """All attempts, in order."""
         try:
-            numbers = sorted(int(entry.name) for entry in os.scandir(self.path / "attempts") if entry.name.isdecimal())
-        except FileNotFoundError:
+            numbers = sorted(int(entry.name) for entry in os.scandir(f"{self.path}/attempts") if entry.name.isdecimal())
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [Attempt(self, number) for number in numbers]
 
@@ -295,12 +331,26 @@ class Attempt:
 
     def events(self) -> list[dict[str, Any]]:
         """The events of all writers by time, each with its `writer`."""
-        events = [
-            {**event, "writer": path.stem}
-            for path in sorted((self.path / "events").glob("*.jsonl"))
-            for event in read_events(path)
-        ]
-        return sorted(events, key=lambda event: event.get("time", 0.0))
+        return self._events(whole=True)
+
+    def latest_events(self) -> list[dict[str, Any]]:
+        """As `events`, but of how rank 0 got on only the beginning and the end."""
+        return self._events(whole=False)
+
+    def _events(self, *, whole: bool) -> list[dict[str, Any]]:
+        folder = f"{self.run.path}/attempts/{self.number}/events"
+        try:
+            names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(".jsonl"))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        events: list[dict[str, Any]] = []
+        for name in names:
+            writer = name.removesuffix(".jsonl")
+            read = read_ends if writer == "rank-0" and not whole else read_events
+            for event in read(f"{folder}/{name}"):
+                event["writer"] = writer
+                events.append(event)
+        return sorted(events, key=itemgetter("time"))
 
     def paces(self) -> list[dict[str, Any]]:
         """How fast ranks were: the events `pace` of all agents by time, of long files the last ones."""
@@ -384,27 +434,71 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
         os.close(descriptor)
 
 
-def read_events(path: Path, end: int | None = None) -> Iterator[dict[str, Any]]:
-    """The events of one file; a last line that is still being written is left out.
+def read_events(path: Path | str, end: int | None = None) -> Iterator[dict[str, Any]]:
+    """The events of one file; a last line that is still being written is left out, and so is one that is damaged.
 
     Args:
         path: the file; there may be none.
         end: read only so many bytes at its end.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             if end is not None:  # what is left of the line in which that begins is no JSON
                 file.seek(max(0, os.fstat(file.fileno()).st_size - end))
-            lines = file.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
+            data = file.readall()
+    except (FileNotFoundError, NotADirectoryError):
         return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
+    lines = [line for line in data.split(b"\n") if line]
+    try:  # all at once, which takes half as long
+        events = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        events = map(_parsed, lines)
+    yield from filter(_sound, events)
+
+
+def read_ends(path: str) -> list[dict[str, Any]]:
+    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            data = file.read(_ENDS)
+            if len(data) == _ENDS:
+                file.seek(max(_ENDS, os.fstat(file.fileno()).st_size - _ENDS))
+                data += b"\n" + file.readall()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    lines = data.split(b"\n")
+    first, place = _until_progress(lines)
+    last, _ = _until_progress(lines[:place:-1])
+    return first + last[::-1]
+
+
+def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """The first sound event, the first one of progress if that is another, and the number of the line it is in."""
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines):
+        if line and (not found or b'"progress"' in line) and _sound(event := _parsed(line)):
+            found.append(event)
+            if event["event"] == "progress":
+                return found, number
+    return found, len(lines)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sound(event: object) -> bool:
+    """Whether an event has what readers rely on."""
+    if not isinstance(event, dict):
+        return False
+    kind, moment = event.get("event"), event.get("time")
+    if not isinstance(kind, str) or not isinstance(moment, (int, float)) or not 0 <= moment < float("inf"):
+        return False
+    needed = _NEEDED.get(kind)
+    return needed is None or all(isinstance(event.get(key), types) for key, types in needed.items())
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
@@ -414,13 +508,44 @@ def all_runs(runs_dir: Path) -> list[Run]:
 
 def folders_with(folder: Path, name: str) -> list[Path]:
     """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first."""
-    try:
-        entries = [entry for entry in os.scandir(folder) if entry.is_dir() and entry.name != "latest"]
-    except FileNotFoundError:
-        return []
-    paths = [Path(entry.path).resolve() for entry in entries if not entry.name.startswith(".")]
-    found = [(path.stat().st_ctime, path) for path in paths if (path / name).exists()]
+    return [Path(path) for path in newest(folder) if os.path.exists(f"{path}/{name}")]
+
+
+def newest(folder: Path) -> list[str]:
+    """Paths of the folders in `folder`, and those that it has links to, newest change first; none is opened."""
+    found = []
+    base = os.path.realpath(folder)
+    for name, entry in _folders(folder):
+        try:
+            path = os.path.realpath(entry.path) if entry.is_symlink() else f"{base}/{name}"
+            found.append((entry.stat().st_ctime, path))
+        except OSError:  # it is being removed
+            continue
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def names(folder: Path) -> list[str]:
+    """Names of the folders in `folder`, and of its links; none is opened."""
+    return [name for name, _ in _folders(folder)]
+
+
+def nothing_in(folder: Path) -> bool:
+    """Whether there is no folder in `folder`, and no link to one."""
+    return next(_folders(folder), None) is None
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        for entry in entries:
+            if entry.name == "latest" or entry.name.startswith("."):
+                continue
+            with contextlib.suppress(OSError):  # a link in a circle
+                if entry.is_dir():
+                    yield entry.name, entry
 
 
 def find(name: str, runs_dir: Path) -> Run:
@@ -455,10 +580,10 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
         return (runs_dir / name).resolve()
     if (runs_dir / name).is_dir() and what == "run" and (runs_dir / name / "sweep.json").exists():
         raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
-    paths = folders_with(runs_dir, record)
-    matches = [path for path in paths if path.name.startswith(name)]
+    known = names(runs_dir)  # only those whose names fit are opened, of however many there are
+    matches = sorted(each for each in known if each.startswith(name) and (runs_dir / each / record).exists())
     if len(matches) == 1:
-        return matches[0]
+        return (runs_dir / matches[0]).resolve()
     if matches:
-        raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(path.name for path in matches[:5])}")
-    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, (path.name for path in paths))}")
+        raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(matches[:5])}")
+    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, known)}")

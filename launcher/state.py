@@ -61,10 +61,16 @@ class Story:
     attempt: int | None
     events: tuple[Mapping[str, Any], ...]
     waiting: tuple[str, ...] = ()  # jobs of a chain that are to follow the last job
+    submitted: float = 0.0  # when it was last handed over, in seconds since the epoch
 
     def last(self, event: str) -> Mapping[str, Any] | None:
         """The latest event of this name."""
         return next((entry for entry in reversed(self.events) if entry["event"] == event), None)
+
+    @property
+    def moved(self) -> float:
+        """When the run's own record last told of something, in seconds since the epoch."""
+        return max(self.submitted, float(self.events[-1].get("time", 0.0)) if self.events else 0.0)
 
     @property
     def ended(self) -> int | None:
@@ -84,7 +90,9 @@ def tell(journal: Sequence[Mapping[str, Any]], attempt: int | None, events: Sequ
     cancelled = [number for number, entry in enumerate(journal) if entry["event"] == "cancelled"]
     job_id, *waiting = _jobs(journal[submitted[-1]] if submitted else None, events) or [None]
     wanted = bool(cancelled) and cancelled[-1] > (submitted[-1] if submitted else -1)  # or it was resumed since
-    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting))
+    handing = ("submitting", "submitted", "process")
+    times = [float(entry.get("time", 0.0)) for entry in journal if entry["event"] in handing]
+    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting), max(times, default=0.0))
 
 
 def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> list[Any]:

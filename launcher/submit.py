@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check, render
+from launcher import __version__, check, live_index, render, trackers
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
 from launcher.backends.pbs_query import PBS
@@ -95,7 +95,25 @@ def site_of(config: Config, run_id: str, held: Held | None) -> Site:
     os.umask(umask)
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
     starter = held.starter if held else None
-    return Site(run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter)
+    after = _after(config, Run(run_dir))
+    return Site(run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after)
+
+
+def _after(config: Config, run: Run) -> tuple[str, ...]:
+    """What a run waits for, as its plan keeps it.
+
+    Raises:
+        ConfigError: it cannot be found.
+    """
+    wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
+    if not any(wanted.values()):
+        return ()
+    from launcher import after
+
+    if run.recorded() and (after.passed(run) or any(map(after.with_latest, wanted.values()))):
+        return run.plan().after  # by now `latest` may be another one, or nobody keeps what it waited for
+    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    return tuple(each for key, value in wanted.items() for each in after.resolve(value, runs_dir, key))
 
 
 def planned(config: Config, site: Site, inputs: Inputs) -> tuple[JobPlan, tuple[str, ...]]:
@@ -115,7 +133,7 @@ def planned(config: Config, site: Site, inputs: Inputs) -> tuple[JobPlan, tuple[
     check.check_sweep(plan)
     check.check_batch(plan)
     check.check_limits(plan, config.cluster.limits)
-    return plan, notes
+    return plan, notes + trackers.check(plan)
 
 
 def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Held | None) -> tuple[str, ...]:
@@ -124,15 +142,24 @@ def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: He
     Raises:
         ConfigError: there is no room for it there.
     """
+    waits = _waits(plan)
     if plan.queued:
         dropped = job_environment(environ, plan).dropped
         notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
-        return _check_live(plan, config, environ) + notes
+        return _check_live(plan, config, environ) + notes + waits
     if held and plan.nodes > held.nodes:
         raise ConfigError(
             f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
         )
-    return ()
+    return waits
+
+
+def _waits(plan: JobPlan) -> tuple[str, ...]:
+    if not plan.after:
+        return ()
+    from launcher import after
+
+    return after.admitted(plan)
 
 
 def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
@@ -166,6 +193,7 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
             if isinstance(error, Refused):
                 if not resumed:
                     shutil.rmtree(run.path)
+                    live_index.take_back(run.path)
                 raise
             raise SubmissionError(
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "

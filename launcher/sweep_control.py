@@ -6,7 +6,7 @@ Each takes the submitter's lock, so that nobody hands points over meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from launcher.backends.pbs_query import array_of, element_id
 from launcher.config import Scheduler
 from launcher.errors import RunError
 from launcher.grouping import shares
-from launcher.live import queries
+from launcher.live import forget, queries
 from launcher.plan import JobPlan
 from launcher.runs import only_submitter
 from launcher.state import RunState
@@ -105,6 +105,7 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
             whole = len(own) == len(array.points)
             for job in [array.job] if whole else [jobs[index] for index in own]:
                 queries(array.plan).cancel(job)
+            forget(array.plan)
         for each in alone:
             if each.point.index in meant:
                 live.cancel(each.point.run, kill=kill)
@@ -162,8 +163,15 @@ def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int
     return [each.point.index for each in meant if each.state not in fixed]
 
 
-def rerun(sweep: Sweep, wanted: Collection[int] | None) -> SubmittedSweep | None:
+def rerun(
+    sweep: Sweep, wanted: Collection[int] | None, ask: Callable[[Sequence[int]], None] = lambda _: None
+) -> SubmittedSweep | None:
     """Starts points again, see `again`; None: there are none.
+
+    Args:
+        sweep: the sweep.
+        wanted: these points; None: all that need it.
+        ask: is called with the points before they are submitted, and raises if they are not to be.
 
     Raises:
         RunError: a wanted one is done, or not over.
@@ -179,4 +187,7 @@ def rerun(sweep: Sweep, wanted: Collection[int] | None) -> SubmittedSweep | None
                 f"nothing was submitted: points {to_ranges(missing)} have not been made: repeat the command that makes "
                 "the sweep, which completes it"
             )
-        return resubmit(sweep, chosen) if chosen else None
+        if not chosen:
+            return None
+        ask(chosen)
+        return resubmit(sweep, chosen)

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.base import QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
-from launcher.errors import RunError
-from launcher.live import SCHEDULER_INTERVAL, Live, Seen, look, queries
+from launcher.live import DAMAGE, ENDS, PATIENCE, SCHEDULER_INTERVAL, Live, Seen, look, queries
 from launcher.plan import JobPlan
 from launcher.runs import Run, read_events
 from launcher.state import RunState
@@ -34,7 +33,6 @@ STATES = (
     *(state.value for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)),
     DAMAGED,
 )  # fmt: skip
-ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # of jobs, after which nothing else comes
 LIVE = tuple(state.value for state in RunState if not state.over)
 
 
@@ -65,12 +63,14 @@ class PointSeen:
 class SweepLive(Live):
     """Asks a scheduler for the ends of many jobs at once, and looks no more at points that are done."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, share: bool = False) -> None:
+        super().__init__(share=share)
         self._ends: dict[tuple[str, str], tuple[float, dict[str, SchedulerJob] | QueryError]] = {}
         self.done: set[Path] = set()
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
+        if (plan.scheduler, queries(plan).key(job_id)) in self._remembered:
+            return super().ended(plan, job_id)
         scheduler, family = queries(plan), "" if isinstance(queries(plan), PBS) else job_id.partition("_")[0]
         asked, answer = self._ends.get((plan.scheduler, family), (float("-inf"), {}))
         key = scheduler.key(job_id)
@@ -89,7 +89,7 @@ class SweepLive(Live):
 
 def _ends(plan: JobPlan, family: str) -> dict[str, SchedulerJob]:
     """What a scheduler remembers of all elements of an array, or of all jobs; one command."""
-    scheduler = queries(plan)
+    scheduler = queries(plan, PATIENCE)
     if isinstance(scheduler, PBS):
         return scheduler.history()
     assert isinstance(scheduler, Slurm)
@@ -128,7 +128,7 @@ def not_begun(run: Run) -> str | None:
 
 def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:
     run = point.run
-    if run.path in live.done or _done(run):
+    if run.path in live.done or done(run):
         live.done.add(run.path)
         return PointSeen(point, RunState.DONE.value)
     events = run.journal_events()
@@ -139,7 +139,7 @@ def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive
         return PointSeen(point, RunState.CANCELLED.value if ended else WAITING)
     try:
         seen = look(run, live)
-    except RunError:
+    except DAMAGE:
         return PointSeen(point, DAMAGED)
     return PointSeen(point, seen.state.value, seen)
 
@@ -151,7 +151,7 @@ def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any
     return not (run.path / "cancelled").exists()
 
 
-def _done(run: Run) -> bool:
+def done(run: Run) -> bool:
     """Whether the last attempt ended with 0. Its script's word is enough, and reading all events takes long."""
     attempts = run.attempts()
     events = list(read_events(attempts[-1].events_file("script"))) if attempts else []

@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import runs
+from launcher import live_index, runs
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Run
 
@@ -33,7 +33,7 @@ FORMAT = 1
 RECORD = "sweep.json"
 # Keys of one command, not of a point.
 PASSING = (
-    "wait", "dry_run", "run_id", "runs_dir",
+    "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
     "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # a search goes on with others
 )  # fmt: skip
 
@@ -151,6 +151,8 @@ class Sweep:
 
     def journal(self, event: str, **values: Any) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
+        if event == "submitting":
+            live_index.add(self.path)
         runs.append(self.path / "journal.jsonl", event, sync=True, **values)
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
@@ -184,6 +186,7 @@ class Sweep:
 
     def ask(self, points: Sequence[int], *, again: bool) -> None:
         """Wants points run on this machine; `again`: also those that were run before."""
+        live_index.add(self.path)
         since = time.time() if again else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"{since} {to_ranges(points)}\n")
@@ -191,12 +194,13 @@ class Sweep:
     def asked(self) -> dict[int, float]:
         """Points that this machine is to run, in order, and since when a run of them counts."""
         try:
-            lines = (self.path / "points").read_text().splitlines()
-        except FileNotFoundError:
+            lines = (self.path / "points").read_text(errors="replace").split("\n")[:-1]  # the last one was cut off
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         asked: dict[int, float] = {}
         for since, _, points in (line.partition(" ") for line in lines):
-            asked.update((index, max(float(since), asked.get(index, 0.0))) for index in of_ranges(points))
+            with contextlib.suppress(ValueError):  # it was damaged
+                asked.update((index, max(float(since), asked.get(index, 0.0))) for index in of_ranges(points))
         return asked
 
     def cancelled(self) -> bool:

@@ -21,6 +21,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 
+import hypothesis
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -29,6 +30,9 @@ from tests.pbs.real import RealPbs
 
 RECORD = "ran against"
 WIDTH = 80
+
+hypothesis.settings.register_profile("launcher", deadline=None)  # machines are busy
+hypothesis.settings.load_profile("launcher")
 
 
 # -- the clusters

@@ -1,11 +1,9 @@
-"""Data in memory: IDX files as tensors, and which samples each rank takes at each step."""
+"""Data in memory: IDX files as tensors."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,100 +108,3 @@ def _moments(images: Tensor) -> tuple[float, float]:
     first, second = int((counts * values).sum()), int((counts * values * values).sum())
     variance = (second * number - first * first) / number**2
     return first / number, max(variance**0.5, 1.0)
-
-
-class GlobalBatchSampler:
-    """Which samples are used when: the order is a pure function of (seed, epoch, step), whatever the world size.
-
-    An epoch is a fresh permutation of all samples, cut into global batches of `batch_size`; what is left over at its
-    end (fewer than `batch_size` samples) is not used in that epoch. Of each global batch a rank takes one contiguous
-    share; shares differ by at most one sample.
-
-    With `micro_batches` the global batch is cut into so many logical micro-batches, which differ by at most one sample
-    and do not depend on the world size, and a rank takes whole ones.
-
-    Raises:
-        ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
-            micro-batches, or there are fewer micro-batches than ranks.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device | str = "cpu",
-        micro_batches: int | None = None,
-    ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size} ranks")
-        if batch_size < world_size:
-            raise ValueError(
-                f"workload.batch_size={batch_size} leaves some of the {world_size} ranks without a sample: "
-                f"set it to {world_size} or more"
-            )
-        if micro_batches is not None and not world_size <= micro_batches <= batch_size:
-            raise ValueError(
-                f"train.micro_batches={micro_batches} must be from {world_size} (the number of ranks) to {batch_size} "
-                "(workload.batch_size). A run keeps it for its whole life: the weights depend on it"
-            )
-        if size < batch_size:
-            raise ValueError(
-                f"the training set has {size} samples, fewer than workload.batch_size={batch_size}: "
-                f"set it to {size} or less"
-            )
-        self.size, self.batch_size, self.seed = size, batch_size, seed
-        self.rank, self.world_size, self.device = rank, world_size, device
-        self.micro_batches = micro_batches
-        self.steps_per_epoch = size // batch_size
-        parts = world_size if micro_batches is None else micro_batches
-        first, last = (rank, rank + 1) if micro_batches is None else share(micro_batches, rank, world_size)
-        bounds = [share(batch_size, part, parts) for part in range(first, last)]
-        self._first, self._last = bounds[0][0], bounds[-1][1]
-        # Samples in each of this rank's micro-batches, or in its share.
-        self.sizes = [end - begin for begin, end in bounds]
-        self._order: tuple[int, Tensor] | None = None
-
-    @property
-    def weight(self) -> float:
-        """What the sum of this rank's per-sample losses must be multiplied by.
-
-        With it, the mean over ranks of their gradients is the gradient of the mean loss over the global batch, also
-        where shares differ: mean_r(W / B x sum_r) = sum / B.
-        """
-        return self.world_size / self.batch_size
-
-    def order(self, epoch: int) -> Tensor:
-        """All samples in the order of that epoch, int64 [size]."""
-        if self._order is None or self._order[0] != epoch:
-            digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-            # Always drawn on the CPU: a GPU's generator gives another permutation for the same seed.
-            self._order = epoch, torch.randperm(self.size, generator=generator).to(self.device)
-        return self._order[1]
-
-    def global_batch(self, epoch: int, step: int) -> Tensor:
-        """The samples of all ranks at that step of the epoch, int64 [batch_size]."""
-        if not 0 <= step < self.steps_per_epoch:
-            raise IndexError(f"step {step} is not one of the {self.steps_per_epoch} steps of an epoch")
-        return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
-
-    def batch(self, epoch: int, step: int) -> Tensor:
-        """This rank's share of the global batch, int64 [its sizes' sum]."""
-        return self.global_batch(epoch, step)[self._first : self._last]
-
-    def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """(step, this rank's share) for the rest of the epoch, from `step` on."""
-        for following in range(step, self.steps_per_epoch):
-            yield following, self.batch(epoch, following)
-
-    def locate(self, global_step: int) -> tuple[int, int]:
-        """(epoch, step in it) of the step that comes after `global_step` steps."""
-        return divmod(global_step, self.steps_per_epoch)
-
-
-def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open range of `count` things that belongs to a rank; ranges are contiguous and differ by at most one."""
-    return count * rank // world_size, count * (rank + 1) // world_size

@@ -13,10 +13,11 @@ from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher import datasets
+from launcher.node.sampler import GlobalBatchSampler
 from launcher.node.settings import Settings, settings
 from workloads import training
 from workloads.buckets import GradientBuckets
-from workloads.data import Data, GlobalBatchSampler, load
+from workloads.data import Data, load
 from workloads.invariant import InvariantGradients
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, generators, restore_generators, seed_generators

@@ -20,9 +20,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from launcher import texts
 from launcher.errors import ConfigError
+from launcher.node.sampler import GlobalBatchSampler, share
 from launcher.node.settings import Settings, settings
 from workloads import gpt, text, training
-from workloads.data import GlobalBatchSampler, share
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, seed_generators
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workloads.data import share
+from launcher.node.sampler import share
 
 T = TypeVar("T")
 Node = tuple[int, int]  # the half-open range of leaves under it

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from workloads.data import Data, share
+from launcher.node.sampler import share
+from workloads.data import Data
 from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:

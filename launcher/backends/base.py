@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -11,6 +12,10 @@ from launcher.errors import LauncherError
 
 class QueryError(LauncherError):
     """The scheduler could not be asked; what it would have said is unknown."""
+
+
+class NoAnswerInTime(QueryError):
+    """The scheduler took longer than one is ready to wait."""
 
 
 class JobState(Enum):
@@ -31,13 +36,17 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class SchedulerJob:
-    """What a scheduler says of one job: the state in our words and in its own, why, and the comment we gave it."""
+    """What a scheduler says of one job: the state in our words and in its own, why, and the comment we gave it.
+
+    `left` are seconds of wall time left when it was asked; None: it has no limit, or the scheduler does not say.
+    """
 
     id: str
     state: JobState
     word: str
     reason: str = ""
     comment: str = ""
+    left: int | None = None
 
 
 class Queries(Protocol):
@@ -51,6 +60,10 @@ class Queries(Protocol):
 
     def ended(self, job_id: str) -> SchedulerJob | None:
         """What the scheduler remembers of a job that is over; None: nothing."""
+
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What it remembers of jobs that are over, by `key`, with as few commands as it can; without those that it
+        has forgotten."""
 
     def find(self, token: str, name: str) -> str | None:
         """The id of the job that was submitted with this token and name."""

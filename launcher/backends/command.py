@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from launcher.backends.base import QueryError
+from launcher.backends.base import NoAnswerInTime, QueryError
 
 
 def ask(
@@ -21,7 +21,8 @@ def ask(
         good: exit codes that are an answer.
 
     Raises:
-        QueryError: it is not there, takes too long, or exits with another code.
+        NoAnswerInTime: it takes too long.
+        QueryError: it is not there, or exits with another code.
     """
     try:
         done = subprocess.run(
@@ -30,7 +31,7 @@ def ask(
     except FileNotFoundError:
         raise QueryError(f"{command[0]} is not on this machine's PATH") from None
     except subprocess.TimeoutExpired:
-        raise QueryError(f"{command[0]} did not answer within {timeout:g} s") from None
+        raise NoAnswerInTime(f"{command[0]} did not answer within {timeout:g} s") from None
     if done.returncode not in good:
         raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
     return done

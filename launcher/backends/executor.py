@@ -80,6 +80,14 @@ class RunExecutor(core.PicklingExecutor):
         """Hands over the script of a run (for an array, that of which its elements are a part); the job's id."""
         raise NotImplementedError
 
+    def _held_by(self) -> list[str]:
+        """The jobs that have to end before this one may start (the key `after`)."""
+        if not self.plan.after:
+            return []
+        from launcher.after import held_by
+
+        return held_by(self.plan)
+
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
         """The id of the one job there is in the end; it may also be known from what the job itself has written."""
         return submit_once(send, lambda: self._known() or find(), before=self._resumed)

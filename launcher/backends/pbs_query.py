@@ -12,15 +12,17 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
 from launcher.backends.command import ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
-from launcher.check import Queue
 from launcher.units import parse_size, parse_time
+
+if TYPE_CHECKING:
+    from launcher.check import Queue
 
 # qstat(1B), job states. What is not here cannot be told.
 LETTERS = {
@@ -61,6 +63,7 @@ HINTS = {
     187: "`pbsnodes -av` shows what the nodes have; GPUs may be called something else than ngpus there",
     188: "`qstat -Qf` shows the limits of the queues",
 }
+FEW = 3  # jobs that are over and are asked for one by one
 NEWEST = 100  # jobs of one name that are looked through for a token
 
 
@@ -98,6 +101,17 @@ class PBS:
         record = self.record(job_id)
         return None if record is None else parse_record(pbs_id(job_id), record)
 
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What PBS remembers of these jobs: of a few all there is, of more what the list of its history says.
+
+        Each id passed to qstat would open a connection of its own, so it is one question for each, or one for all.
+        """
+        if len(job_ids) > FEW:
+            history = self.history()
+            return {key: history[key] for key in map(short, job_ids) if key in history}
+        found = ((short(job_id), self.ended(job_id)) for job_id in job_ids)
+        return {key: job for key, job in found if job is not None}
+
     def key(self, job_id: str) -> str:
         """What `jobs` calls the job."""
         return short(job_id)
@@ -108,10 +122,15 @@ class PBS:
         for also_over in (["-x"], []):  # without history, -x finds nothing, not even what runs
             command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
             answer = self.run(*command, good=(0, UNKNOWN_JOB, FINISHED))
-            for name, record in (_section(answer, "Jobs") if answer.strip() else {}).items():
+            for name, record in (section(answer, "Jobs") if answer.strip() else {}).items():
                 if short(name) == wanted:
                     return dict(record)
         return None
+
+    def holds(self, job_id: str) -> bool:
+        """Whether PBS has the job, and it did not end without having run."""
+        record = self.record(job_id)
+        return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
 
     def find(self, token: str, name: str) -> str | None:
         """The id of the job of this name that carries the token, over or not.
@@ -179,7 +198,7 @@ class PBS:
     def queues(self) -> list[Queue]:
         """All queues that take jobs from users."""
         server = self._server()
-        found = _section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
+        found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
         try:
             return [_queue(name, values, name == server.get("default_queue")) for name, values in found.items()]
         except ValueError as error:
@@ -191,11 +210,11 @@ class PBS:
         sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
         if queue:
             answer = self.run("qstat", "-Q", "-f", "-F", "json", queue, good=(0, UNKNOWN_QUEUE))
-            sizes += [values.get("max_array_size") for values in _section(answer, "Queue").values()]
+            sizes += [values.get("max_array_size") for values in section(answer, "Queue").values()]
         return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
 
     def _server(self) -> dict[str, Any]:
-        return next(iter(_section(self.run("qstat", "-B", "-f", "-F", "json"), "Server").values()), {})
+        return next(iter(section(self.run("qstat", "-B", "-f", "-F", "json"), "Server").values()), {})
 
 
 # -- ids
@@ -310,7 +329,7 @@ def _end(status: str) -> str:
         return f"exit status {status}"
 
 
-def _section(text: str, name: str) -> dict[str, Any]:
+def section(text: str, name: str) -> dict[str, Any]:
     """A section of `qstat -F json`, every value in it a text.
 
     What qstat prints need not be JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
@@ -341,6 +360,8 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
+    from launcher.check import Queue  # states of jobs need none of it
+
     most = values.get("resources_max") or {}
     number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
     return Queue(

@@ -10,6 +10,7 @@ from launcher.backends import pbs_query
 from launcher.backends.executor import RunExecutor
 from launcher.backends.pbs import PBSJob
 from launcher.backends.scrub import job_environment
+from launcher.backends.successor import dependency
 from launcher.node.pbs_task import exports
 from launcher.plan import JobPlan
 from launcher.runs import Run
@@ -28,8 +29,13 @@ class PBSRunExecutor(RunExecutor):
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
             run.write_environment(exports(job_environment(os.environ, self.plan).environment))
+            options = dependency(self.plan.scheduler, self._held_by())
             self._submitting()
-            return self._pbs.submit(str(script), os.environ, "-f")
+            job = self._pbs.submit(str(script), os.environ, "-f", *options)
+            # A job that waits for one of which PBS has forgotten by now is deleted at once.
+            if options and not self._pbs.holds(job) and not self._held_by():
+                return self._pbs.submit(str(script), os.environ, "-f")
+            return job
 
         return self._once(send, lambda: self._pbs.find(token, self.plan.name))
 

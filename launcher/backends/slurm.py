@@ -13,6 +13,7 @@ from launcher.backends.base import QueryError
 from launcher.backends.executor import RunExecutor
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
+from launcher.backends.successor import dependency
 from launcher.plan import JobPlan
 from launcher.runs import Run
 
@@ -63,8 +64,9 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
+            options = dependency(self.plan.scheduler, self._held_by())
             self._submitting()
-            return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment)
+            return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment, *options)
 
         return self._once(send, lambda: self._slurm.find(token, self.plan.name))
 

@@ -7,12 +7,15 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.backends.command import ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
-from launcher.check import NodeGroup, Partition
 from launcher.units import parse_time
+
+if TYPE_CHECKING:
+    from launcher.check import Partition
 
 # Slurm's long state names (man squeue, JOB STATE CODES), as far as they end a job or keep it from being just "running".
 STATES = {
@@ -78,17 +81,33 @@ class Slurm:
         """The jobs with these ids, or all of this user's, by id. A job that Slurm has forgotten is left out."""
         if ids is not None and not ids:
             return {}
-        # One unknown id makes `squeue --jobs` fail as a whole, so all of the user's are asked for.
-        jobs = parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
+        try:
+            jobs = self._queue()
+        except NoAnswerInTime:
+            raise
+        except QueryError as error:  # a site may have put something else in its place, or have no --me (before 20.02)
+            try:
+                found = self.run("scontrol", "--oneliner", "show", "job")
+            except QueryError:
+                raise error from None
+            if "JobId=" not in found and "No jobs in the system" not in found:
+                raise
+            jobs = parse_records(found, os.getuid())
         return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
 
     def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What accounting remembers of these jobs; nothing where a site keeps none."""
+        """What accounting remembers of these jobs; nothing where a site keeps none.
+
+        Raises:
+            NoAnswerInTime: it may remember them, and is slow.
+        """
         if not ids:
             return {}
         fields = "--format=JobID,State,Reason,Comment"
         try:
             text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
+        except NoAnswerInTime:
+            raise
         except QueryError:
             return {}
         return parse_accounting(text)
@@ -96,6 +115,11 @@ class Slurm:
     def ended(self, job_id: str) -> SchedulerJob | None:
         """What accounting remembers of one job."""
         return self.accounting([job_id]).get(job_id)
+
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What accounting remembers of these jobs; one command for all that fit on its command line."""
+        parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
+        return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
 
     def key(self, job_id: str) -> str:
         """What `jobs` calls the job."""
@@ -107,7 +131,11 @@ class Slurm:
         Raises:
             QueryError: Slurm did not answer, so nobody can tell.
         """
-        return next((job.id.partition("_")[0] for job in self.jobs().values() if job.comment == token), None)
+        return next((job.id.partition("_")[0] for job in self._queue().values() if job.comment == token), None)
+
+    def _queue(self) -> dict[str, SchedulerJob]:
+        """What squeue tells of all of this user's jobs: one unknown id makes `squeue --jobs` fail as a whole."""
+        return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
 
     def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
         """Hands a script to sbatch and returns the id of its job.
@@ -172,7 +200,8 @@ class Slurm:
 
 
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
-_SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256"
+_SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
+_MOST_IDS = 2000  # of one sacct: Linux takes 128 KiB as one word
 
 
 def quiet_environment() -> dict[str, str]:
@@ -186,6 +215,8 @@ def quiet_environment() -> dict[str, str]:
 
 def parse_partitions(text: str) -> list[Partition]:
     """The output of `SINFO`: one line per partition and kind of node."""
+    from launcher.check import NodeGroup, Partition  # states of jobs need none of it
+
     rows: dict[str, list[list[str]]] = {}
     for line in text.splitlines():
         name, *fields = line.strip().split("|")
@@ -196,7 +227,7 @@ def parse_partitions(text: str) -> list[Partition]:
         time, sizes = lines[0][0], lines[0][1]
         most = sizes.rpartition("-")[2]
         groups = tuple(
-            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus(gres))
+            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus(gres), _types(gres))
             for _, _, nodes, cpus, mem, gres in lines
             if int(nodes)
         )
@@ -210,6 +241,12 @@ def parse_partitions(text: str) -> list[Partition]:
             )
         )
     return partitions
+
+
+def _types(gres: str) -> tuple[str, ...]:
+    """The types of GPUs in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> a100."""
+    items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
+    return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
 
 
 def _gpus(gres: str) -> int:
@@ -239,11 +276,44 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
     return {fields[0]: _job(*fields) for fields in lines if len(fields) == 4 and "." not in fields[0]}
 
 
-def _job(job_id: str, state: str, reason: str, comment: str) -> SchedulerJob:
+def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
+    """The output of `scontrol --oneliner show job`: one user's jobs, by id. Elements that wait share a line."""
+    jobs: dict[str, SchedulerJob] = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
+        if not fields.get("UserId", "").endswith(f"({uid})"):
+            continue
+        comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
+        array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
+        ids = [f"{array}_{element}" for element in _elements(elements)] if array else [fields.get("JobId", "")]
+        told = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
+        jobs.update((job_id, _job(job_id, *told)) for job_id in ids)
+    return jobs
+
+
+def _elements(text: str) -> list[int]:
+    """The numbers in `0-2,7`, or `0-6:2`."""
+    found: list[int] = []
+    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
+        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    return found
+
+
+def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> SchedulerJob:
     word = state.split()[0] if state else ""  # "CANCELLED by 1000"
     return SchedulerJob(
-        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment)
-    )
+        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment),
+        _seconds(left),
+    )  # fmt: skip
+
+
+def _seconds(text: str) -> int | None:
+    """What squeue's TimeLeft says, 1-02:03:04, 2:03:04 or 3:04; None for UNLIMITED, NOT_SET and INVALID."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _nothing(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.backends.once import submit_once
 from launcher.backends.pbs_query import PBS, TOKEN, pbs_id
@@ -30,11 +30,32 @@ def submit_after(
     Raises:
         SubmissionError: the scheduler did not take it, or did not answer.
     """
+    if plan.scheduler == Scheduler.pbs.value and "[" in pbs_id(job_id):
+        return submit_behind(plan, [], script, token, environment, timeout)  # see there; the run's lease does it
+    return submit_behind(plan, [job_id], script, token, environment, timeout)
+
+
+def submit_behind(
+    plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
+) -> str:
+    """The same for a job that starts when all these jobs have ended. PBS waits for no element of an array.
+
+    Raises:
+        SubmissionError: the scheduler did not take it, or did not answer.
+    """
+    options = dependency(plan.scheduler, jobs)
     if plan.scheduler == Scheduler.slurm.value:
         slurm = Slurm(timeout)
-        options = (f"--dependency=afterany:{job_id}", f"--comment={token}")
+        options.append(f"--comment={token}")
         return submit_once(lambda: slurm.submit(script, environment, *options), lambda: slurm.find(token, plan.name))
-    pbs, job, arguments = PBS(timeout), pbs_id(job_id), ["-f", "-v", f"{TOKEN}={token}"]
-    if "[" not in job:  # qsub refuses to wait for an element of an array; the run's lease does it
-        arguments += ["-W", f"depend=afterany:{job}"]
+    pbs, arguments = PBS(timeout), ["-f", "-v", f"{TOKEN}={token}", *options]
     return submit_once(lambda: pbs.submit(script, environment, *arguments), lambda: pbs.find(token, plan.name))
+
+
+def dependency(scheduler: str, jobs: Sequence[str]) -> list[str]:
+    """Arguments of sbatch or qsub for a job that starts when all these have ended, however they did. Pure."""
+    if not jobs:
+        return []
+    if scheduler == Scheduler.pbs.value:
+        return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"]
+    return [f"--dependency=afterany:{':'.join(jobs)}"]

@@ -17,17 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-# Name, which is its file's too, and one line for the list.
+# Name, which is its file's too (`-` is `_` there), and one line for the list.
 COMMANDS = {
     "status": "State of runs, with one question to the scheduler for all.",
     "logs": "What a run printed, or one of its ranks.",
     "cancel": "End runs.",
     "resume": "Start a run again that is over, at the same size or another one.",
+    "attach": "A shell beside a rank, stacks of all ranks, or a rank's debugger.",
+    "open": "A run's report page in the browser.",
     "wait": "Wait for a run and exit with its code.",
+    "why": "Why a run waits, and what would start sooner.",
+    "post-mortem": "Why a run ended, which rank failed first, and what to do.",
     "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
+    "site": "Profiles of sites: list, show, check, or make one from the site.",
     "report": "One HTML page about a run, or several side by side.",
     "data": "Data sets: which are here, and how to get one.",
+    "doctor": "This machine and its scheduler: a report to paste into a ticket.",
+    "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
 }
 PROGRAM = "python -m launcher"
 
@@ -74,7 +81,7 @@ def main(arguments: list[str]) -> int:
             f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
             "anything else is KEY=VALUE and submits a run"
         )
-    command = importlib.import_module(f"launcher.cli.{name}")
+    command = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
     parser = Parser(f"{PROGRAM} {name}", command.run.__doc__)
     command.configure(parser)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from launcher import datasets
@@ -68,7 +69,7 @@ def _list(data_dir: Path | None) -> int:
 
 def _fetch(name: str, mirrors: list[str] | None, data_dir: Path | None) -> int:
     try:
-        with _bars() as progress:
+        with _shown() as progress:
             found = datasets.fetch(name, data_dir, mirrors, progress)
     except datasets.DatasetError as error:  # what was asked for was right
         raise LauncherError(str(error)) from error
@@ -77,21 +78,16 @@ def _fetch(name: str, mirrors: list[str] | None, data_dir: Path | None) -> int:
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[datasets.Progress | None]:
-    """A bar for each file, where there is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+def _shown() -> Iterator[datasets.Progress]:
+    """A bar for each file, or a line now and then."""
+    from launcher.cli.progress import Rate, of_download, shown
 
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
+    rates: dict[str, Rate] = {}
+    with shown(sys.stderr, keep=True) as show:
 
-        def show(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file, total=total)
-            bars.update(tasks[file], completed=done)
+        def progress(file: str, done: int, total: int) -> None:
+            rate = rates.setdefault(file, Rate())
+            rate.add(time.monotonic(), done)
+            show.show(file, done, total, of_download(done, total, rate))
 
-        yield show
+        yield progress

@@ -6,27 +6,27 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from launcher import runs
+from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
 from launcher.cli.text import outcome
 from launcher.errors import INTERRUPTED, LauncherError
 from launcher.live import Live, Seen, look
+from launcher.printed import Stream
 from launcher.state import RunState
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
 
 
-def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, tails: Tails | None = None) -> int:
+def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None) -> int:
     """Follows the run and returns the exit code for it.
 
     Args:
         run: the run.
         foreground: the run belongs to this terminal: Ctrl-C ends it. Otherwise Ctrl-C only stops following.
         output: print what the run prints.
-        tails: what of it is not known yet; None: all of it is shown.
+        printed: that, where some of it is known; None: all of it is shown.
     """
 
     def cancel(kill: bool) -> None:
@@ -34,7 +34,7 @@ def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, tails: T
 
     try:
         with ctrl_c(foreground, cancel) as signals:
-            seen = _follow(run, tails or Tails(run), foreground, output)
+            seen = _follow(run, printed or Stream(run), foreground, output)
     except KeyboardInterrupt:
         print(f"launcher: {run.id} goes on without this terminal", file=sys.stderr)
         return INTERRUPTED
@@ -71,102 +71,33 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _follow(run: runs.Run, tails: Tails, foreground: bool, output: bool) -> Seen:
-    live = Live()
+def _follow(run: runs.Run, printed: Stream, foreground: bool, output: bool) -> Seen:
+    live, rate = Live(share=True), Rate()
     pause = POLL if foreground else 1.0
     why = ""
-    with progress_line() as show:
+    with shown(every=None) as show:  # where there is no terminal the output tells enough
         while True:
             seen = look(run, live)
             if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
                 why = seen.word  # it may never start, and then this is all that there is to see
                 print(f"queued: {why}", file=sys.stderr, flush=True)
-            if output:
-                for text in tails.new():
-                    show.print(text)
-            show.update(seen.progress)
+            for text in printed.new(last=seen.state.over) if output else ():
+                show.print(_decoded(text))
+            _show_progress(show, seen, rate)
             if seen.state.over:
-                if output:
-                    for text in tails.new(last=True):
-                        show.print(text)
                 return seen
             time.sleep(pause)
             if not foreground:
                 pause = min(pause * 1.2, 15)  # a queue may take hours
 
 
-class Tails:
-    """New lines in a run's output files."""
-
-    def __init__(self, run: runs.Run, paths: list[Path] | None = None) -> None:
-        self._run, self._paths = run, paths
-        self._read: dict[Path, int] = {}
-
-    def new(self, last: bool = False) -> Iterator[str]:
-        """What was written since the last call, in whole lines (also a last half one if `last`)."""
-        for path in self._run.outputs() if self._paths is None else self._paths:
-            start = self._read.get(path, 0)
-            try:
-                with open(path, "rb") as file:
-                    file.seek(start)
-                    data = file.read()
-            except OSError:
-                continue
-            whole = len(data) if last else data.rfind(b"\n") + 1
-            if whole:
-                self._read[path] = start + whole
-                yield data[:whole].decode(errors="replace").rstrip("\n")
+def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:
+    for event in seen.story.events:
+        if event["event"] == "progress":
+            rate.add(event["time"], event["step"])
+    if (progress := seen.progress) is not None:
+        show.show("step", progress["step"], progress["total"], of_training(progress, rate))
 
 
-class PlainLine:
-    """Where stdout is no terminal: output only."""
-
-    def print(self, text: str) -> None:
-        print(text, flush=True)
-
-    def update(self, progress: Mapping[str, Any] | None) -> None:
-        pass
-
-
-class RichLine:
-    """A progress line below the output."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(compact=True), TextColumn("{task.fields[values]}"),
-            console=Console(highlight=False), transient=True,
-        )  # fmt: skip
-        self._task: Any = None
-
-    def print(self, text: str) -> None:
-        from rich.text import Text
-
-        self.bar.console.print(Text.from_ansi(text))
-
-    def update(self, progress: Mapping[str, Any] | None) -> None:
-        if progress is None:
-            return
-        known = ("time", "event", "step", "total", "writer")
-        values = "  ".join(f"{key} {_short(value)}" for key, value in progress.items() if key not in known)
-        if self._task is None:
-            self._task = self.bar.add_task("step", total=progress["total"], values="")
-        self.bar.update(self._task, completed=progress["step"], total=progress["total"], values=values)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-@contextlib.contextmanager
-def progress_line() -> Iterator[PlainLine | RichLine]:
-    """A line for the terminal there is."""
-    if not sys.stdout.isatty():
-        yield PlainLine()
-        return
-    line = RichLine()
-    with line.bar:
-        yield line
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace").removesuffix("\n")

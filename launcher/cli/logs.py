@@ -2,46 +2,204 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find
-from launcher.errors import ConfigError, RunError
+from launcher.cli.options import RUN, add_runs_dir, find_either
+from launcher.errors import RunError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launcher.runs import Run
+    from launcher.printed import Stream
+    from launcher.runs import Attempt, Run
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
-    parser.add_argument("--rank", type=_number, metavar="N", help="only this rank's own output")
     parser.add_argument(
-        "--attempt", type=_number, metavar="N", help="with --rank: of this attempt (default: the last one)"
+        "-f", "--follow", action="store_true", help="go on until the run is over, from one attempt to the next"
     )
+    parser.add_argument(
+        "--rank", type=_ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); one alone: its own files"
+    )
+    parser.add_argument("--attempt", type=_number, metavar="N", help="only this attempt (default: all)")
+    parser.add_argument("--tail", type=_positive, metavar="N", help="begin with the last N lines")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """What the run printed: all ranks, each line with its rank in front; or one rank alone."""
-    from launcher.cli.follow import Tails  # not for --help
-    from launcher.live import Live, look
+    """What the run printed: its ranks in the order of time, each line with its rank in front, attempt after attempt."""
+    from launcher.printed import Stream  # not for --help
+    from launcher.runs import Run
 
-    if arguments.attempt is not None and arguments.rank is None:
-        raise ConfigError("--attempt goes with --rank")
-    wanted = find(arguments.name, arguments.runs_dir)
-    tails = Tails(wanted, None if arguments.rank is None else _files(wanted, arguments.rank, arguments.attempt))
-    live = Live()
+    wanted = find_either(arguments.name, arguments.runs_dir)
+    if not isinstance(wanted, Run):
+        raise RunError(f"{wanted.id} is a sweep: name one of its points ({wanted.id}/0); `sweep status` lists them")
+    ranks, attempt = arguments.rank, arguments.attempt
+    _require(wanted, ranks, attempt)
+    if len(ranks) == 1:
+        return _show(wanted, OneRank(wanted, ranks[0], attempt), arguments)
+    return _show(wanted, Stream(wanted, attempt=attempt, ranks=ranks), arguments)
+
+
+def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
+    if arguments.tail:
+        stream.skip_to_last(arguments.tail)
+    if not arguments.follow:
+        for text in stream.new(last=True):
+            sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        return 0
+    pace = Pace(time.monotonic())
+    over: Callable[[], bool] | None = None
+    before: object = None
     while True:
-        over = not arguments.follow or look(wanted, live).state.over
-        for text in tails.new(last=over):
-            print(text, flush=True)
-        if over:
-            return 0
-        time.sleep(0.5)
+        heard = False
+        for text in stream.new():
+            sys.stdout.buffer.write(text)
+            heard = True
+        sys.stdout.flush()
+        now, signs = time.monotonic(), _signs(run)
+        if heard or signs != before:
+            pace.heard(now)
+        if signs != before or pace.due(now):
+            before = signs
+            pace.asked(now)
+            over = over or _over(run)  # after the first output: it loads what asks schedulers
+            if over():
+                for text in stream.new(last=True):
+                    sys.stdout.buffer.write(text)
+                sys.stdout.flush()
+                return 0
+        time.sleep(pace.pause(now))
+
+
+class Pace:
+    """How often a run's files are read, and its state asked for, while it is followed.
+
+    | the run | its files are read every | its state is asked for |
+    |---|---|---|
+    | prints | 0.1 s | not at all |
+    | has been quiet for a while | 2 s | after 2 s, 3 s, ... and then every 60 s |
+
+    A new attempt, or the end of one, is seen in the files.
+    """
+
+    READ, RARELY = 0.1, 2.0  # seconds between two looks at the files
+    ASK, AT_LEAST = 2.0, 60.0  # seconds between two questions for the state
+    SLOWER = 1.5
+
+    def __init__(self, now: float) -> None:
+        self._heard = self._asked = now
+        self._ask = self.ASK
+
+    def heard(self, now: float) -> None:
+        """Something was printed, so the run lives."""
+        self._heard, self._ask = now, self.ASK
+
+    def due(self, now: float) -> bool:
+        """Whether the state is to be asked for now."""
+        return now - max(self._heard, self._asked) >= self._ask
+
+    def asked(self, now: float) -> None:
+        """It was."""
+        self._asked, self._ask = now, min(self._ask * self.SLOWER, self.AT_LEAST)
+
+    def pause(self, now: float) -> float:
+        """Seconds until the files are to be read again: a tenth of the time for which nothing came."""
+        return min(max((now - self._heard) / 10, self.READ), self.RARELY)
+
+
+def _signs(run: Run) -> object:
+    """What differs when an attempt begins or ends."""
+    attempts = run.attempts()
+    if not attempts:
+        return None
+    try:
+        return attempts[-1].number, attempts[-1].events_file("script").stat().st_size
+    except OSError:
+        return attempts[-1].number, 0
+
+
+def _over(run: Run) -> Callable[[], bool]:
+    """A function that tells whether the run is over."""
+    from launcher.live import Live, look  # what asks schedulers; not for a run's output alone
+
+    live = Live(share=True)
+    return lambda: look(run, live).state.over
+
+
+def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
+    """
+    Raises:
+        RunError: the run has no such attempt, or no such rank in any attempt that is meant.
+    """
+    if attempt is None and not ranks:
+        return
+    attempts = {each.number: each for each in run.attempts()}
+    if not attempts:
+        raise RunError(f"{run.id} has not started yet")
+    if attempt is not None and attempt not in attempts:
+        raise RunError(f"{run.id} has no attempt {attempt}: its attempts are 0 to {max(attempts)}")
+    for rank in ranks:
+        if not any(files_of(each, rank) for number, each in attempts.items() if attempt in (None, number)):
+            number = max(attempts) if attempt is None else attempt
+            count = sum(".round-" not in path.name for path in attempts[number].logs.glob("rank-*.out"))
+            raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {count} ranks")
+
+
+def files_of(attempt: Attempt, rank: int) -> list[Path]:
+    """What a rank of an attempt wrote itself, in the order of its rounds."""
+    found = [*attempt.logs.glob(f"rank-{rank}.out"), *attempt.logs.glob(f"rank-{rank}.err")]
+    found += [*attempt.logs.glob(f"rank-{rank}.round-*.out"), *attempt.logs.glob(f"rank-{rank}.round-*.err")]
+    return sorted(found, key=lambda path: (_round(path), path.suffix != ".out"))
+
+
+def _round(path: Path) -> int:
+    _, found, rest = path.name.partition(".round-")
+    return int(rest.partition(".")[0]) if found else 0
+
+
+class OneRank:
+    """What one rank wrote itself: all of it, whatever became of its agent; without its number in front of the lines."""
+
+    def __init__(self, run: Run, rank: int, attempt: int | None) -> None:
+        self._run, self._rank, self._attempt = run, rank, attempt
+        self._read: dict[Path, int] = {}
+        self._shown: int | None = None  # the attempt that the last line was of
+
+    def _files(self) -> list[tuple[Attempt, Path]]:
+        attempts = [each for each in self._run.attempts() if self._attempt in (None, each.number)]
+        return [(each, path) for each in attempts for path in files_of(each, self._rank)]
+
+    def skip_to_last(self, count: int) -> None:
+        """All but the last `count` lines is known."""
+        from launcher.printed import start_of_last
+
+        for attempt, path in reversed(self._files()):
+            if count > 0:
+                self._read[path], found = start_of_last(path, 0, None, count)
+                count -= found
+                self._shown = attempt.number
+            else:
+                self._read[path] = path.stat().st_size
+
+    def new(self, last: bool = False) -> Iterator[bytes]:
+        """What was written since the last call, in pieces of whole lines (also a last half one if `last`)."""
+        from launcher.printed import Part, read, start_of
+
+        for attempt, path in self._files():
+            for text in read(path, self._read.get(path, 0), None, last=last):
+                if self._shown is not None and self._shown != attempt.number and (start := start_of(attempt)):
+                    part = Part(path, attempt=attempt.number, job=start.job, began=start.time)
+                    yield part.heading.encode() + b"\n"
+                self._shown = attempt.number
+                self._read[path] = self._read.get(path, 0) + len(text)
+                yield text
 
 
 def _number(text: str) -> int:
@@ -52,20 +210,24 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _files(run: Run, rank: int, attempt: int | None) -> list[Path]:
-    attempts = {each.number: each for each in run.attempts()}
-    if not attempts:
-        raise RunError(f"{run.id} has not started yet")
-    number = max(attempts) if attempt is None else attempt
-    if number not in attempts:
-        raise RunError(f"{run.id} has no attempt {number}: its attempts are 0 to {max(attempts)}")
-    logs = attempts[number].logs
-    rounds = 1 + max(
-        (int(path.name.split("-")[2].split(".")[0]) for path in logs.glob("rank-*.round-*.out")), default=0
-    )
-    names = [f"rank-{rank}" + (f".round-{each}" if each else "") for each in range(rounds)]
-    files = [logs / f"{name}.{stream}" for name in names for stream in ("out", "err")]
-    if not any(path.exists() for path in files):
-        ranks = sum(1 for path in logs.glob("rank-*.out") if ".round-" not in path.name)
-        raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {ranks} ranks")
-    return files
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Ranks in `3` or `0-3,7`."""
+    from argparse import ArgumentTypeError
+
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        low, _, high = part.strip().partition("-")
+        if not low.isdecimal() or not (high or low).isdecimal():
+            raise ArgumentTypeError(f"{part!r} is not a rank, or a range of them: write 3 or 0-3,7")
+        if int(high or low) < int(low):
+            raise ArgumentTypeError(f"{part!r} is an empty range: write {high}-{low}")
+        found.update(dict.fromkeys(range(int(low), int(high or low) + 1)))
+    return tuple(found)

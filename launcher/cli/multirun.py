@@ -62,6 +62,8 @@ class Multirun:
         if config.dry_run:
             show(prepared)
             return self._returns(prepared)
+        if not first:
+            self._ask(prepared, config.confirm_above)
         submitted = submit_sweep(prepared)
         if self._search and submitted.left[0]:
             raise SubmissionError(
@@ -83,6 +85,24 @@ class Multirun:
         elif submitted.sweep.cancelled():
             raise LauncherError(f"{submitted.sweep.id} was cancelled")
         return self._returns(prepared, submitted)
+
+    def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
+        """Tells what points that have no job yet ask for, of a search all trials; see `confirm.tell_and_ask`."""
+        from launcher import cost
+        from launcher.cli.confirm import tell_and_ask
+        from launcher.live import read
+        from launcher.sweeps import Sweep
+
+        sweep = Sweep(prepared.path)
+        there = prepared.before is not None
+        new = [
+            plan for index, plan in prepared.plans.items()
+            if plan.queued and not (there and sweep.run(index).recorded() and read(sweep.run(index)).job_id is not None)
+        ]  # fmt: skip
+        if new:
+            trials = self._search.trials if self._search else None
+            total = cost.of_plans(new).times(trials / len(new) if trials else 1)
+            tell_and_ask(cost.lines_of_all(new, trials), total, above)
 
     def sweep_of(self, overrides: Sequence[str]) -> Sweep:
         """The sweep of a search, known from any one of its points; all points that are submitted later are in it.
@@ -145,7 +165,7 @@ class Multirun:
 
 def show(prepared: PreparedSweep) -> None:
     """For a dry run: each array, its points, and its script."""
-    from launcher import grouping, render, sweeps
+    from launcher import cost, grouping, render, sweeps
     from launcher.submit_sweep import token_of
 
     keys = sweeps.differing(prepared.manifest.points)
@@ -153,6 +173,9 @@ def show(prepared: PreparedSweep) -> None:
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
     print(f"sweep      {prepared.path.name}: {_count(len(prepared.wanted), 'point')}")
     print(f"directory  {prepared.path}")
+    if asking := [plan for plan in prepared.plans.values() if plan.queued]:
+        for number, line in enumerate(cost.lines_of_all(asking)):
+            print(f"{'' if number else 'asks for':<11}{line}")
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
         print(f"\n# {_count(len(members), 'point')} on {plan.cluster}: {sweeps.to_ranges(members)}")

@@ -69,11 +69,13 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
                 raise error from None
     if (folder / name / sweeps.RECORD).exists():
         return sweeps.find(name, folder)
-    known: list[Run | Sweep] = [*runs.all_runs(folder), *sweeps.all_sweeps(folder)]
-    matches = [each for each in known if each.id.startswith(name)]
+    known = runs.names(folder)  # only those whose names fit are opened, of however many there are
+    records = ("record.json", sweeps.RECORD)
+    matches = sorted(
+        each for each in known if each.startswith(name) and any((folder / each / file).exists() for file in records)
+    )
     if len(matches) == 1:
-        return matches[0]
+        return find_either(matches[0], folder)
     if matches:
-        some = ", ".join(each.id for each in matches[:5])
-        raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {some}")
-    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, (each.id for each in known))}")
+        raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
+    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*known, 'latest'])}")

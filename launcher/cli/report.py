@@ -31,8 +31,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
-    from launcher.report import page  # not for --help
-    from launcher.sweeps import Sweep
+    from launcher.sweeps import Sweep  # not for --help
 
     runs_dir = arguments.runs_dir
     named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
@@ -44,14 +43,29 @@ def run(arguments: Namespace) -> int:
     shown = _sweep(sweeps[0]) if sweeps else _runs(runs, baseline)
     alone = sweeps or {each.path for each in (*runs, *([baseline] if baseline else []))} == {runs[0].path}
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
+    _write(path, shown)
+    if arguments.show:
+        from launcher.cli.open import show
+
+        show(path)
+    return 0
+
+
+def write_alone(found: Run | Sweep) -> Path:
+    """Writes the page of one run or sweep into its directory, and returns its path."""
+    from launcher.runs import Run
+
+    path = found.path / "report.html"
+    _write(path, _runs([found], None) if isinstance(found, Run) else _sweep(found))
+    return path
+
+
+def _write(path: Path, shown: Page) -> None:
+    from launcher.report import page
+
     text = page.render(shown)
     page.write(path, text)
     print(f"wrote {path} ({len(text.encode()) / 1e6:.1f} MB)")
-    if arguments.show:
-        import webbrowser
-
-        webbrowser.open(path.absolute().as_uri())
-    return 0
 
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:

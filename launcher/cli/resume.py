@@ -18,6 +18,7 @@ FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what is to be different (nodes=4, time=2h)")
+    parser.add_argument("--yes", action="store_true", help="submit without a question (confirm_above)")
     add_runs_dir(parser)
 
 
@@ -28,8 +29,8 @@ def run(arguments: Namespace) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.cli import schema, submit
-    from launcher.cli.follow import Tails
+    from launcher.cli import confirm, schema, submit
+    from launcher.printed import Stream
     from launcher.submit import prepare, resume
 
     found = find(arguments.name, arguments.runs_dir)
@@ -54,11 +55,12 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(submit.explain(error, overrides)) from None
     if typed.dry_run:
         return submit.show(prepared)
+    confirm.skip = arguments.yes
+    submit.ask(prepared, typed.confirm_above, again=True)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    tails = Tails(found)
-    for _ in tails.new(last=True):  # what earlier attempts have printed
-        pass
-    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, tails)
+    printed = Stream(found)
+    printed.skip()  # what earlier attempts have printed
+    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, printed)
 
 
 def _place(run: Run) -> list[str]:
@@ -85,7 +87,7 @@ def _go_to(run: Run) -> None:
 
 def merged(before: list[str], now: list[str]) -> list[str]:
     """The overrides of a run with others on top; of those for one key only the last counts. Pure."""
-    passing = ("run_id", "runs_dir", "wait", "dry_run")  # of one command, not of the run
+    passing = ("run_id", "runs_dir", "wait", "dry_run", "confirm_above")  # of one command, not of the run
     added = {_key(word) for word in before if word.startswith("+")}  # keys that the config itself does not have
     now = [f"+{word}" if _key(word) in added and not word.startswith(("+", "~")) else word for word in now]
     replaced = {*passing, *map(_key, now)}

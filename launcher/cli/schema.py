@@ -11,8 +11,15 @@ from collections.abc import Iterator
 from launcher import config
 from launcher.paths import default_runs_dir
 
-OPEN_KEYS = ("cluster.directives", "cluster.environment")  # their keys are the user's own
-WORKLOADS = {"p2p": config.P2P, "collective": config.Collective, "ddp_mnist": config.DDPMnist, "fsdp_lm": config.FSDPLm}
+OPEN_KEYS = ("cluster.directives", "cluster.environment", "workload.kwargs")  # their keys are the user's own
+WORKLOADS = {
+    "p2p": config.P2P,
+    "collective": config.Collective,
+    "ddp_mnist": config.DDPMnist,
+    "fsdp_lm": config.FSDPLm,
+    "program": config.Program,
+    "function": config.Function,
+}
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
@@ -32,6 +39,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", _held_nodes, replace=True)
     OmegaConf.register_new_resolver("launcher.keys", keys_help, replace=True)
+    OmegaConf.register_new_resolver("launcher.groups", groups_help, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
     for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
         yaml.SafeLoader.yaml_implicit_resolvers[start] = [
@@ -82,9 +90,26 @@ def _sections() -> list[tuple[str, type]]:
         ("checkpoint.", config.Checkpoint),
         ("resume.", config.Resume),
         ("train.", config.Train),
+        ("debug.", config.Debug),
+        ("tracking.", config.Tracking),
         ("sweep.", config.Sweep),
         *(("workload.", kind) for kind in WORKLOADS.values()),
     ]
+
+
+def groups_help(width: int = 79) -> str:
+    """The groups and their choices, for --help; the user's own ones among them."""
+    import textwrap
+
+    from launcher.cli.profile_errors import choices
+    from launcher.paths import resource
+
+    groups = sorted(path.name for path in resource("conf").iterdir() if path.is_dir() and path.name != "hydra")
+    lines = [
+        textwrap.fill(f"{group}: {', '.join(choices(group))}", width, initial_indent="  ", subsequent_indent="    ")
+        for group in groups
+    ]
+    return "\n".join([*lines, ""])
 
 
 def keys_help(width: int = 79) -> str:
@@ -108,6 +133,8 @@ def keys_help(width: int = 79) -> str:
     lines += table("checkpoint.KEY: when a training saves", keys_of(config.Checkpoint))
     lines += table("resume.KEY: how a run goes on", keys_of(config.Resume))
     lines += table("train.KEY: all trainings", keys_of(config.Train))
+    lines += table("debug.KEY: breakpoints in the job", keys_of(config.Debug))
+    lines += table("tracking.KEY: trackers", keys_of(config.Tracking))
     lines += table("sweep.KEY: multiruns (-m)", keys_of(config.Sweep))
     for name, kind in WORKLOADS.items():
         lines += table(f"workload.KEY with workload={name}", keys_of(kind))

@@ -2,108 +2,113 @@
 
 from __future__ import annotations
 
-import re
-import time
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import EITHER, add_runs_dir, find_either
+from launcher.cli.options import EITHER, add_runs_dir
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from launcher.cli.status_rows import View
     from launcher.live import Seen
     from launcher.runs import Run
-    from launcher.sweeps import Sweep
 
-RECENT = 20  # runs shown without --all
-COLUMNS = (
-    "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "elapsed", "reason", "cause",
-    "directory",
-)  # fmt: skip
 SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("names", metavar="RUN", nargs="*", help=EITHER)
-    parser.add_argument("--all", action="store_true", dest="everything", help=f"all runs, not only the newest {RECENT}")
+    parser.add_argument(
+        "--all", action="store_true", dest="everything", help="all runs, not only live ones and the newest others"
+    )
+    parser.add_argument("--watch", action="store_true", help="show changes until all are over; Ctrl-C leaves")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """State of the newest runs and sweeps, or of the RUNs named, with one question to the scheduler for all."""
-    from launcher.paths import default_runs_dir  # not for --help
-    from launcher.sweeps import Sweep
+    """State of the live runs and sweeps and the newest others, or of the RUNs named, with one question to the scheduler
+    for all."""
+    from launcher import runs  # not for --help
+    from launcher.errors import ConfigError, RunError
+    from launcher.paths import default_runs_dir
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
-    found = [find_either(name, folder) for name in names] or _newest(folder)
-    shown = found if arguments.everything or names else found[:RECENT]
-    runs = [each for each in shown if not isinstance(each, Sweep)]
-    sweeps = [each for each in shown if isinstance(each, Sweep)]
-    if sweeps and names and not runs and len(sweeps) == 1:
+    if arguments.watch and arguments.as_json:
+        raise ConfigError("--json does not go with --watch: call `status --json` again when you want to know again")
+    if not names and runs.nothing_in(folder):
+        print("[]" if arguments.as_json else f"no runs in {folder}")
+        return 0
+    from launcher.cli.status_rows import UNREADABLE, Rows, plain
+    from launcher.cli.status_table import table
+    from launcher.sweeps import Sweep
+
+    rows = Rows(names, folder, arguments.everything)
+    if arguments.watch:
+        from launcher.cli import watch
+
+        return watch.show(rows)
+    if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
         from launcher.cli import sweep_status
 
-        return sweep_status.show(sweeps[0], everything=arguments.everything, as_json=arguments.as_json)
-    seen = {each.run.path: each for each in _look_at(runs, strict=bool(names))}
-    rows = {path: _row(each) for path, each in seen.items()} | _sweep_rows(sweeps)
-    lines = [rows[each.path] for each in shown if each.path in rows]
+        return sweep_status.show(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
+    view = rows.look()
+    damaged = [row for row in view.rows if row["state"] == UNREADABLE]
+    if names and len(damaged) == len(view.rows):
+        raise RunError("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:
         import json
 
-        print(json.dumps(lines, indent=1))
+        print(json.dumps([plain(row) for row in view.rows], indent=1))
         return 0
-    if not lines:
+    if not view.rows:
         print(f"no runs in {folder}")
         return 0
-    _print_table(lines)
-    for each in seen.values() if names else []:
-        if each.story.attempt:
-            from launcher.cli.text import print_columns
-
-            print()
-            print_columns(_attempts(each.run))
-        if why := _remark(each):
-            print(f"\n{each.run.id}: {why}")
-        for line in _health(each):
-            print(f"{each.run.id}: {line}")
-    if len(shown) < len(found):
-        print(f"... and {len(found) - len(shown)} older ones; --all shows them")
+    for line in table(view.rows, _width()):
+        print(line)
+    for each in view.seen if names else ():
+        _tell(each)
+    for row in damaged:
+        print(f"\n{row['run']}: {row['cause']}")
+    for number, line in enumerate(unanswered(view)):
+        print(line if number else f"\n{line}")
+    if view.older:
+        print(f"... and {view.older} older ones; --all shows them")
     return 0
 
 
-def _newest(folder: Path) -> list[Run | Sweep]:
-    """All runs and sweeps, newest first."""
-    from launcher.runs import all_runs
-    from launcher.sweeps import all_sweeps
+def unanswered(view: View) -> Iterator[str]:
+    """A line or two for each scheduler that did not answer."""
+    from launcher.cli.status_table import brief
 
-    found: list[Run | Sweep] = [*all_runs(folder), *all_sweeps(folder)]
-    return sorted(found, key=lambda each: each.path.stat().st_ctime, reverse=True)
-
-
-def _sweep_rows(sweeps: list[Sweep]) -> dict[Path, dict[str, Any]]:
-    """Sweeps like runs: `3/15 done` is their state."""
-    if not sweeps:
-        return {}
-    from launcher.sweep_live import SweepLive, counts, look_at
-
-    live, rows = SweepLive(), {}
-    for each in sweeps:
-        number = counts(look_at(each, live))
-        failed = f", {number['failed']} failed" if "failed" in number else ""
-        rows[each.path] = {
-            **dict.fromkeys(COLUMNS), "run": each.id, "points": number, "directory": str(each.path),
-            "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}",
-        }  # fmt: skip
-    return rows
+    for scheduler, seen in view.unanswered.items():
+        unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
+        yield f"This is not all: {scheduler} does not answer ({seen.word})."
+        if unknown and seen.age is not None:
+            states = "1 state is" if unknown == 1 else f"{unknown} states are"
+            yield f"{states} unknown; in brackets is what it said {brief(seen.age)} ago."
 
 
-def _look_at(shown: list[Run], *, strict: bool) -> list[Seen]:
-    if not shown:
-        return []
-    from launcher.live import look_at_all  # what can ask schedulers takes as long to load as all the rest
+def _width() -> int:
+    import shutil
 
-    return look_at_all(shown, strict=strict)
+    from launcher.cli.status_table import WIDTH
+
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def _tell(seen: Seen) -> None:
+    """What the table does not tell of a run that was named."""
+    if seen.story.attempt:
+        from launcher.cli.text import print_columns
+
+        print()
+        print_columns(_attempts(seen.run))
+    if not seen.unanswered and (why := _remark(seen)):
+        print(f"\n{seen.run.id}: {why}")
+    for line in _health(seen):
+        print(f"{seen.run.id}: {line}")
 
 
 def _remark(seen: Seen) -> str | None:
@@ -128,7 +133,9 @@ def _remark(seen: Seen) -> str | None:
         )
     if seen.state.value == "done":
         return None
-    return _cause(seen) if seen.state.over else seen.word or None
+    from launcher.cli.text import cause
+
+    return cause(seen) if seen.state.over else seen.word or None
 
 
 def _health(seen: Seen) -> list[str]:
@@ -143,81 +150,21 @@ def _health(seen: Seen) -> list[str]:
     return preflights(seen.story.events) + [each.words for each in slow if over or each.until is None]
 
 
-def _cause(seen: Seen) -> str | None:
-    from launcher.cli.text import cause
-
-    return cause(seen)
-
-
-def _row(seen: Seen) -> dict[str, Any]:
-    first, last = (seen.story.events[0], seen.story.events[-1]) if seen.story.events else (None, None)
-    elapsed = None
-    if first and last:
-        elapsed = int((last["time"] if seen.state.over else time.time()) - first["time"])
-    return {
-        "run": seen.run.id,
-        "state": _state(seen),
-        "job": seen.story.job_id,
-        "cluster": seen.plan.cluster,
-        "nodes": seen.plan.nodes,
-        "ranks": seen.plan.world_size,
-        "attempt": seen.story.attempt,
-        "step": seen.progress and seen.progress["step"],
-        "steps": seen.progress and seen.progress["total"],
-        "elapsed": elapsed,
-        "reason": seen.word or None,
-        "cause": None if seen.state.value in ("done", "queued", "running") else _cause(seen),
-        "directory": str(seen.run.path),
-    }
-
-
-def _state(seen: Seen) -> str:
-    if seen.state.value != "unconfirmed" or not seen.run.is_point:
-        return seen.state.value
-    from launcher.sweep_live import not_begun
-
-    return not_begun(seen.run) or seen.state.value
-
-
-def _short_job(job_id: str) -> str:
-    """The id as one types it: without PBS's server, and without what all local ones have in common."""
-    return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
-
-
 def _attempts(run: Run) -> list[tuple[str, ...]]:
     """A line for each attempt of a run that has had several."""
+    from launcher.cli.status_table import short_job
     from launcher.units import format_time
 
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in run.attempts():
-        events = attempt.events()
-        last = {event["event"]: event for event in events}
+        events = attempt.latest_events()
+        last: dict[str, dict[str, Any]] = {event["event"]: event for event in events}
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
         step, why = last.get("progress", {}).get("step", "-"), last.get("stop") or last.get("fault") or {}
         words = f"{last['ended']['code']}" if "ended" in last else "-"
         if words != "0" and "cause" in why:
             words += f": {why['cause']}"
         ranks = str(last["met"].get("ranks", "-")) if "met" in last else "-"
-        job = _short_job(last.get("started", {}).get("job", "-"))
+        job = short_job(last.get("started", {}).get("job", "-"))
         lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), words))
     return lines
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    """The run's id is never cut, for it is what one copies."""
-    from launcher.cli.text import print_columns
-    from launcher.units import format_time
-
-    heads = ("RUN", "STATE", "JOB", "NODES", "STEP", "ELAPSED")
-    lines = [
-        (
-            row["run"],
-            row["state"],
-            _short_job(row["job"] or "-"),
-            str(row["nodes"] or "-"),
-            "-" if row["step"] is None else f"{row['step']}/{row['steps']}",
-            "-" if row["elapsed"] is None else format_time(row["elapsed"]),
-        )
-        for row in rows
-    ]
-    print_columns([heads, *lines])

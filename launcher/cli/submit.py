@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import BAD_INPUT, ConfigError, LauncherError, near
@@ -14,8 +15,8 @@ from launcher.paths import resource
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from launcher.cli.follow import Tails
     from launcher.config import Config
+    from launcher.printed import Stream
     from launcher.submit import Prepared, Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -28,10 +29,12 @@ def main(arguments: list[str]) -> int:
     """Submits what the arguments describe; flags and settings of Hydra's own go through its command line."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    from launcher.cli import schema
+    from launcher.cli import confirm, profile_errors, schema
 
     schema.register()
+    arguments = opened(confirm.without_yes(arguments))
     try:
         if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := compose_run(arguments)) is None:
             return _hydra_main(arguments)
@@ -41,6 +44,13 @@ def main(arguments: list[str]) -> int:
             raise
         print(f"launcher: {explain(error, arguments)}", file=sys.stderr)
         return BAD_INPUT
+    except YAMLError as error:
+        raise ConfigError(profile_errors.in_yaml(error)) from None
+
+
+def opened(arguments: list[str]) -> list[str]:
+    """The arguments of a function are its own: new keys, which Hydra wants a plus in front of. Pure."""
+    return [f"++{word}" if word.startswith("workload.kwargs.") else word for word in arguments]
 
 
 def compose_run(arguments: list[str]) -> DictConfig | None:
@@ -98,12 +108,14 @@ def explain(error: Exception, arguments: list[str]) -> str:
     """A composition error in our words: what was wrong, and the near matches."""
     from hydra.errors import MissingConfigException
 
-    from launcher.cli import schema
+    from launcher.cli import profile_errors, schema
 
     text = str(error)
     missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
     if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
         return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
+    if told := profile_errors.explain(text):
+        return told
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
@@ -165,6 +177,7 @@ def _run(config: DictConfig) -> int:
         return show(prepared)
     from launcher.submit import submit
 
+    ask(prepared, wanted.confirm_above)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     return conclude(prepared, submit(prepared, resolved, HydraConfig.get().overrides.task), wanted.wait)
 
@@ -181,11 +194,37 @@ def typed(config: DictConfig) -> Config:
         names = sorted(path.stem for path in (resource("conf") / "workload").glob("*.yaml"))
         raise ConfigError(f"no workload: add workload=NAME, with one of {', '.join(names)}")
     _refuse_unknown(config)
+    if OmegaConf.is_missing(config.cluster, "scheduler"):
+        named = "" if OmegaConf.is_missing(config.cluster, "name") else f" of cluster={config.cluster.name}"
+        raise ConfigError(
+            f"the profile{named} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
+        )
     result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     return result
 
 
-def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None, tails: Tails | None = None) -> int:
+def ask(prepared: Prepared, above: float | None, *, again: bool = False) -> None:
+    """Tells what a scheduler is about to be asked for, and asks the user where it is much.
+
+    Args:
+        prepared: the run.
+        above: its `confirm_above`.
+        again: it has had a job before, and gets another one.
+
+    Raises:
+        Declined: the user does not want it.
+    """
+    from launcher import cost
+    from launcher.cli.confirm import tell_and_ask
+    from launcher.live import read
+    from launcher.runs import Run
+
+    plan, run = prepared.plan, Run(Path(prepared.plan.run_dir))
+    if plan.queued and (again or not run.recorded() or read(run).job_id is None):  # else its job is there already
+        tell_and_ask(cost.lines(plan), cost.of_plan(plan), above)
+
+
+def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None, printed: Stream | None = None) -> int:
     """Tells what was submitted, or stays with it to its end."""
     wait = wait if wait is not None else not prepared.plan.queued
     if not wait:
@@ -193,7 +232,7 @@ def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None, tails:
         return 0
     from launcher.cli import follow
 
-    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued, tails=tails)
+    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued, printed=printed)
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:

@@ -29,6 +29,7 @@ OPTIONS = {
     "sort": ("--sort", ("results",)),
     "reverse": ("--reverse", ("results",)),
     "csv": ("--csv", ("results",)),
+    "yes": ("--yes", ("rerun",)),
 }
 
 
@@ -49,6 +50,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--reverse", action="store_true", help="results: the other way round")
     parser.add_argument("--csv", metavar="FILE", help="results: everything as a CSV file (-: print it)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: for programs")
+    parser.add_argument("--yes", action="store_true", help="rerun: submit without a question (confirm_above)")
     add_runs_dir(parser)
 
 
@@ -91,7 +93,9 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
     if action == "throttle":
         return sweep_change.throttle(sweep, _most(arguments.points))
     points = numbers(arguments.points, sweep)
-    return sweep_change.rerun(sweep, points) if action == "rerun" else sweep_change.cancel(sweep, points)
+    if action == "rerun":
+        return sweep_change.rerun(sweep, points, yes=arguments.yes)
+    return sweep_change.cancel(sweep, points)
 
 
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:

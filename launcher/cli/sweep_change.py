@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import sweep_control
+from launcher import cost, sweep_control
+from launcher.cli import confirm
 from launcher.cli.text import program
 from launcher.submit_sweep import SubmittedSweep
 from launcher.sweep_live import WAITING
 from launcher.sweeps import Sweep, to_ranges
 
 
-def rerun(sweep: Sweep, points: Sequence[int] | None) -> int:
-    """Starts points again and tells which."""
-    submitted = sweep_control.rerun(sweep, points)
+def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
+    """Starts points again and tells which; `yes`: without a question."""
+
+    def ask(chosen: Sequence[int]) -> None:
+        plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
+        if plans:
+            confirm.skip = yes
+            above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
+            confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above)
+
+    submitted = sweep_control.rerun(sweep, points, ask)
     if submitted is None:
         print(f"{sweep.id}: there is nothing to run again; `{program()} sweep status {sweep.id}` tells more")
         return 0

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from launcher import sweep_control
 from launcher.cli.follow import ctrl_c
+from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
@@ -48,7 +47,7 @@ def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: 
         print(f"launcher: {sweep.id} goes on without this terminal", file=sys.stderr)
         return INTERRUPTED
     code = exit_code(seen)
-    if sys.stdout.isatty():  # else the last line has said so
+    if on_terminal(sys.stdout):  # else the last line has said so
         print(f"{sweep.id}: {summary(counts(seen))}")
     return INTERRUPTED if signals else code
 
@@ -87,11 +86,12 @@ def scores(each: PointSeen, objective: Sequence[str]) -> str:
 
 def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
     manifest = sweep.manifest()
-    live, keys = SweepLive(), differing(manifest.points)
+    live, keys = SweepLive(share=True), differing(manifest.points)
     before: dict[int, PointSeen] = {}
     found: dict[str, int] = {}
     pause, changed, tries = POLL, time.monotonic(), 0
-    with _shown() as show:
+    rate = Rate(float("inf"))  # points may take hours, and come in bunches
+    with shown() as show:
         while True:
             began = time.monotonic()
             seen = look_at(sweep, live, points)
@@ -102,7 +102,8 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
             before = {each.point.index: each for each in seen}
             if counts(seen) != found:
                 found, pause, changed, tries = counts(seen), POLL, time.monotonic(), 0
-                show.update(sweep.id, found)
+                rate.add(time.monotonic(), _over(found))
+            show.show(sweep.id, _over(found), len(seen), of_sweep(summary(found), rate, len(seen)))
             if all(each.over for each in seen):
                 return seen
             if time.monotonic() - changed > STEADY and not any(each.live for each in seen):
@@ -114,6 +115,11 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
             took = time.monotonic() - began
             time.sleep(max(POLL if here else pause, 4 * took))  # many points take long to look at
             pause = min(pause * 1.3, SLOWEST)
+
+
+def _over(found: Mapping[str, int]) -> int:
+    """How many points are over."""
+    return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
 def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str | None:
@@ -146,49 +152,3 @@ def _locked(sweep: Sweep) -> bool:
         except OSError:
             return True
     return False
-
-
-class _Lines:
-    """Where stdout is no terminal: a line whenever a number changes."""
-
-    def print(self, line: str) -> None:
-        print(line, flush=True)
-
-    def update(self, name: str, found: Mapping[str, int]) -> None:
-        print(f"{name}: {summary(found)}", flush=True)
-
-
-class _Bar:
-    """A bar below the lines."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.bar = Progress(
-            BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn(),
-            console=Console(highlight=False), transient=True,
-        )  # fmt: skip
-        self._task: Any = None
-
-    def print(self, line: str) -> None:
-        from rich.text import Text
-
-        self.bar.console.print(Text(line))
-
-    def update(self, name: str, found: Mapping[str, int]) -> None:
-        over = sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
-        if self._task is None:
-            self._task = self.bar.add_task("", total=sum(found.values()))
-        self.bar.update(self._task, completed=over, total=sum(found.values()), description=summary(found))
-
-
-@contextlib.contextmanager
-def _shown() -> Iterator[_Lines | _Bar]:
-    """What the terminal that there is can show."""
-    if not sys.stdout.isatty():
-        yield _Lines()
-        return
-    bar = _Bar()
-    with bar.bar:
-        yield bar

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.cli.progress import bar
 from launcher.cli.text import cause, print_columns, program
 from launcher.paths import default_runs_dir
 from launcher.state import RunState
@@ -149,10 +150,5 @@ def indented(text: str, spaces: int) -> list[str]:
 
 def _print_bar(found: Mapping[str, int]) -> None:
     """A bar of how many points are over, on a terminal."""
-    if not sys.stdout.isatty():
-        return
-    from rich.console import Console
-    from rich.progress_bar import ProgressBar
-
     over = sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
-    Console().print(ProgressBar(total=max(sum(found.values()), 1), completed=over, width=60), "")
+    bar(sys.stdout, over, sum(found.values()))

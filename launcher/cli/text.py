@@ -6,8 +6,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.config import Scheduler
-from launcher.runs import Run
 from launcher.state import RunState
 from launcher.units import format_size, format_time
 
@@ -33,18 +31,22 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 def plan_table(plan: JobPlan) -> str:
     """The plan in two columns."""
+    from launcher import cost  # for this table alone
+
     ranks = f"{plan.world_size} ({plan.procs_per_node} on each of {plan.nodes} nodes)"
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
         ("cluster", plan.cluster + (f", partition {plan.partition}" if plan.partition else "")
                     + (f", queue {plan.queue}" if plan.queue else "")),
+        *(("after", each.replace(":", ": ", 1)) for each in plan.after),
         ("workload", f"{plan.workload} ({plan.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
         ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
         ("each node", f"{plan.cpus_per_node} CPUs, {plan.gpus_per_node} GPUs, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
+        *(("" if number else "asks for", line) for number, line in enumerate(cost.lines(plan) if plan.queued else ())),
         ("backend", plan.backend),
         *((f"workload.{key}", str(value)) for key, value in plan.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed")),
@@ -53,37 +55,12 @@ def plan_table(plan: JobPlan) -> str:
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
 
 
-# Words of schedulers for an end that no rank can know of.
-TELLING = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
-
-
 def cause(seen: Seen) -> str | None:
-    """Why the run is not going on, in a line or two."""
-    stop, stays, fault = seen.story.last("stop"), seen.story.last("stays"), seen.story.fault
-    if stays is not None and stays["what"] == "given_up":
-        return f"given up: {stays['why']}"
-    if seen.state is RunState.STOPPED and stop is not None:
-        where = f" at step {stop['step']}" if "step" in stop else ""
-        return f"{stop['cause']}{where}" + (f"; {stays['why']}" if stays and stays["why"] != stop["cause"] else "")
-    if fault is None:
-        if seen.state is RunState.FAILED:
-            code = f" (exit code {seen.story.ended})" if seen.story.ended is not None else ""
-            words = [f"no rank said why{code}", seen.word, _last_line(seen.run)]
-            return "; ".join(word for word in words if word)
-        return seen.word or None
-    if fault["event"] == "setup_failed":
-        line = seen.plan.setup[fault["line"] - 1]
-        return f"set-up line {fault['line']} of cluster={seen.plan.cluster} failed on {fault['host']}: {line}"
-    told = str(fault["cause"])
-    # Who was told to stop was told by the scheduler, which may know why.
-    scheduler = "PBS" if seen.plan.scheduler == Scheduler.pbs.value else "Slurm"
-    return f"{told}; {scheduler} says {seen.word}" if seen.word.partition(" ")[0] in TELLING else told
+    """Why the run is not going on, in a line or two; `post-mortem` says the same."""
+    from launcher.post_mortem.evidence import of
+    from launcher.post_mortem.verdict import classify
 
-
-def _last_line(run: Run) -> str:
-    """The last thing that the run printed."""
-    printed = [line for path in run.outputs()[-1:] for line in path.read_text(errors="replace").splitlines()]
-    return f"its last words: {printed[-1].strip()}" if printed else ""
+    return classify(of(seen)).cause
 
 
 def outcome(seen: Seen) -> str:

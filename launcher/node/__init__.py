@@ -4,27 +4,44 @@
     env = init()          # a process group, from srun, mpiexec, torchrun, PBS or nothing at all
     print(env.rank, env.world_size, env.device)
 
-Importing this costs nothing: torch is loaded when `init` is called.
+| name | does |
+|---|---|
+| `init` | makes the process group, or takes the one that is there; returns the `Env` of this rank |
+| `rank_zero` | whether this is rank 0 |
+| `stopping` | whether it is time to save and leave with exit code 75; the same on all ranks |
+| `progress`, `evaluated`, `report` | tell the run how far it is, what an evaluation came to, its metrics |
+| `run_dir` | the run's directory |
+| `Checkpointer` | saves in the background, publishes whole checkpoints, loads at any number of ranks |
+| `GlobalBatchSampler` | which samples this rank takes, the same for any number of ranks |
+| `Topology`, `TopologyError` | what `init` derives this rank's place from |
+
+All of it works outside of a run as well, where nobody is told anything. Importing this costs nothing: torch is loaded
+when one of the names is used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.node.agreed import stopping
+    from launcher.node.checkpoint import Checkpointer
     from launcher.node.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
+    from launcher.node.sampler import GlobalBatchSampler
     from launcher.node.topology import Topology, TopologyError
 
-__all__ = ["Env", "Topology", "TopologyError", "evaluated", "init", "progress", "rank_zero", "report", "run_dir"]
+__all__ = [
+    "Checkpointer", "Env", "GlobalBatchSampler", "Topology", "TopologyError", "evaluated", "init", "progress",
+    "rank_zero", "report", "run_dir", "stopping",
+]  # fmt: skip
+_MODULES = {
+    "Checkpointer": "checkpoint", "GlobalBatchSampler": "sampler", "Topology": "topology", "TopologyError": "topology",
+    "stopping": "agreed",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Topology", "TopologyError"):
-        from launcher.node import topology
-
-        return getattr(topology, name)
     if name in __all__:
-        from launcher.node import process_group
-
-        return getattr(process_group, name)
+        return getattr(importlib.import_module(f"launcher.node.{_MODULES.get(name, 'process_group')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

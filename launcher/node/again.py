@@ -11,11 +11,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from launcher import checkpoints, errors
+from launcher import checkpoints, errors, saves
+from launcher.after import repoint
 from launcher.backends.base import QueryError
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
@@ -65,6 +66,11 @@ def decide(
         return What.STAYS, "resume.how=never"
     before = [-1, *steps[:-1]]
     if len(steps) > 1 and all(now <= then for now, then in zip(steps[-2:], before[-2:], strict=True)):
+        if plan.own_code:
+            return What.GIVEN_UP, (
+                f"two attempts in a row told no step and saved nothing new ({saves.described(plan)}): is "
+                f"time={plan.time}s too short for a start and a save, or does it save elsewhere (workload.checkpoint)?"
+            )
         return What.GIVEN_UP, (
             f"two attempts in a row got no further than step {max(steps[-1], 0)}: is time={plan.time}s too short for a "
             "start, a step and a save?"
@@ -76,14 +82,32 @@ def decide(
     return (What.ELSEWHERE if plan.queued else What.HERE), "it can be resumed"
 
 
+def further(ends: Sequence[tuple[int, int]]) -> list[int]:
+    """How far the run was at the end of each attempt, for `decide`: its step, or for a program a number that grows
+    whenever it told a further step or saved something. Pure.
+
+    Args:
+        ends: of each attempt: steps, and when the newest file was written (-1: unknown, or not looked for).
+    """
+    if all(saved < 0 for _, saved in ends):
+        return [step for step, _ in ends]
+    found: list[int] = []
+    best, newest = -1, -1
+    for step, saved in ends:
+        found.append((found[-1] if found else -1) + (step > best or saved > newest))
+        best, newest = max(best, step), max(newest, saved)
+    return found
+
+
 def main(run_dir: str, told: bool) -> int:
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
     run = attempt.run
-    plan = _plan(run)
+    plan = plan_of(run)
     events = Events(attempt, "again")
-    events("stopped", step=_reached(plan, attempt))
-    steps = [event["step"] for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    events("stopped", step=_reached(plan, attempt), saved=saves.newest(plan) if plan.own_code else -1)
+    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
     marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
     what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
     if what is What.ELSEWHERE:
@@ -106,13 +130,16 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int:
     A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
     """
     step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    if plan.own_code:
+        told = [event["step"] for event in attempt.events() if event["event"] == "progress"]
+        return max([-1 if step is None else int(step), *map(int, told)])
     if step is None:
         last = {event["event"]: event for event in attempt.events()}
         step = None if "stop" in last else last.get("progress", {}).get("step")
     return -1 if step is None else int(step)
 
 
-def _plan(run: Run) -> JobPlan:
+def plan_of(run: Run) -> JobPlan:
     """The run's plan; an element of an array has that of its array."""
     if run.recorded():
         return run.plan()
@@ -162,28 +189,49 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> str:
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     """Submits the run's script as a new job that starts when this one has ended; its id."""
+    job = os.environ["SLURM_JOB_ID"] if plan.scheduler == Scheduler.slurm.value else os.environ.get("PBS_JOBID", "")
+    return resubmit(
+        plan, attempt.run, str(attempt.number + 1),
+        lambda script, token, environment: submit_after(plan, job, script, token, environment, TIMEOUT),
+    )  # fmt: skip
+
+
+def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, Mapping[str, str]], str]) -> str:
+    """Submits the run's script as a new job, and tells those who wait for the run; its id.
+
+    Args:
+        plan: the run.
+        run: its directory.
+        suffix: tells the new job's token from those of the run's other jobs.
+        submit: does it, with the script's path, the token and the environment.
+
+    Raises:
+        LauncherError: the scheduler did not take it.
+    """
     from launcher import render
     from launcher.backends.scrub import job_environment
 
-    run, script = attempt.run, attempt.run.path / "script.sh"
+    script = run.path / "script.sh"
     if run.recorded():
-        token = f"{run.record()['token']}-{attempt.number + 1}"
+        token = f"{run.record()['token']}-{suffix}"
     else:
         array = Run(run.path.parent)
-        token = f"{array.record()['token']}-{run.path.name}-{attempt.number + 1}"
+        token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not script.exists():  # an element of an array goes on alone
         script = run.write_script(render.script(plan, token=token))
         if plan.scheduler == Scheduler.pbs.value:
             shutil.copy(run.path.parent / "environment.sh", run.path)
-    environment, job = dict(os.environ), os.environ.get("PBS_JOBID", "")
+    environment = dict(os.environ)
     if plan.scheduler == Scheduler.slurm.value:
-        job, environment = os.environ["SLURM_JOB_ID"], dict(job_environment(os.environ, plan).environment)
+        environment = dict(job_environment(os.environ, plan).environment)
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
     elif qsub := pbsdsh.find("qsub"):
         os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
     run.journal("submitting", token=token)
-    job_id = submit_after(plan, job, str(script), token, environment, TIMEOUT)
+    job_id = submit(str(script), token, environment)
     run.journal("submitted", job=job_id)
+    for problem in repoint(run.path):
+        print(f"launcher: it was not told of job {job_id}, and looks itself: {problem}", file=sys.stderr)
     return job_id
 
 

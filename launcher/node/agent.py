@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from launcher import errors, runs
 from launcher.config import LaunchMode
 from launcher.node import orphans, topology
+from launcher.node.answers import Desk
 from launcher.node.elastic import Agent, AttemptFailed, Means, NextRound
 from launcher.node.events import Events, current_attempt
 from launcher.node.preflight import Preflight
@@ -102,7 +103,8 @@ def _run(plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events:
     if plan.preflight and number == 0:
         history, meeting = _checked(plan, attempt, events, rounds, meeting)
     _preload(plan)
-    means = Means(plan, attempt, events, told, rounds, Pulse(me.ranks), Stacks(me.ranks))
+    stacks = Stacks(me.ranks)
+    means = Means(plan, attempt, events, told, rounds, Pulse(me.ranks), stacks, Desk(attempt, stacks))
     while True:
         index = [member.index for member in meeting.members].index(me.index)
         events(
@@ -260,7 +262,7 @@ def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
 
 
 def _preload(plan: JobPlan) -> None:
-    """Imports the workload while the ranks can still share it.
+    """Imports the workload, and the module of a function, while the ranks can still share it.
 
     An import that fails, or hangs, is left to the ranks: the user sees their traceback, or which of them is missing.
     """
@@ -272,7 +274,9 @@ def _preload(plan: JobPlan) -> None:
     signal.alarm(plan.rendezvous_timeout)
     try:
         with contextlib.suppress(Exception):
-            importlib.import_module(plan.entry.partition(":")[0])
+            for name in (plan.entry, plan.params.get("target", "")):
+                if module := name.partition(":")[0]:
+                    importlib.import_module(module)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)

@@ -7,6 +7,7 @@
 | `stop`, `warning` | an agent was told to stop now, or in some time |
 | `hang`, `stacks/I` | an agent's ranks are silent; the stacks of each agent's ranks |
 | `regroup` | a node came back: save, and begin a new round |
+| `asked` | what a command asks of all agents; see `asked` |
 | `beat/I` | agent I lives |
 | `pace/I` | how fast agent I's ranks are |
 | `forked` | the first agent has forked its ranks |
@@ -106,6 +107,20 @@ class Board:
         self.heard.setdefault(key, text)
         self.ask(tell)
 
+    def hand_on(self, question: str) -> None:
+        """Tells all agents what a command asks; the newest question counts.
+
+        Raises:
+            LineDead: the store is gone.
+        """
+
+        def tell(store: Store) -> None:
+            store.set("asked", question)
+            store.add("news", 1)
+
+        self.heard["asked"] = question
+        self.ask(tell)
+
     def tell_pace(self, text: str) -> None:
         """Tells how fast this agent's ranks are; never waits."""
         self._line.post(lambda store: store.set(f"pace/{self._place}", text))
@@ -203,7 +218,7 @@ class Board:
                     del found["beats"][0]
             found["news"] = store.add("news", 0)
             if found["news"] != known:
-                for key in ("stop", "warning", "hang", "regroup"):
+                for key in ("stop", "warning", "hang", "regroup", "asked"):
                     if store.check([key]):
                         found["heard"][key] = store.get(key).decode()
                 if store.check(["fault"]):

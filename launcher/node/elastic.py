@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,19 +33,22 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 from launcher import errors, runs
 from launcher.config import Backend
-from launcher.node import orphans, watchdog
+from launcher.node import console, debug, memory, orphans, watchdog
+from launcher.node.answers import Desk, Process
 from launcher.node.board import LOOK, Board
 from launcher.node.events import Events
 from launcher.node.line import LineDead
 from launcher.node.logs import Logs, log_name, users_frames
+from launcher.node.minder import Minder
 from launcher.node.paces import Paces
 from launcher.node.pulse import Pulse, Sign
-from launcher.node.rank import LOST_PEER, run_rank
+from launcher.node.rank import AGENTS_OWN, place_variables, run_rank
 from launcher.node.rendezvous import Meeting
 from launcher.node.restarts import History, Kind, Then, decide, given_up
 from launcher.node.rounds import Rounds
 from launcher.node.told import Told
 from launcher.plan import JobPlan
+from launcher.post_mortem.symptoms import LOST_PEER
 
 LATE = 3.0  # seconds that one who had to kill its ranks waits for the others
 CLOSING = 10.0  # seconds that the master's agent waits for the others to have read the outcome
@@ -87,6 +92,7 @@ class Means:
     Attributes:
         plan, attempt, events, told, rounds: see their classes.
         pulse, stacks: what its ranks write to.
+        desk: where commands ask it something.
     """
 
     plan: JobPlan
@@ -96,6 +102,7 @@ class Means:
     rounds: Rounds
     pulse: Pulse
     stacks: watchdog.Stacks
+    desk: Desk
 
 
 class _Rendezvous(RendezvousHandler):
@@ -141,16 +148,24 @@ class Agent(LocalElasticAgent):
         self._me = meeting.members[index]
         self._first_rank = sum(member.ranks for member in meeting.members[:index])
         self._board, self._next_care = Board(meeting, index, plan.heartbeat), 0.0
-        # MPI's ranks do not meet in our store.
-        self._join_by: float | None = float("inf") if plan.backend == Backend.mpi.value else None
+        # MPI's ranks, and programs, need not meet in our store.
+        elsewhere = plan.backend == Backend.mpi.value or plan.kind == "Program" or not plan.params.get("init", True)
+        self._join_by: float | None = math.inf if elsewhere or plan.debugs else None
         self._first = False
         self._listened = False  # some rank of this agent did
         self._step = -1
-        self._quiet = watchdog.Beats(plan.hang_timeout)
+        # A rank that stands at a breakpoint is silent, as are those that wait for it.
+        self._quiet = watchdog.Beats(math.inf if plan.debugs else plan.hang_timeout)
         self._stop_by: float | None = None  # ranks that are left then are killed
         self._handed: set[tuple[int, signal.Signals]] = set()
+        self._minder = Minder(plan, os.environ, first=index == 0) if plan.goes_on else None
+        self._program_told: set[int] = set()  # places of ranks of a program that have got their signal
         self._detective = self._told_stacks = self._too_late = False
-        self._before = orphans.children()
+        self._sockets: Path | None = None
+        if plan.debugs:
+            self._sockets = console.private_folder()
+            os.environ[debug.SOCKETS] = str(self._sockets)
+        self._before, self._memory = orphans.children(), memory.Watch()
         self._gate = multiprocessing.get_context("fork").Event()
         self._paces = Paces(plan, means.attempt, means.events, self._board, meeting, index, history.round)
         self._lives = history.round if history.listened else 0  # a preflight may have begun rounds before any rank
@@ -169,7 +184,7 @@ class Agent(LocalElasticAgent):
             spec,
             Logs(means.attempt.logs, history.round),
             start_method="fork",
-            exit_barrier_timeout=plan.timeout,
+            exit_barrier_timeout=debug.FOREVER if plan.debugs else plan.timeout,
             log_line_prefix_template="[${rank}] ",
             shutdown_timeout=plan.grace,
         )
@@ -188,7 +203,7 @@ class Agent(LocalElasticAgent):
         fault = self._board.fault or {"cause": "the ranks failed", "then": Then.FAIL, "exit_code": errors.FAILED}
         if fault["then"] != Then.RESTART:
             raise AttemptFailed(fault["cause"], fault["exit_code"], ours=self._first, decides=self._first)
-        history = self._history.after(fault["cause"], fault["step"], counts=fault["kind"] != Kind.REGROUP)
+        history = self._history.after(fault["cause"], self._further(fault), counts=fault["kind"] != Kind.REGROUP)
         return NextRound(history, tuple(fault["lost"]))
 
     def stopped(self, number: signal.Signals) -> AttemptFailed:
@@ -224,6 +239,8 @@ class Agent(LocalElasticAgent):
             for path in self._context._pc.error_files:
                 Path(path).unlink(missing_ok=True)
         orphans.kill(self._before)
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
     # -- what torch's agent asks for
 
@@ -271,6 +288,8 @@ class Agent(LocalElasticAgent):
         bad = [place for place, code in enumerate(codes) if code]
         if bad and self._resumable:
             return self._some_ended(signs, codes, bad)
+        if self._plan.kind == "Program":
+            self._count_done(codes)
         returned = any(not values.empty() for values in self._context._ret_vals.values())
         if self._resumable and not returned and not self._context._return_values:
             result = RunResult(state=WorkerState.HEALTHY)  # torch's own would give a failing round 30 s to end
@@ -279,13 +298,17 @@ class Agent(LocalElasticAgent):
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             self._tell_first_failure(result, signs)
         elif result.state == WorkerState.HEALTHY:
-            silent = self._left_silently()
+            silent = self._left_silently() if self._plan.kind != "Program" else None
             if silent is not None:
                 cause = f"rank {silent} on {self._me.host} exited with code 0 before its work was done"
                 self._judge(cause, Kind.RAISED, rank=silent)
                 return RunResult(state=WorkerState.FAILED)
             if self._look_around(signs):
                 return RunResult(state=WorkerState.FAILED)
+        elif self._program_told:  # they left in time and may have more to do; if not, the next attempt is short
+            self._tell_left(codes)
+            self._exit_barrier()
+            return RunResult(state=WorkerState.FAILED)
         return result
 
     def _exit_barrier(self) -> None:
@@ -321,7 +344,7 @@ class Agent(LocalElasticAgent):
     @property
     def _resumable(self) -> bool:
         """Whether ranks can resume: one listens, or did in an earlier round."""
-        return self._listened or self._history.listened
+        return self._listened or self._history.listened or self._plan.goes_on
 
     def _codes(self) -> list[int | None]:
         """Exit codes of the ranks that have ended, by place."""
@@ -356,6 +379,8 @@ class Agent(LocalElasticAgent):
                     self._handed.add((place, number))
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, number)
+        if self._minder is not None:
+            self._tell_program(self._minder, signs)
         if self._ending and self._stop_by is None:
             self._stop_by = time.monotonic() + self._plan.grace
         elif self._leaving and self._stop_by is None:
@@ -364,10 +389,34 @@ class Agent(LocalElasticAgent):
             self._too_late = True
             self._kill()
 
+    def _tell_program(self, minder: Minder, signs: Sequence[Sign]) -> None:
+        """Gives each rank of a program its one signal to stop, whatever the cause."""
+        asked = self._board.heard.keys() & {"warning", "regroup"} or self._told.warns()
+        if not (self._ending or self._leaving or asked or errors.RESUME in self._codes()):
+            return
+        number = signal.Signals[self._plan.params["stop_signal"]]
+        for place, (process, sign) in enumerate(zip(self._context._pc.processes, signs, strict=True)):
+            if sign.listens or process.exitcode is not None or place in self._program_told:
+                continue
+            self._program_told.add(place)
+            if self._stop_by is None:
+                now = time.monotonic()
+                self._stop_by = now + minder.patience(now)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def _count_done(self, codes: Sequence[int | None]) -> None:
+        """A rank that became another program returns nothing; for torch's agent its exit code 0 is as good."""
+        for place, code in enumerate(codes):
+            values = self._context._ret_vals[place]
+            if code == 0 and place not in self._context._return_values and values.empty():
+                values.put({})
+
     def _some_ended(self, signs: Sequence[Sign], codes: Sequence[int | None], bad: Sequence[int]) -> RunResult:
         """Some rank of a round that can resume has ended with an exit code that is not 0."""
         failed = RunResult(state=WorkerState.FAILED)
-        if any(codes[place] == errors.RESUME for place in bad) or self._leaving or self._too_late:
+        as_told = self._program_told and errors.NO_RETRY not in codes  # with whatever other exit code
+        if any(codes[place] == errors.RESUME for place in bad) or self._leaving or self._too_late or as_told:
             if self._stop_by is None:
                 self._stop_by = time.monotonic() + self._plan.hang_timeout
             if None in codes and time.monotonic() < self._stop_by:  # the others are saving, or writing
@@ -377,7 +426,7 @@ class Agent(LocalElasticAgent):
             self._exit_barrier()
             return failed
         # Of several the one that was killed: an error may have come of that.
-        place = min(bad, key=lambda place: (codes[place] or 0) >= 0)
+        place = min(bad, key=lambda place: (codes[place] != errors.NO_RETRY, (codes[place] or 0) >= 0))
         self._kill()
         code, pid = codes[place] or errors.FAILED, self._context._pc.pids()[place]
         failure = ProcessFailure(place, pid, code, self._error_file(place))
@@ -427,7 +476,10 @@ class Agent(LocalElasticAgent):
             cause, trace = f"rank {rank} on {self._me.host} lost another rank ({how})", ""
             if self._ending and (silent := self._board.silent()):
                 cause = f"{', '.join(silent)} ended without a word (killed, or lost)"
-        self._judge(cause, kind, listens=not sign.gives_up and self._resumable, rank=rank, traceback=trace)
+        self._judge(
+            cause, kind, listens=not sign.gives_up and self._resumable, rank=rank, traceback=trace,
+            code=failure.exitcode, memory=self._memory.told(),
+        )  # fmt: skip
 
     def _tell_left(self, codes: Sequence[int | None]) -> None:
         """Ranks have left with exit code 75."""
@@ -455,10 +507,12 @@ class Agent(LocalElasticAgent):
     ) -> None:
         """Decides what is done about it, and tells that."""
         left = len(self._meeting.members) - len(lost)
+        if self._minder is not None and self._minder.saved():
+            details["saved"] = True
         then = decide(
             kind,
             self._history,
-            self._step,
+            self._further(details),
             listens=self._resumable if listens is None else listens,
             stopping=self._ending,
             enough=left >= self.means.rounds.least,
@@ -467,6 +521,11 @@ class Agent(LocalElasticAgent):
         if then is Then.FAIL and kind is not Kind.RAISED:
             cause = given_up(cause, self._history, self._plan.max_restarts)
         self._tell(cause, kind, then, then.exit_code, lost=list(lost), **details)
+
+    def _further(self, fault: Mapping[str, Any]) -> int:
+        """How far the round got: what a program has saved counts, whether it tells steps or not."""
+        step: int = fault.get("step", self._step)
+        return max(step, self._history.best + 1) if fault.get("saved") else step
 
     def _tell(self, cause: str, kind: Kind, then: Then, exit_code: int, **details: Any) -> None:
         """Tells all agents; the first one to speak is believed."""
@@ -477,7 +536,7 @@ class Agent(LocalElasticAgent):
         self._first = self._board.tell_fault(fault)
         if not self._first:
             return
-        shown = {name: value for name, value in fault.items() if name not in ("kind", "then", "member", "lost")}
+        shown = {name: value for name, value in fault.items() if name not in ("then", "member", "lost")}
         if then is Then.RESTART:
             number = self._history.round + 1
             world = sum(member.ranks for member in self._meeting.members)
@@ -488,7 +547,8 @@ class Agent(LocalElasticAgent):
                 print(f"launcher: {cause}{at}; the ranks start again, round {number}", file=sys.stderr, flush=True)
         elif kind is Kind.LEFT:
             if self._cause_of_stop() is None:
-                self._events("stop", cause=cause.removeprefix("stopped: "), step=self._step, host=self._me.host)
+                told = {"step": self._step} if self._step >= 0 else {}
+                self._events("stop", cause=cause.removeprefix("stopped: "), host=self._me.host, **told)
         else:
             self._events("fault", **shown)
 
@@ -534,6 +594,11 @@ class Agent(LocalElasticAgent):
 
     def _take_care(self, signs: Sequence[Sign], now: float) -> bool:
         """What is looked at less often; whether there is a fault."""
+        minds = self._minder is not None and signs and not self._listened and "stop" not in self._board.heard
+        if minds and (cause := self._minder.cause(now)):  # type: ignore[union-attr]
+            with contextlib.suppress(LineDead):
+                self._board.announce("stop", cause)
+        self._answer(signs)
         if signs and "hang" not in self._board.heard and (silent := self._quiet.silent(signs, now)):
             ranks = ", ".join(str(self._first_rank + place) for place in silent)
             self._detective = True
@@ -545,7 +610,8 @@ class Agent(LocalElasticAgent):
             if self._detective and self._board.heard["hang"].endswith(self._me.host):
                 self._blame()
                 return True
-        self._paces.look(self.means.pulse.paces(), now)
+        if not self._plan.debugs:  # a rank that is stepped through is not a slow one
+            self._paces.look(self.means.pulse.paces(), now)
         if self._index == 0:
             if self._not_joined():
                 return True
@@ -556,6 +622,27 @@ class Agent(LocalElasticAgent):
                 return True
             self._invite()
         return False
+
+    def _answer(self, signs: Sequence[Sign]) -> None:
+        """Answers what a command asks; the first agent hands it on to the others."""
+        if self._index == 0 and (question := self.means.desk.question()):
+            with contextlib.suppress(LineDead):
+                self._board.hand_on(question)
+        asked = self._board.heard.get("asked")
+        if asked and signs:
+            self.means.desk.answer(asked, self._index, self._me.host, lambda: self._processes(signs))
+
+    def _processes(self, signs: Sequence[Sign]) -> list[Process]:
+        pids = self._context.pids()
+        return [
+            Process(self._first_rank + place, pids[place], sign.step, self._environment(place))
+            for place, sign in enumerate(signs)
+        ]
+
+    def _environment(self, place: int) -> dict[str, str]:
+        """The variables of one of the ranks; see `run_rank`."""
+        own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
+        return {**own, **self._context.envs[place], **place_variables(self._meeting.members, self._index, place)}
 
     def _lost_master(self, why: str) -> None:
         host, master = self._me.host, self._meeting.members[0]

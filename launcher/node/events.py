@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import runs
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.node.tracking import Tracking
 
 INTERVAL = 0.5  # seconds between two events of a kind that may come often
 FIRST = 50  # of them that are all kept, so that a short run has a curve, too
@@ -56,19 +61,39 @@ class Reporter:
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
         self._due = {"progress": _Due(), "evaluated": _Due()}
+        self._tracking: Tracking | None = None
+        self._tracked = self._attempt is not None  # as far as is known
 
     def progress(self, step: int, total: int, **values: Any) -> None:
         """Drives the progress line; cheap enough for every step."""
         if self._attempt and self._due["progress"](always=step >= total):
             self._events("progress", step=step, total=total, **values)
+            self._track("train", values, step, done=step >= total)
 
     def evaluated(self, step: int, **values: Any) -> None:
         """What an evaluation after `step` steps has come to."""
         if self._attempt and self._due["evaluated"]():
             self._events("evaluated", step=step, **values)
+            self._track("eval", values, step)
 
     def report(self, **metrics: Any) -> None:
         """Adds to the run's result."""
         self._metrics.update(metrics)
         if self._attempt:
             self._attempt.run.write_result(self._metrics)
+            self._track("result", metrics, done=True)
+
+    def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
+        """Hands numbers to the run's trackers, if it has any."""
+        if self._tracked and self._tracking is None:
+            from launcher.node import tracking
+
+            try:
+                self._tracking = tracking.of(self._attempt) if self._attempt else None
+            except LauncherError as error:
+                print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
+            self._tracked = self._tracking is not None
+        if self._tracking is not None:
+            self._tracking.log(prefix, values, step)
+            if done:
+                self._tracking.finished()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
@@ -38,9 +39,16 @@ class Logs(LogsSpecs):
         return LogsDest(out, err, dict(out), dict(err), files["error.json"])
 
 
+# The last of our frames above a workload, a function of the user's own, and a script in a forked rank.
+_ABOVE = re.compile(
+    r"in _run_workload\n|/workloads/function\.py\", line \d+, in main\n|/node/script\.py\", line \d+, in run_\w+\n"
+)
+
+
 def users_frames(trace: str) -> str:
     """A traceback without our frames and torch's above the workload. Pure."""
-    _, found, tail = trace.rpartition("in _run_workload\n")
+    *_, last = ["", *_ABOVE.findall(trace)]
+    _, found, tail = trace.rpartition(last) if last else ("", "", trace)
     frames = tail.find('  File "')
     if not found:
         return trace

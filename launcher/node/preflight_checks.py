@@ -22,8 +22,8 @@ import torch
 
 from launcher import checkpoints
 from launcher.config import Device, LaunchMode
-from launcher.node.rank import LOST_PEER
 from launcher.plan import JobPlan
+from launcher.post_mortem.symptoms import LOST_PEER
 from launcher.units import format_size
 
 MIB = 2**20

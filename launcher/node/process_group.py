@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from launcher.node import topology
+from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
 from launcher.node.rendezvous import Member, RendezvousError, meet
 
@@ -55,22 +55,33 @@ class Env:
         return self.node_ranks[rank]
 
 
-_reporter = Reporter(None, 0)
+_reporter: Reporter | None = None
+_env: Env | None = None
+
+
+def _told() -> Reporter:
+    """Where this process tells how it goes; a program finds its run and its rank in its environment."""
+    global _reporter
+    if _reporter is None:
+        _reporter = Reporter(current_attempt(), int(os.environ.get("RANK", "0")))
+    return _reporter
 
 
 def report(**metrics: object) -> None:
     """Adds metrics to the run's result (rank 0's count; JSON types)."""
-    _reporter.report(**metrics)
+    _told().report(**metrics)
 
 
 def progress(step: int, total: int, **values: object) -> None:
     """Shows how far the work is; call it on rank 0 as often as you like."""
-    _reporter.progress(step, total, **values)
+    if (slot := pulse.mine()) is not None:
+        slot.progress(step)
+    _told().progress(step, total, **values)
 
 
 def evaluated(step: int, **values: object) -> None:
     """Notes what an evaluation after `step` steps has come to (rank 0's count; JSON types)."""
-    _reporter.evaluated(step, **values)
+    _told().evaluated(step, **values)
 
 
 def run_dir() -> Path | None:
@@ -80,12 +91,12 @@ def run_dir() -> Path | None:
 
 
 def rank_zero() -> bool:
-    """Whether this is rank 0 (or no process group was made)."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    """Whether this is rank 0; without a process group RANK says so, and without that there is one rank only."""
+    return dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
 
 
 def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: float = 300, timeout: float = 1800) -> Env:
-    """Makes the default process group for whatever started this process.
+    """Makes the default process group for whatever started this process, or takes the one that is there.
 
     Under our agent and under torchrun the ranks use the store that is there. Elsewhere (srun, mpiexec, pbsdsh, or a
     bare `python script.py`) rank 0 makes one on a port of its own choice, which the others find and verify.
@@ -104,8 +115,10 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     host = socket.gethostname()
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
     chosen_device = _device(device, place)
-    chosen_backend = _backend(backend, chosen_device)
-    if chosen_backend == "mpi":
+    chosen_backend = dist.get_backend() if dist.is_initialized() else _backend(backend, chosen_device)
+    if dist.is_initialized():
+        pass
+    elif chosen_backend == "mpi":
         dist.init_process_group("mpi")
     else:
         store = _store(place, host, rendezvous_timeout)
@@ -119,14 +132,15 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
             device_id=chosen_device if chosen_device.type == "cuda" else None,
         )
     atexit.register(close)  # one run without it aborted at exit
-    global _reporter
+    global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
     node_ranks = _node_ranks(place)
     here = place.hosts[place.node_rank] if place.hosts else host
-    return Env(
+    _env = Env(
         place.rank, place.local_rank, place.world_size, place.local_world_size, place.node_rank, place.nnodes,
         place.hosts, here, chosen_backend, chosen_device, place.source, node_ranks,
     )  # fmt: skip
+    return _env
 
 
 def close() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ INTERVAL = 1.0  # seconds between two beats of a rank that waits
 _SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
 _PACE = struct.Struct("@dq")  # seconds that a step takes it, steps of which that was measured
 _SIZE = _SLOT.size + _PACE.size
+_NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 
 
@@ -58,6 +60,11 @@ class Slot:
         self._beats += 1
         self._write()
 
+    def progress(self, step: int) -> None:
+        """Notes how many steps of the run are done, where nothing else tells it at each of them."""
+        if self._listens != _LISTENS:
+            self.beat(step)
+
     def pace(self, seconds: float, steps: int) -> None:
         """Tells how long a step takes this rank without waiting, as measured lately, and in how many steps so far."""
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
@@ -70,7 +77,9 @@ class Pulse:
     """The slots of one agent's ranks, made before they are forked."""
 
     def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, ranks * _SIZE)
+        self._file = os.fdopen(os.memfd_create(_NAME), "r+b", buffering=0)  # a rank may become another program
+        self._file.truncate(ranks * _SIZE)
+        self._memory = mmap.mmap(self._file.fileno(), ranks * _SIZE)
         self._ranks = ranks
         self.clear()
 
@@ -82,6 +91,10 @@ class Pulse:
     def slot(self, index: int) -> Slot:
         """For the rank with this place among the agent's own, in its own process."""
         return Slot(self._memory, index)
+
+    def share(self) -> int:
+        """The file of all slots, for a rank that becomes another program; see `mine`."""
+        return self._file.fileno()
 
     def signs(self) -> list[Sign]:
         """What each rank has told, in order."""
@@ -103,14 +116,24 @@ def take(slot: Slot) -> None:
 
 
 def mine() -> Slot | None:
-    """This rank's place; None where no agent watches."""
+    """This rank's place; None where no agent watches.
+
+    A program that took the place of a rank finds it by LAUNCHER_PULSE (PID:FILE:PLACE). What it starts in turn inherits
+    the variable, but is another process, or does not have the file.
+    """
+    global _mine
+    if _mine is None and (told := os.environ.get("LAUNCHER_PULSE")):
+        with contextlib.suppress(ValueError, OSError):
+            pid, file, place = map(int, told.split(":"))
+            if pid == os.getpid() and os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{_NAME}"):
+                _mine = Slot(mmap.mmap(file, 0), place)
     return _mine
 
 
 @contextlib.contextmanager
 def alive() -> Iterator[None]:
     """For work between two steps that may take longer than a step (a save that is waited for): this rank lives."""
-    slot, over = _mine, threading.Event()
+    slot, over = mine(), threading.Event()
     if slot is None:
         yield
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import signal
 import sys
 import time
@@ -18,17 +17,13 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 from launcher import config as schema
 from launcher import errors
-from launcher.node import pulse, watchdog
+from launcher.node import debug, pulse, watchdog
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
+from launcher.post_mortem.symptoms import LOST_PEER
 
-# What survivors say when a rank is gone (gloo's and NCCL's words). It is the others' death that the user wants to hear
-# of, so a survivor holds its own back until the agent of the dead rank has spoken.
-LOST_PEER = re.compile(
-    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
-    r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
-)
 SYMPTOM_DELAY = 2.0  # seconds
+AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
 
 
 def run_rank(
@@ -65,11 +60,21 @@ def run_rank(
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # a warning, and for those that listen only
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(place_variables(members, index, local))
-    for variable in ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE"):  # the agent's place, not the rank's
+    os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
+    if plan.own_code:
+        os.makedirs(plan.checkpoint_dir, mode=0o700, exist_ok=True)
+    for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
 
     try:
-        return _run_workload(plan, gate)
+        with debug.install(**debug.wanted(plan)):
+            if plan.kind == "Program":
+                from launcher.node import program
+
+                gate.wait(plan.rendezvous_timeout)
+                attempt = int(os.environ["LAUNCHER_ATTEMPT"])
+                return program.main(plan, signs, stacks, local, attempt, round_number)
+            return _run_workload(plan, gate)
     except SystemExit as leave:
         if isinstance(leave.code, str):
             raise RuntimeError(f"sys.exit({leave.code!r})").with_traceback(leave.__traceback__) from None
@@ -100,12 +105,14 @@ def _run_workload(plan: JobPlan, gate: Event) -> dict[str, Any]:
     module, _, function = plan.entry.partition(":")
     workload = getattr(importlib.import_module(module), function)
     gate.wait(plan.rendezvous_timeout)
-    env = process_group.init(
-        plan.backend, plan.device, rendezvous_timeout=plan.rendezvous_timeout, timeout=plan.timeout
-    )
+    joining, collective = plan.rendezvous_timeout, plan.timeout
+    if plan.debugs:  # for a rank that stands at a breakpoint the others wait as long as it takes
+        joining = collective = int(debug.FOREVER)
+    env = None
+    if plan.params.get("init", True):  # a function may make its own
+        env = process_group.init(plan.backend, plan.device, rendezvous_timeout=joining, timeout=collective)
     metrics = workload(workload_config(plan), env) or {}
-    if env.rank == 0:
-        process_group.report(**metrics)
+    process_group.report(**metrics)
     process_group.close()
     return dict(metrics)
 

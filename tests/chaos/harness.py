@@ -245,9 +245,11 @@ class Chaos:
             raise RunLost(f"after {kind} it went back to step {lowest}, and the checkpoint of step {safe} was sound")
 
     def until(self, condition: Callable[[], bool], what: str, *, resume: bool = False) -> None:
-        """Waits, and resumes a run that is over and not done, as its owner would."""
-        give_up, look = time.monotonic() + PATIENCE, 0.0
+        """Waits while the run gets further, and resumes one that is over and not done, as its owner would."""
+        give_up, look, furthest = time.monotonic() + PATIENCE, 0.0, self.step()
         while not condition():
+            if self.step() > furthest:
+                give_up, furthest = time.monotonic() + PATIENCE, self.step()
             if time.monotonic() > look:
                 look = time.monotonic() + 1.0
                 state = self.state()
@@ -322,9 +324,9 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=("local", "slurm"), default="local")
-    parser.add_argument("--epochs", type=int, help="of the training; empty: 40 for each fault")
+    parser.add_argument("--epochs", type=int, help="of the training; empty: 20 for each fault")
     options = parser.parse_args()
-    epochs = options.epochs or 40 * options.faults
+    epochs = options.epochs or 20 * options.faults
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
         if options.backend == "slurm":

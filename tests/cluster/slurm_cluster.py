@@ -49,7 +49,8 @@ class ClusterError(RuntimeError):
 
 
 class SlurmCluster:
-    """Four pretend nodes with 4 CPUs and 2 GPUs each; partitions gpu (default), debug, and urgent, which preempts them.
+    """Four pretend nodes with 4 CPUs and 2 GPUs each; partitions gpu (default), debug, memory, and
+    urgent, which preempts them.
 
     Use it as a context manager, or call start() and stop(). A cluster belongs to the process that starts it: should
     that die without stopping it, the next start on this host clears it away. With detached=True it stays up until told.

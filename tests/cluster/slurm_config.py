@@ -42,6 +42,11 @@ SLURM_CONF = """\
     SchedulerParameters=bf_interval=1,sched_min_interval=0,batch_sched_delay=0
     PreemptType=preempt/partition_prio
     PreemptMode=REQUEUE
+    # Looks at the memory of jobs each second, and ends those that have more than they asked for: what cgroups do at
+    # sites, without cgroups.
+    JobAcctGatherType=jobacct_gather/linux
+    JobAcctGatherFrequency=1
+    JobAcctGatherParams=OverMemoryKill
     {accounting}
 
     NodeName=node[1-4] NodeHostname={hostname} NodeAddr=127.0.0.1 Port=[{node_ports}] \\
@@ -50,6 +55,9 @@ SLURM_CONF = """\
     # The only one that warns: preempted jobs get SIGTERM, and 10 s to leave.
     PartitionName=debug  Nodes=node[1-2] MaxTime=00:10:00 PriorityTier=1  GraceTime=10
     PartitionName=urgent Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=10
+    # The only one that counts memory, and so the only one whose jobs are ended for having too much.
+    PartitionName=memory Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  DefMemPerCPU=1000 \\
+        SelectTypeParameters=CR_Core_Memory
     """
 
 ACCOUNTING = """\
@@ -58,8 +66,6 @@ ACCOUNTING = """\
     AccountingStoragePort={dbd_port}
     # A name that misleads: it is the munge socket for talking to slurmdbd; AuthInfo does not count there.
     AccountingStoragePass={folder}/munge.socket
-    JobAcctGatherType=jobacct_gather/linux
-    JobAcctGatherFrequency=1
     """
 
 SLURMDBD_CONF = """\

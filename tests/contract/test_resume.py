@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -138,6 +139,10 @@ def test_other_jobs_can_go_on_with_it(launcher: Launcher, how: str) -> None:
         event["job"] for attempt in result.run.attempts() for event in attempt.events() if event["event"] == "started"
     }
     assert len(jobs) == len(result.run.attempts()) >= 2
+    shown = launcher("logs", "latest").stdout
+    assert re.findall(r"^--- attempt (\d+), job \d+, ", shown, re.MULTILINE) == [str(n) for n in range(1, len(jobs))]
+    first = launcher("logs", "latest", "--attempt", "0").stdout
+    assert "[0] " in first and shown.startswith(first) and "--- attempt" not in first
 
 
 @pytest.mark.parametrize(

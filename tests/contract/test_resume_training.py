@@ -66,7 +66,7 @@ def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Lau
 def test_an_invariant_training_goes_on_at_other_sizes_with_the_same_weights(launcher: Launcher) -> None:
     keys = ("workload.epochs=100", "train.invariant=true")
     whole = undisturbed(launcher, 1, *keys)
-    run = begin(launcher, "procs_per_node=2", *keys)
+    run = begin(launcher, "procs_per_node=2", "track=[tensorboard,mlflow]", *keys)
     first = stop(launcher, run, 50)
     resume(launcher, "procs_per_node=3", "wait=false")
     second = stop(launcher, run, first + 20)
@@ -74,6 +74,21 @@ def test_an_invariant_training_goes_on_at_other_sizes_with_the_same_weights(laun
     resume(launcher, "procs_per_node=1", "resume.strict=true", "wait=true")
     assert of_the_run(dict(run.result() or {})) == whole
     assert "world size 3 -> 1: the weights stay bitwise equal" in launcher.printed()
+    assert_tracked_once(run)
+
+
+def assert_tracked_once(run: Run) -> None:
+    """What all attempts have told is in one TensorBoard log and in one run of MLflow, each step once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = EventAccumulator(str(run.path / "tensorboard"))
+    log.Reload()
+    shown = [event.step for event in log.Scalars("train/loss")]
+    events = [event for attempt in run.attempts() for event in attempt.events() if event["event"] == "progress"]
+    assert shown == [event["step"] for event in events] == sorted({*shown}) and len(run.attempts()) == 3
+    _, _, number = (run.path / "mlflow_run").read_text().strip().rpartition(" ")
+    (metric,) = run.path.parent.glob(f"mlflow/*/{number}/metrics/train/loss")
+    assert [int(line.split()[2]) for line in metric.read_text().splitlines()] == shown
 
 
 def test_a_resumed_training_with_another_learning_rate_is_refused(launcher: Launcher) -> None:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What commands share is shared by no two tests."""
+    folder: Path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from launcher import submit
 from launcher.backends.once import Refused
 from launcher.cli.resume import merged
-from launcher.config import Resume, ResumeHow, Scheduler
+from launcher.config import Program, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from launcher.node import again
 from launcher.node.again import What, decide
@@ -21,6 +21,9 @@ from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
 LOCAL = {"scheduler": Scheduler.local}
+
+
+OWN = {"workload": Program("program", "m:f", seed=0, script="train.py", checkpoint="out/*")}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,8 @@ LOCAL = {"scheduler": Scheduler.local}
         ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, ""),
         ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, "it has had 3 attempts (resume.max_attempts)"),
         ({}, [-1, -1], "stop", None, What.STAYS, "its stop file"),
+        (OWN, [-1, -1], None, None, What.GIVEN_UP, "saved nothing new (/runs/run-1/checkpoints, out/*): is"),
+        (OWN, [-1, 0], None, None, What.ELSEWHERE, "it can be resumed"),
     ],
 )
 def test_what_becomes_of_a_run(
@@ -130,7 +135,7 @@ def test_an_element_of_an_array_goes_on_alone(
         return "8"
 
     monkeypatch.setattr(again, "submit_after", submit_after)
-    own = again._plan(element)
+    own = again.plan_of(element)
     assert again._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,

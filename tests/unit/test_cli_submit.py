@@ -42,9 +42,10 @@ def explained(*arguments: str) -> str:
     [
         (
             ["workload=ddp_mnits"],
-            "there is no workload=ddp_mnits. Did you mean ddp_mnist? Known: collective, ddp_mnist, fsdp_lm, p2p",
+            "there is no workload=ddp_mnits. Did you mean ddp_mnist? Known: collective, ddp_mnist, fsdp_lm, function, "
+            "p2p, program",
         ),
-        (["workload=zzz"], "there is no workload=zzz. Known: collective, ddp_mnist, fsdp_lm, p2p"),
+        (["workload=zzz"], "there is no workload=zzz. Known: collective, ddp_mnist, fsdp_lm, function, p2p, program"),
         (["workload=p2p", "cluster=slrum"], "there is no cluster=slrum. Did you mean slurm?"),
         (["workload=p2p", "launch=task"], "there is no launch=task. Did you mean tasks?"),
         (["workload=p2p", "node=2"], "there is no key 'node'. Did you mean nodes"),

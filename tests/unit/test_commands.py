@@ -17,6 +17,7 @@ import pytest
 from launcher import datasets, live
 from launcher.backends.base import JobState
 from launcher.cli import commands, status
+from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
 from launcher.paths import PACKAGE
 from launcher.runs import Run, append
@@ -119,9 +120,11 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("logs", "required: RUN"),
         ("logs --folow", "there is no option '--folow'. Did you mean --follow?"),
         ("logs --rnak 3 a", "there is no option '--rnak'. Did you mean --rank?"),
-        ("logs a --rank -1", "--rank: '-1' is not a whole number from 0 up"),
-        ("logs a --rank two", "--rank: 'two' is not a whole number from 0 up"),
-        ("logs a --attempt 1", "--attempt goes with --rank"),
+        ("logs a --rank -1", "--rank: '-1' is not a rank, or a range of them: write 3 or 0-3,7"),
+        ("logs a --rank two", "--rank: 'two' is not a rank, or a range of them"),
+        ("logs a --rank 3-1", "--rank: '3-1' is an empty range: write 1-3"),
+        ("logs a --attempt two", "--attempt: 'two' is not a whole number from 0 up"),
+        ("logs a --tail 0", "--tail: '0' is not a whole number from 1 up"),
         ("cancel", "required: RUN"),
         ("wait", "required: RUN"),
         ("wait a b", "unexpected argument 'b'"),
@@ -168,7 +171,9 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
     (row,) = json.loads(call("status", "--json").out)
     assert row == {
         "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "ranks": 1, "attempt": 0, "step": None,
-        "steps": None, "elapsed": 0, "reason": None, "cause": None, "directory": str(run.path),
+        "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None, "checkpoint": None,
+        "checkpoint_age": None, "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
+        "directory": str(run.path),
     }  # fmt: skip
 
 
@@ -202,8 +207,10 @@ def test_status_adds_a_line_only_when_it_says_something(
     make(tmp_path, code=code, fault=fault)
     job(*says)
     lines = call("status", "a").out.splitlines()
-    assert lines[2:] == ([] if remark is None else ["", f"a: {remark}"])
-    assert len(call("status").out.splitlines()) == 2
+    silent = says[-1] is False
+    told = f"This is not all: slurm does not answer ({remark})." if silent else f"a: {remark}"
+    assert lines[2:] == ([] if remark is None else ["", told])
+    assert len(call("status").out.splitlines()) == (4 if silent else 2)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_status_adds_a_line_only_when_it_says_something(
     ],
 )
 def test_a_jobs_id_is_shown_as_one_types_it(job_id: str, shown: str) -> None:
-    assert status._short_job(job_id) == shown
+    assert short_job(job_id) == shown
 
 
 # -- logs, cancel

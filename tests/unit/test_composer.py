@@ -160,7 +160,7 @@ def same(hydra: Hydra, points: Sequence[Point]) -> None:
     assert all(shown(composed) == expected for composed, expected in given_before), points
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(points=st.lists(st.sampled_from(POINTS), max_size=15))
 def test_known_points_in_any_order(hydra: Hydra, points: list[Point]) -> None:
     same(hydra, points)
@@ -181,7 +181,7 @@ def similar_points(draw: st.DrawFn) -> list[Point]:
     return [("workload=collective", *point) for point in points]
 
 
-@settings(deadline=None, max_examples=3)
+@settings(max_examples=3)
 @given(points=similar_points())
 def test_random_points(hydra: Hydra, points: list[Point]) -> None:
     same(hydra, points)

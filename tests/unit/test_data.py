@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.datasets import DatasetError, Found, find
-from workloads.data import GlobalBatchSampler, load, read_idx, share
+from launcher.node.sampler import GlobalBatchSampler, share
+from workloads.data import load, read_idx
 
 IMAGES = struct.pack(">4I", 0x803, 3, 2, 2) + bytes(range(12))
 LABELS = struct.pack(">2I", 0x801, 3) + bytes([7, 0, 9])
@@ -97,7 +98,6 @@ def test_the_digits_are_whole_and_normalised() -> None:
 sizes = st.integers(1, 200)
 
 
-@settings(deadline=None)
 @given(size=sizes, batch=sizes, seed=st.integers(), epoch=st.integers(0, 9), worlds=st.tuples(sizes, sizes))
 def test_every_world_size_takes_the_same_global_batches(
     size: int, batch: int, seed: int, epoch: int, worlds: tuple[int, int]
@@ -118,7 +118,6 @@ def test_every_world_size_takes_the_same_global_batches(
     assert len(used) == len(set(used)) and set(used) <= set(range(size))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), start=st.tuples(st.integers(0, 4), st.integers(0, 4)))
 def test_the_order_is_a_function_of_seed_epoch_and_step(seed: int, start: tuple[int, int]) -> None:
     epoch, step = start
@@ -134,7 +133,6 @@ def test_the_order_is_a_function_of_seed_epoch_and_step(seed: int, start: tuple[
     assert whole[0][0] != GlobalBatchSampler(103, 20, seed + 1, 1, 3).batch(0, 0).tolist()
 
 
-@settings(deadline=None)
 @given(batch=st.integers(1, 40), world=st.integers(1, 40))
 def test_the_mean_of_the_ranks_gradients_is_that_of_the_global_batch(batch: int, world: int) -> None:
     world = min(world, batch)
@@ -151,7 +149,6 @@ def test_the_mean_of_the_ranks_gradients_is_that_of_the_global_batch(batch: int,
     assert torch.allclose(torch.stack(parts).mean(0), gradient(samplers[0].global_batch(0, 0), 1 / batch))
 
 
-@settings(deadline=None)
 @given(count=st.integers(0, 1000), world=st.integers(1, 50))
 def test_shares_cover_everything_once(count: int, world: int) -> None:
     parts = [range(*share(count, rank, world)) for rank in range(world)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import grouping, render
@@ -76,7 +76,6 @@ KEYS: dict[str, list[Any]] = {
 }
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries({}, optional={key: st.sampled_from(KEYS[key]) for key in KEYS}), min_size=1, max_size=5
@@ -158,7 +157,6 @@ def test_shares(parallelism: int | None, sizes: list[int], expected: list[int | 
     assert grouping.shares(parallelism, sizes) == expected
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_shares_are_all_of_what_may_run_and_never_more(parallelism: int, sizes: list[int]) -> None:
     shares = [share for share in grouping.shares(parallelism, sizes) if share is not None]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from workload_ranks import run_ranks
 
 from launcher.node import Env
+from launcher.node.sampler import share
 from workloads import invariant
-from workloads.data import share
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees
 from workloads.resumable import seed_generators
 
@@ -28,7 +28,6 @@ def of_leaves(values: list[float], node: Node) -> float:
     return float(add_up(node, held([torch.tensor(value) for value in values]), torch.add))
 
 
-@settings(deadline=None)
 @given(st.lists(FLOATS, min_size=1, max_size=20), st.sets(st.integers(1, 19)))
 def test_any_partition_of_the_leaves_gives_the_same_bits(values: list[float], cuts: set[int]) -> None:
     count = len(values)

@@ -22,12 +22,12 @@ from launcher.backends.pbs_query import (
     LETTERS,
     NEWEST,
     PBS,
-    _section,
     array_of,
     element_id,
     parse_jobs,
     parse_record,
     pbs_id,
+    section,
     short,
 )
 from launcher.check import Queue
@@ -425,7 +425,7 @@ RECORD = """\
 def test_every_value_of_a_record_is_its_text() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(RECORD)
-    assert _section(RECORD, "Jobs") == {
+    assert section(RECORD, "Jobs") == {
         "105.pbs-srv": {
             "Job_Name": "inf", "Job_Owner": "user@login", "resources_used": {"cpupercent": "0", "cput": "00:00:00"},
             "job_state": "F", "Output_Path": 'localhost:/tmp/a "b",c', "Priority": "-5", "substate": "92",
@@ -442,7 +442,7 @@ def test_every_value_of_a_record_is_its_text() -> None:
 
 
 def test_control_characters_in_a_value_do_no_harm() -> None:
-    assert _section(
+    assert section(
         '{\n    "Jobs":{\n        "1.s":{\n            "A":"\x01\x1b[0m\x85\u2028"\n        }\n    }\n}', "Jobs"
     ) == {"1.s": {"A": "\x01\x1b[0m\x85\u2028"}}
 
@@ -451,13 +451,13 @@ EMPTY = '{\n    "timestamp":1795222404,\n    "pbs_version":"23.06.06",\n    "pbs
 
 
 def test_an_answer_without_the_section_has_nothing_in_it() -> None:
-    assert _section(EMPTY, "Jobs") == {}
+    assert section(EMPTY, "Jobs") == {}
 
 
 @pytest.mark.parametrize("text", ["", "qstat: words", EMPTY[:-1], RECORD[:400]])
 def test_an_answer_that_is_cut_off_or_none_is_told(text: str) -> None:
     with pytest.raises(QueryError, match="qstat's answer could not be read"):
-        _section(text, "Jobs")
+        section(text, "Jobs")
 
 
 # strtod(3), and what pbs_json.c calls a number because of it
@@ -522,7 +522,7 @@ attributes = st.dictionaries(keys, st.one_of(texts, st.dictionaries(keys, texts,
 
 @given(st.dictionaries(st.from_regex(r"\d{1,7}(\[\d*\])?\.srv", fullmatch=True), attributes, min_size=1, max_size=3))
 def test_any_value_that_qstat_can_print_is_read_as_its_text(jobs: dict[str, Any]) -> None:
-    assert _section(document(Jobs=jobs), "Jobs") == jobs
+    assert section(document(Jobs=jobs), "Jobs") == jobs
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_any_value_that_qstat_can_print_is_read_as_its_text(jobs: dict[str, Any]
 def test_what_is_no_json_is_read_all_the_same(printed_value: str, text: str) -> None:
     lines = f'            "Account_Name":{printed_value},\n            "job_state":"Q"'
     answer = f'{{\n    "Jobs":{{\n        "1.srv":{{\n{lines}\n        }}\n    }}\n}}\n'
-    assert _section(answer, "Jobs") == {"1.srv": {"Account_Name": text, "job_state": "Q"}}
+    assert section(answer, "Jobs") == {"1.srv": {"Account_Name": text, "job_state": "Q"}}
 
 
 # -- the commands

@@ -44,7 +44,7 @@ def after(folder: Path, environ: dict[str, str], **own: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in os.fsdecode(done.stdout).split("\0")[:-1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_value_arrives_as_it_is(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
     assert after(tmp_path_factory.mktemp("e"), {"A": value})["A"] == value

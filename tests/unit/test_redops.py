@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads import bench, names, redops
@@ -16,7 +16,6 @@ def values_of(dtype: str, seed: int = 0) -> bench.Values:
     return bench.Values(bench.torch_dtype(dtype), torch.device("cpu"), seed)
 
 
-@settings(deadline=None)
 @given(
     dtype=st.sampled_from(names.DTYPES),
     redop=st.sampled_from(names.REDOPS),

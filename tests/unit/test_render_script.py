@@ -24,7 +24,7 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
     outcome = sandbox.execute(sandbox.plan(scheduler=scheduler), code=code)
     assert outcome.code == code
     assert outcome.events() == [
-        {"event": "started", "job": "7", "host": HOST},
+        {"event": "started", "job": "7", "host": HOST, "output": 0},
         {"event": "ended", "code": code},
     ]
     assert outcome.stderr == ""
@@ -110,7 +110,7 @@ def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
     outcome = sandbox.execute(sandbox.plan(setup=setup))
     assert outcome.code == 93
     assert outcome.events() == [
-        {"event": "started", "job": "7", "host": HOST},
+        {"event": "started", "job": "7", "host": HOST, "output": 0},
         {"event": "setup_failed", "line": line, "code": code, "host": HOST},
         {"event": "ended", "code": 93},
     ]
@@ -248,7 +248,7 @@ def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) ->
     assert again.code == 93
     assert again.stderr == f"launcher: {HOST} cannot read the run's environment.sh\n"
     assert again.events(1) == [
-        {"event": "started", "job": "8.srv", "host": HOST},
+        {"event": "started", "job": "8.srv", "host": HOST, "output": 0},
         {"event": "ended", "code": 93},
     ]
 

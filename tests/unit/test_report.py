@@ -310,7 +310,8 @@ def test_a_training_has_its_curves_and_a_benchmark_its_matrices(tmp_path: Path) 
 
 def test_the_head_tells_the_state_and_the_command(tmp_path: Path) -> None:
     run = make_run(tmp_path, overrides=["workload=ddp_mnist", "name=a b"])
-    write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", at(2, "started"), at(9, "ended", code=1))
+    events = at(2, "started", job="7"), at(9, "ended", code=1)
+    write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", *events)
     shown = comparison.page([data_of(run, "rank 1 on node2: ValueError: no")])
     assert (shown.state, shown.cause) == ("failed", "rank 1 on node2: ValueError: no")
     assert shown.codes[0].text == "python -m launcher workload=ddp_mnist 'name=a b'"

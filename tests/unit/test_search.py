@@ -33,12 +33,13 @@ def test_the_direction_says_which_value_is_the_best(direction: str, best_is: Bes
 
 def test_what_was_given_stays_and_the_rest_is_the_searchs() -> None:
     search = Search(("minimize",), trials=6, workers=2)
-    assert settled(search, config(), sweep_id="lr-1") == Sweep("lr-1", 2, "accuracy", BestIs.min)
-    assert settled(search, config(id="mine", parallelism=1)) == Sweep("mine", 1, "accuracy", BestIs.min)
+    least = {"objective": "accuracy", "best_is": BestIs.min}
+    assert settled(search, config(), sweep_id="lr-1") == Sweep("lr-1", parallelism=2, **least)
+    assert settled(search, config(id="mine", parallelism=1)) == Sweep("mine", parallelism=1, **least)
 
 
 def test_a_sweeper_without_a_direction_changes_nothing() -> None:
-    assert settled(Search(), config(best_is=BestIs.min)) == Sweep(None, None, "accuracy", BestIs.min)
+    assert settled(Search(), config(best_is=BestIs.min)) == Sweep(objective="accuracy", best_is=BestIs.min)
 
 
 @pytest.mark.parametrize(

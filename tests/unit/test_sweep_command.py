@@ -164,7 +164,7 @@ def test_all_sweeps_and_sweeps_among_runs(call: Call, sweep: Sweep, tmp_path: Pa
     assert call("sweep status").lines == ["SWEEP  POINTS", "lr-1   3/6 done, 1 failed, 1 running, 1 waiting"]
     assert json.loads(call("sweep status --json").out)[0]["counts"]["done"] == 3
     rows = {line.split()[0]: line for line in call("status").lines}
-    assert " ".join(rows["lr-1"].split()) == "lr-1 3/6 done, 1 failed - - - -"
+    assert " ".join(rows["lr-1"].split()) == "lr-1 3/6 done, 1 failed - - -"
     assert set(rows) == {"RUN", "lr-1", "a"}
     assert {row["run"]: row.get("points") for row in json.loads(call("status --json").out)} == {
         "a": None,
@@ -302,7 +302,8 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
     monkeypatch.setattr(submit_sweep, "resubmit", resubmit)
     answer = call("sweep rerun lr-1")
     assert (answer.code, asked) == (1, [[4, 5]])
-    assert answer.lines[:2] == ["job      200: point 4", "left     point 5: sbatch: submit limit"]
+    assert answer.lines[0] == "asks for   2 x 1 node x 1 CPU x 1h = 2 node-hours, 2 core-hours"
+    assert answer.lines[2:4] == ["job      200: point 4", "left     point 5: sbatch: submit limit"]
     call("sweep rerun lr-1 4")
     assert asked[1:] == [[4]]
 

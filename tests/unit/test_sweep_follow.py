@@ -102,8 +102,7 @@ def test_a_sweep_is_followed_to_its_end(
     monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: next(steps))
     assert sweep_follow.to_the_end(sweep) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "lr-1: 1/2 done, 1 running",
-        "point 0 (lr=0) is done", "lr-1: 2/2 done",
+        "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "point 0 (lr=0) is done", "lr-1: 2/2 done",
     ]  # fmt: skip
 
 

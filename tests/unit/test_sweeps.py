@@ -28,7 +28,6 @@ def test_ranges_as_one_writes_them(numbers: tuple[int, ...], text: str) -> None:
     assert of_ranges(text) == numbers
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300)))
 def test_ranges_keep_all_numbers_in_their_order(numbers: list[int]) -> None:
     assert of_ranges(to_ranges(numbers)) == tuple(numbers)
@@ -52,7 +51,6 @@ def test_a_point_is_its_overrides_without_those_of_one_command(overrides: list[s
     assert canonical(expected) == expected
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=1), st.randoms())
 def test_the_order_of_different_keys_makes_no_other_point(values: dict[str, int], random: object) -> None:
     words = [f"{key}={value}" for key, value in values.items()]
@@ -81,7 +79,6 @@ def test_what_tells_points_apart(points: list[list[str]], keys: list[str], label
     assert [label(point, keys) for point in points] == labels
 
 
-@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), min_size=1, max_size=6))
 def test_keys_differ_exactly_where_values_do(values: list[dict[str, int]]) -> None:
     points = [[f"{key}={value}" for key, value in each.items()] for each in values]
@@ -273,7 +270,7 @@ def test_cancelling_is_taken_back(tmp_path: Path) -> None:
         assert sweep.cancelled() is wanted
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["submitting", "submitted", "refused"]), max_size=8))
 def test_an_array_is_what_was_told_of_it_last(events: Sequence[str]) -> None:
     """Of one token; what comes before its announcement does not count."""

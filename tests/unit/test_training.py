@@ -47,7 +47,6 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Env]:
     dist.destroy_process_group()
 
 
-@settings(deadline=None)
 @given(total=st.integers(1, 5000), peak=st.floats(1e-4, 10))
 def test_the_learning_rate_rises_to_its_peak_and_falls(total: int, peak: float) -> None:
     rates = [training.learning_rate(step, total, peak) for step in range(total)]
@@ -116,7 +115,6 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(group: Env, bad: float)
         losses.look()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(1, 4000))
 def test_buckets_hold_neighbours_up_to_their_size(counts: list[int], limit: int) -> None:
     parameters = [nn.Parameter(torch.empty(count)) for count in counts]
@@ -203,7 +201,7 @@ def test_ranks_are_named_with_their_hosts() -> None:
     assert name_ranks([0, 1, 2], ["a", "a", "b", "b"]) == "ranks 0, 1, 2 on a, b"
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(losses=st.lists(st.floats(0, 1e3), min_size=1, max_size=30), stops=st.sets(st.integers(0, 30)))
 def test_mean_losses_have_the_same_bits_however_often_a_training_is_stopped(
     group: Env, losses: list[float], stops: set[int]

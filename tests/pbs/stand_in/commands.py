@@ -10,6 +10,7 @@ from tests.pbs.stand_in import errors, resources
 from tests.pbs.stand_in.arguments import Options, equals_pairs, getopt, job_id
 from tests.pbs.stand_in.errors import PbsError
 from tests.pbs.stand_in.qstat import VERSION, Answer, qstat
+from tests.pbs.stand_in.qsub import dependencies
 from tests.pbs.stand_in.server import Outage, Server
 
 USAGES = {
@@ -137,18 +138,20 @@ def _alteration(server: Server, found: Options) -> Callable[[str], None]:
     name: str | None = None
     asked: dict[str, str] = {}
     most: int | None = None
+    depend: str | None = None
     for letter, value in found.pairs:
         if letter == "N":
             name = value
         elif letter == "l":
             asked |= dict(resources.resource_pairs(value))
         elif letter == "W":
-            limit = dict(equals_pairs(value)).get("max_run_subjobs")
+            pairs = dict(equals_pairs(value))
+            limit, depend = pairs.get("max_run_subjobs"), dependencies(pairs.get("depend", "")) or depend
             most = int(limit) if limit else most
         else:
             raise ValueError(f"qalter: illegal -{letter} value")
     resources.check_values(asked)
-    return lambda job: server.alter(job, name=name, asked=asked, max_run_subjobs=most)
+    return lambda job: server.alter(job, name=name, asked=asked, max_run_subjobs=most, depend=depend)
 
 
 def _qselect(server: Server, found: Options) -> Answer:

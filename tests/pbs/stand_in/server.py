@@ -533,8 +533,10 @@ class Server:
             self._settle(job)
         self.tell()
 
-    def alter(self, job_id: str, *, name: str | None, asked: dict[str, str], max_run_subjobs: int | None) -> None:
-        """Change a job's name, resources, or limit of elements that run at once.
+    def alter(
+        self, job_id: str, *, name: str | None, asked: dict[str, str], max_run_subjobs: int | None, depend: str | None
+    ) -> None:
+        """Change a job's name, resources, limit of elements that run at once, or all that it depends on.
 
         Raises:
             PbsError: it is over, or it may not be changed any more.
@@ -547,6 +549,9 @@ class Server:
                 raise errors.only_for_arrays()
             old.name = name or old.name
             old.max_run_subjobs = old.max_run_subjobs if max_run_subjobs is None else max_run_subjobs
+            if depend and job.state in ("Q", "H"):
+                job.depend = {kind: ids for kind, ids in job.depend.items() if kind not in DEPENDENCIES}
+                self._depend(job, depend)
             if not asked:
                 continue
             if job.state == "R":

@@ -1,0 +1,92 @@
+"""`logs` of a run that printed 1 GB: when the first of it is there, and how much memory it takes to show all.
+
+    python -m benchmarks.logs
+
+From the start of the process to the first byte that it prints; beside it, what an interpreter takes that does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.measure import ROOT, Result, environment, interleaved, medians, report
+
+SIZE = 1 << 30  # bytes
+RANKS = 64
+CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("--rank", "3-5"), "logs -f": ("-f",)}
+
+
+@contextlib.contextmanager
+def _run(folder: Path) -> Iterator[str]:
+    """A run of 64 ranks that is done and printed 1 GB."""
+    from launcher.runs import Run, append
+    from tests.unit.plans import plan_of
+
+    run = Run.create(folder / "long")
+    run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
+    attempt = run.path / "attempts" / "0"
+    for name in ("events", "logs"):
+        (attempt / name).mkdir(parents=True)
+    for rank in range(RANKS):
+        (attempt / "logs" / f"rank-{rank}.out").touch()
+    append(attempt / "events" / "script.jsonl", "started", job="7", host="node1", output=0)
+    append(attempt / "events" / "script.jsonl", "ended", code=0)
+    lines = b"".join(b"[%d] step %d/100000  loss 0.1234  samples/s 5678\n" % (n % RANKS, n) for n in range(20_000))
+    with open(run.path / "output-7.log", "wb") as file:
+        for _ in range(SIZE // len(lines)):
+            file.write(lines)
+    yield run.id
+
+
+def _first_byte(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
+    """Seconds from the start of a process until it has printed something."""
+    began = time.perf_counter()
+    with subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.read(1):
+            raise RuntimeError(f"{' '.join(arguments)} printed nothing")
+        seconds = time.perf_counter() - began
+        process.kill()
+    return seconds
+
+
+def _memory(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
+    """MiB that a process takes at most until it has printed all."""
+    command = [sys.executable, *arguments]
+    process = os.posix_spawn(
+        sys.executable, command, dict(env), file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
+    )
+    _, status, usage = os.wait4(process, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    return usage.ru_maxrss / 1024
+
+
+def results(repeats: int = 15) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder, _run(Path(folder)) as run:
+        env = environment(LAUNCHER_RUNS_DIR=folder, PYTHONPATH=str(ROOT))
+        logs = ("-m", "launcher", "logs", run)
+        calls = {name: (*logs, *options) for name, options in CALLS.items()}
+        calls["python -c print"] = ("-c", "print('x', flush=True)")
+        seconds = interleaved({name: lambda c=call: _first_byte(c, env) for name, call in calls.items()}, repeats)  # type: ignore[misc]
+        mib = _memory(logs, env)
+    told = medians(seconds)
+    return [
+        *(
+            Result(f"{name} of 1 GB: first output", statistics.median(seconds[name]), 0.3, told, unit="s")
+            for name in CALLS
+        ),
+        Result("logs of 1 GB: memory", mib, 64, "largest resident set of the whole process", unit="MiB"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(report(results()))

@@ -1,0 +1,95 @@
+"""`complete`: completion of commands, run ids and overrides in bash, zsh and fish."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+SHELLS = ("bash", "zsh", "fish")
+WORDS = "LAUNCHER_COMPLETE"  # the words behind the program's name, a line each, and a line with a dot
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.usage = "%(prog)s [--install [SHELL] | --print SHELL]"
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--install", nargs="?", const="", metavar="SHELL",
+        help="have every new shell load it; bash, zsh or fish (default: that of $SHELL)",
+    )  # fmt: skip
+    what.add_argument("--print", dest="shell", metavar="SHELL", help="print what the shell is to load")
+    what.add_argument("--candidates", action="store_true", help="for that: what the words so far may become")
+
+
+def run(arguments: Namespace) -> int:
+    """Completion of commands, their options, run ids and overrides (KEY=VALUE), behind `launcher` and behind
+    `python -m launcher`."""
+    if arguments.candidates:
+        return _print_candidates()
+    if arguments.shell is not None:
+        print(script(_known(arguments.shell)), end="")
+        return 0
+    if arguments.install is None:
+        raise ConfigError(f"say --install, or --print and one of {', '.join(SHELLS)}")
+    return _install(_known(arguments.install or os.path.basename(os.environ.get("SHELL", ""))))
+
+
+def _known(shell: str) -> str:
+    if shell not in SHELLS:
+        raise ConfigError(f"there is no completion for {shell or 'a shell without a name'!r}: use {', '.join(SHELLS)}")
+    return shell
+
+
+def _print_candidates() -> int:
+    from launcher.completion import candidates
+
+    words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
+    for each in candidates(words):
+        print(each)
+    return 0
+
+
+def script(shell: str) -> str:
+    """What a shell is to load."""
+    from launcher.paths import resource
+
+    return (resource("templates") / f"complete.{shell}").read_text()
+
+
+def _install(shell: str) -> int:
+    """Writes the script beside the user's settings, and one line into what the shell reads when it starts."""
+    from pathlib import Path
+
+    from launcher.paths import user_config_dir
+    from launcher.runs import write
+
+    home = Path(os.environ.get("HOME", "~")).expanduser()
+    folder = user_config_dir()
+    if shell == "fish":  # it reads every file in there
+        folder = Path(os.environ.get("XDG_CONFIG_HOME", home / ".config")) / "fish" / "conf.d"
+    name = "launcher.fish" if shell == "fish" else f"complete.{shell}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = write(folder / name, script(shell))
+        rc = {"bash": home / ".bashrc", "zsh": Path(os.environ.get("ZDOTDIR", home)) / ".zshrc"}.get(shell)
+        if rc is not None:
+            _add_line(rc, path)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written ({error.strerror})") from None
+    print(f"{path}\n" + (f"{rc} loads it\n" if rc else "") + f"Open another {shell}, and press Tab behind `launcher `")
+    return 0
+
+
+def _add_line(rc: Path, path: Path) -> None:
+    import shlex
+
+    line = f"[ ! -r {shlex.quote(str(path))} ] || . {shlex.quote(str(path))}  # launcher complete"
+    text = rc.read_text(errors="surrogateescape") if rc.exists() else ""
+    if line not in text.splitlines():
+        with open(rc, "a") as file:
+            file.write(("\n" if text and not text.endswith("\n") else "") + line + "\n")

@@ -1,0 +1,115 @@
+"""`doctor`: looks at this machine, its software, its shared folder and its scheduler."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+
+    from launcher.config import Config
+    from launcher.doctor.finding import Finding
+
+WIDTH = 79
+MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="look at this profile (default: the one that runs get)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+
+
+def run(arguments: Namespace) -> int:
+    """What a run would meet here: versions, scheduler and its limits, GPUs, the folder of runs, ports and names. Each
+    line is ok, a warning or a problem with what to do about it. Nothing is submitted, and no secret is shown. Exits
+    with 0 if there is no problem, else with 1."""
+    from launcher.doctor.finding import Level, worst
+
+    found = []
+    for each in _all(arguments.cluster):
+        found.append(each)
+        if not arguments.as_json:
+            print(line(each), flush=True)
+    level = worst(found)
+    if arguments.as_json:
+        print(_json(found))
+    else:
+        numbers = {kind: sum(each.level is kind for each in found) for kind in Level}
+        problems, warnings = numbers[Level.PROBLEM], numbers[Level.WARNING]
+        print(f"\n{_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+    return 1 if level is Level.PROBLEM else 0
+
+
+def _all(cluster: str | None) -> Iterator[Finding]:
+    from launcher.doctor import all_checks
+    from launcher.doctor.finding import problem, run_all, start
+
+    torch = start(all_checks.torch())
+    yield from run_all(all_checks.first())
+    try:
+        config = _config(cluster)
+    except ConfigError as error:
+        yield problem("config", str(error), "correct it, or choose another profile with --cluster NAME")
+    except ImportError as error:
+        yield problem("config", f"cannot be composed: {error}", "see packages above")
+    else:
+        yield from run_all(all_checks.rest(config))
+    yield from torch()
+
+
+def _config(cluster: str | None) -> Config:
+    """The configuration of a profile, or of the one that is used without any.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from launcher.cli import schema, submit
+
+    schema.register()
+    overrides = ["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]
+    try:
+        config = submit.compose_run(overrides)
+        assert config is not None  # only settings of Hydra's own need more, and there are none
+        typed: Any = submit.typed(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(submit.explain(error, overrides)) from None
+    except YAMLError as error:  # it names the file and the line
+        raise ConfigError(f"a file of yours is no YAML: {' '.join(str(error).split())}") from None
+    found: Config = typed
+    return found
+
+
+def line(found: Finding) -> str:
+    """One finding for a terminal, with what to do on lines of its own. Pure."""
+    head = f"{MARKS[found.level.value]}  {found.about:<10} "
+    margin = " " * len(head)
+    body = textwrap.wrap(found.says, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+    lines = [head + body[0], *(margin + part for part in body[1:])]
+    if found.do:
+        lines += [margin + part for part in textwrap.wrap(f"-> {found.do}", WIDTH - len(head), break_long_words=False)]
+    return "\n".join(part.rstrip() for part in lines)
+
+
+def _json(found: list[Finding]) -> str:
+    import dataclasses
+    import json
+
+    from launcher import __version__
+    from launcher.doctor.finding import worst
+
+    rows = [dataclasses.asdict(each) for each in found]
+    return json.dumps({"launcher": __version__, "python": sys.version.split()[0], "level": worst(found).value,
+                       "findings": rows}, indent=1)  # fmt: skip
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

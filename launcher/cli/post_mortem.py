@@ -1,0 +1,205 @@
+"""`post-mortem`: why a run ended, who failed first, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.errors import DONE, FAILED, RunError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from launcher.live import Seen
+    from launcher.post_mortem.findings import Findings
+    from launcher.post_mortem.verdict import Verdict
+    from launcher.runs import Attempt, Run
+
+WIDTH = 80
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("--attempt", type=_number, metavar="N", help="of this attempt (default: the last one)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
+    words, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
+    from launcher.live import Damaged, readable
+
+    found = find(arguments.name, arguments.runs_dir)
+    code = readable(found, lambda: _examine(found, arguments))
+    if isinstance(code, Damaged):
+        raise RunError(code.words)
+    return code
+
+
+def _examine(found: Run, arguments: Namespace) -> int:
+    from launcher.cli.text import program
+    from launcher.live import Live, look
+    from launcher.post_mortem import findings
+
+    seen = look(found, Live())
+    attempts, over = found.attempts(), seen.state.over
+    told = None
+    if arguments.attempt is not None:
+        chosen = _chosen(seen, attempts, arguments.attempt)
+        following = dict(findings.ended(seen))
+        over = chosen in following
+        if over:
+            told = findings.find(seen, chosen, following[chosen], name=arguments.name, program=program())
+    elif over and seen.state.value != "done":
+        told = findings.find(seen, attempts[-1] if attempts else None, None, name=arguments.name, program=program())
+    ended = findings.verdicts(seen)
+    if arguments.as_json:
+        import json
+
+        print(json.dumps(_as_dict(seen, told, ended), indent=1))
+        return DONE if over else FAILED
+    if len(ended) > 1 or (ended and not seen.state.over):
+        _print_attempts(ended)
+    if told is not None:
+        _print(seen, told)
+    else:
+        _print_none(seen, program(), arguments.name)
+    return DONE if over else FAILED
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
+    """The attempt that is meant.
+
+    Raises:
+        RunError: there is none.
+    """
+    for each in attempts:
+        if each.number == number:
+            return each
+    there = f"its attempts are 0 to {attempts[-1].number}" if attempts else "it has had none yet"
+    raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
+
+
+def _as_dict(seen: Seen, told: Findings | None, ended: list[tuple[Attempt, Verdict]]) -> dict[str, Any]:
+    return {
+        "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
+        "attempts": [
+            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause}
+            for attempt, verdict in ended
+        ],
+        "verdict": told.as_dict() if told else None,
+    }  # fmt: skip
+
+
+def _print_attempts(ended: list[tuple[Attempt, Verdict]]) -> None:
+    """A line for each attempt that is over."""
+    for attempt, verdict in ended:
+        _wrapped(f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else ""))
+    print()
+
+
+def _print_none(seen: Seen, called: str, name: str) -> None:
+    """There is nothing to examine (yet)."""
+    if seen.state.value == "done":
+        from launcher.post_mortem.findings import restarts
+
+        print(f"{seen.run.id} is done: there is no cause to look for")
+        for place, line in enumerate(restarts(seen.story.events), 1):
+            _wrapped("before", f"round {place} began because {line}")
+        return
+    where = f"{called} why {name}" if seen.state.value == "queued" else f"{called} status {name}"
+    print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.word})" if seen.word else ""))
+    print(f"see {where}")
+
+
+def _print(seen: Seen, told: Findings) -> None:
+    from launcher.post_mortem.kinds import Kind
+    from launcher.post_mortem.verdict import amount
+
+    verdict = told.verdict
+    number = f", attempt {told.attempt}" if told.attempt else ""
+    print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.words}\n")
+    _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
+    _wrapped("kind", verdict.kind.value)
+    if verdict.sign and verdict.sign not in (verdict.cause or ""):
+        _wrapped("sign", verdict.sign)
+    if told.rank is not None:
+        _wrapped("first", f"rank {told.rank}" + (f" on {told.host}" if told.host else "") + _at(told.time))
+    elif told.time is not None:
+        _wrapped("when", ((f"on {told.host}" if told.host else "") + _at(told.time)).strip())
+    if told.same:
+        _wrapped("others", f"{_ranks(told.same)} had the same error")
+    for rank, line in list(told.others.items())[:4]:
+        _wrapped("others", f"rank {rank} had another error: {line}")
+    if told.followed:
+        _wrapped("others", f"{_ranks(told.followed)} only followed")
+    if told.by:
+        _wrapped("by", told.by)
+    for place, line in enumerate(told.restarts, 1):
+        _wrapped("before", f"round {place} began because {line}")
+    if told.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
+        shown = [f"{name} {amount(size)}" for name, size in told.memory.items() if "kills" not in name]
+        kills = [f"{name.replace('_', ' of the ')} {count}" for name, count in told.memory.items() if "kills" in name]
+        _wrapped("memory", ", ".join([*shown, *kills]))
+    for place, step in enumerate(told.todo):
+        _wrapped("" if place else "to do", step.words + (":" if step.command else ""))
+        if step.command:  # never broken, for it is copied
+            print(f"{'':<13}{step.command}")
+    for head, path in told.files.items():
+        print(f"{head:<11}{path}")  # never cut: it is what one copies
+    if told.traceback and "\n" in told.traceback:
+        print(f"\nTraceback of rank {told.rank}:\n{_clean(told.traceback)}")
+    if told.log:
+        print(f"\nLast words of rank {told.rank}:")
+        for line in told.log:
+            print(f"  {_clean(line)}")
+    for stack in told.stacks:
+        print(f"\nStack of {_ranks(stack.ranks)}, the newest frame first:")
+        for frame in stack.frames:
+            print(f"  {_clean(frame)}")
+
+
+def _at(time: float | None) -> str:
+    from datetime import datetime
+
+    return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank])
+    shown = [str(part[0]) if len(part) == 1 or part[0] == part[-1] else f"{part[0]}-{part[-1]}" for part in parts]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
+
+
+def _clean(text: str) -> str:
+    """Without control characters: what ranks print is not to reach the terminal."""
+    import re
+
+    return re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+
+
+def _wrapped(head: str, text: str) -> None:
+    """A line with its name in front, broken at spaces; a word (a path, a command's part) is never cut."""
+    import textwrap
+
+    print(
+        textwrap.fill(
+            _clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""What is wrong in a file of the configuration, in our words: the file, the key, and what could be meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.cli import schema
+from launcher.errors import near
+from launcher.paths import resource, user_config_dir
+
+IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
+WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
+NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
+SHAPE = re.compile(r"Invalid value assigned: \w+ is not a (ListConfig|DictConfig)")
+SHAPES = {"ListConfig": "a list ([one, two])", "DictConfig": "a section of its own ({NAME: VALUE})"}
+KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
+
+
+def explain(text: str) -> str | None:
+    """A composition error that Hydra found in a file; None: it is none.
+
+    Args:
+        text: Hydra's words (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+    """
+    match = IN_FILE.match(text)
+    if match is None:
+        return None
+    name, told = match[1], match[2]
+    where = str(file_of(name))
+    group = name.rpartition("/")[0]
+    if missing := re.search(r"Could not (?:load|find) '([^']+)'", told):
+        if not group:  # the main file: it was chosen on the command line
+            return None
+        wanted = missing[1].rpartition("/")[2]
+        known = [each for each in choices(group) if each != name.rpartition("/")[2]]
+        return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
+    key = next(iter(re.findall(r"full_key: (\S+)", told)), "")
+    if re.search(r"Key '[^']+' (is )?not in", told):
+        return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher --help` lists all"
+    if choice := NO_CHOICE.search(told):
+        known = [word.strip() for word in choice[2].split(",")]
+        short = _short(key, group)
+        return f"{where}: {short}={choice[1]}: it is one of {', '.join(known)}.{near(choice[1], known)}"
+    if value := WRONG_TYPE.search(told):
+        return f"{where}: {_short(key, group)}={value[1]}: it must be {KINDS.get(value[2], value[2])}"
+    if shape := SHAPE.search(told):
+        return f"{where}: {_short(key, group)}: it must be {SHAPES[shape[1]]}"
+    if "Cannot merge" in told:
+        at = f"{_short(key, group)}: " if key else ""
+        return f"{where}: {at}a list stands where a section of its own ({{NAME: VALUE}}) must be, or vice versa"
+    if "is not a subclass of" in told:
+        return f"{where}: {f'{_short(key, group)}: it' if key else 'it'} must have lines of the form KEY: VALUE"
+    lines = [line.strip() for line in told.splitlines()[1:] if line.strip()]
+    first = next((line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), told)
+    return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
+
+
+def in_yaml(error: Exception) -> str:
+    """A file that is no YAML: which, where, and why."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    why = getattr(error, "problem", None) or str(error)
+    if mark is None:
+        return f"a file of the configuration is no YAML: {why}"
+    return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"
+
+
+def file_of(name: str) -> Path:
+    """The file of a config, of which the user's own takes the place of ours."""
+    own = user_config_dir() / f"{name}.yaml"
+    return own if own.exists() else resource("conf") / f"{name}.yaml"
+
+
+def choices(group: str) -> list[str]:
+    """The files of a group."""
+    folders = (resource("conf") / group, user_config_dir() / group)
+    return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
+
+
+def _short(key: str, group: str) -> str:
+    """`limits.nodes` for cluster.limits.nodes: as it stands in a file of the group."""
+    return key.removeprefix(f"{group}.")
+
+
+def _near(key: str, group: str) -> str:
+    known = [_short(each, group) for each in schema.all_keys() if each.startswith(f"{group}.") or not group]
+    return near(_short(key, group), known)

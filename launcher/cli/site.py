@@ -1,0 +1,130 @@
+"""`site`: profiles of sites: which there are, one made from what the scheduler tells, and whether one still fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+ACTIONS = {
+    "list": "profiles that `cluster=NAME` knows, and where their files are",
+    "show": "the file of a profile",
+    "init": "write a profile from what the scheduler of this machine tells",
+    "check": "compare a profile with the scheduler of this machine",
+}
+# Which of them an option goes with.
+OPTIONS = {
+    "scheduler": ("--scheduler", ("init",)),
+    "partition": ("--partition", ("init",)),
+    "queue": ("--queue", ("init",)),
+    "only_print": ("--print", ("init",)),
+    "force": ("--force", ("init",)),
+}
+
+
+def configure(parser: ArgumentParser) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser.usage = "%(prog)s ACTION [NAME] [options]"
+    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
+    parser.add_argument("action", metavar="ACTION", help="see below")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
+    parser.add_argument("--scheduler", choices=("slurm", "pbs"), help="init: where both are, the one to ask")
+    parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
+    parser.add_argument("--queue", metavar="Q", help="init: a queue other than the default one")
+    parser.add_argument("--print", action="store_true", dest="only_print", help="init: show it, and write nothing")
+    parser.add_argument("--force", action="store_true", help="init: replace a profile of this name")
+
+
+def run(arguments: Namespace) -> int:
+    """Profiles of sites: ours, and your own in ~/.config/launcher/cluster."""
+    action, name = arguments.action, arguments.name
+    if action not in ACTIONS:
+        raise ConfigError(f"there is no site command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}")
+    for key, (option, actions) in OPTIONS.items():
+        if getattr(arguments, key) and action not in actions:
+            raise ConfigError(f"{option} goes with `site {actions[0]}`, not with `site {action}`")
+    if action == "list":
+        if name is not None:
+            raise ConfigError(f"`site list` takes no name: see `site show {name}`")
+        return _list()
+    if action == "init":
+        return _init(arguments)
+    if name is None:
+        raise ConfigError(f"`site {action}` needs the NAME of a profile; `site list` shows them")
+    return _show(name) if action == "show" else _check(name)
+
+
+def _list() -> int:
+    from launcher.cli.text import print_columns
+    from launcher.sites import folders
+
+    rows = [("NAME", "SCHEDULER", "FILE")]
+    for each in folders.profiles():
+        rows.append((each.name, each.scheduler or "?", str(each.path) if each.own else f"ours: {each.path.name}"))
+    print_columns(rows)
+    print(f"\nYours are in {folders.own_folder()}. `site show NAME` prints one, `site init` writes one.")
+    return 0
+
+
+def _show(name: str) -> int:
+    from launcher.sites import folders
+
+    found = folders.find(name)
+    print(f"# {found.path}")
+    print(found.path.read_text(), end="")
+    return 0
+
+
+def _init(arguments: Namespace) -> int:
+    from datetime import date
+
+    from launcher.config import Scheduler
+    from launcher.sites import folders, profile
+    from launcher.sites.survey import SlurmSite, survey
+
+    site = survey(Scheduler(arguments.scheduler) if arguments.scheduler else None)
+    slurm = isinstance(site, SlurmSite)
+    wanted, other = (arguments.partition, arguments.queue) if slurm else (arguments.queue, arguments.partition)
+    if other is not None:
+        raise ConfigError("this is a Slurm: use --partition" if slurm else "this is a PBS: use --queue")
+    name = arguments.name or profile.default_name(site)
+    text = profile.write(site, name, wanted, date.today().isoformat())
+    if arguments.only_print:
+        print(text, end="")
+        return 0
+    path = folders.save(name, text, force=arguments.force)
+    print(f"written  {path}")
+    print(f"next     look through it, then cluster={name}")
+    return 0
+
+
+def _check(name: str) -> int:
+    from yaml import YAMLError
+
+    from launcher.cli import doctor, profile_errors
+    from launcher.config import Scheduler
+    from launcher.doctor.finding import Level, worst
+    from launcher.sites import folders, profile
+    from launcher.sites.survey import survey
+
+    folders.find(name)
+    try:
+        cluster = doctor._config(name).cluster
+    except YAMLError as error:
+        raise ConfigError(profile_errors.in_yaml(error)) from None
+    if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
+        print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
+        return 0
+    site = survey(cluster.scheduler)
+    found = profile.differences(cluster, site)
+    for each in found:
+        print(doctor.line(each))
+    for problem in site.problems:
+        print(f"not found out: {problem}")
+    return 0 if worst(found) is Level.OK else 1

@@ -1,0 +1,220 @@
+"""What `status` shows: which runs are looked at, and a row of plain values for each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import live_index, sweeps
+from launcher.cli.options import find_either
+from launcher.cli.text import cause
+from launcher.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
+from launcher.runs import Run, newest
+from launcher.standing import saved_before, standing
+from launcher.state import RunState
+from launcher.sweep_live import LIVE, WAITING, SweepLive, counts, done, look_at, not_begun
+from launcher.sweeps import Sweep
+
+RECENT = 20  # runs that are over and shown without --all
+COLUMNS = (
+    "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
+    "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "unanswered", "answer_age", "before",
+    "directory",
+)  # fmt: skip
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class View:
+    """Runs and sweeps as they are now.
+
+    Attributes:
+        rows: one for each.
+        seen: the runs that could be read, in the order of their rows.
+        older: folders that were not looked at.
+    """
+
+    rows: list[dict[str, Any]]
+    seen: list[Seen]
+    older: int
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it goes on by itself."""
+        return all(row["over"] for row in self.rows)
+
+    @property
+    def unanswered(self) -> dict[str, Seen]:
+        """The schedulers that did not answer, each with a run that says why."""
+        return {each.unanswered: each for each in self.seen if each.unanswered}
+
+
+class Rows:
+    """Looks at runs again and again.
+
+    Args:
+        names: the runs and sweeps meant; none: all that are live and the newest others.
+        folder: where run directories are.
+        everything: all of them.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path, everything: bool) -> None:
+        self._folder, self._everything, self._named = folder, everything, bool(names)
+        self.wanted = [find_either(name, folder) for name in names]
+        self._live = SweepLive(share=True)
+        self._done: set[str] = set()
+
+    def look(self) -> View:
+        """All of them as they are now, with one question to each scheduler."""
+        wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
+        runs = [each for each in wanted if not isinstance(each, Sweep)]
+        looked = {each.run.path: each for each in look_at_each(runs, self._live)}
+        rows = {path: self._row(each) for path, each in looked.items()}
+        rows |= {each.path: self._sweep_row(each) for each in wanted if isinstance(each, Sweep)}
+        self._settle(rows)
+        if not self._named:
+            over = [each for each in wanted if rows[each.path]["over"]]
+            shown = over if self._everything else over[:RECENT]
+            wanted = [each for each in wanted if not rows[each.path]["over"]] + shown
+        found = [looked.get(each.path) for each in wanted]
+        seen = [each for each in found if isinstance(each, Seen)]
+        return View([rows[each.path] for each in wanted], seen, all_of_them - len(wanted))
+
+    def _listed(self) -> tuple[list[Run | Sweep], int]:
+        """What is looked at of all that is in the folder, newest first, and how much is in it.
+
+        | the folder has | looked at are |
+        |---|---|
+        | an index | what the index has, and the newest others |
+        | none | all but those whose last word is that they are done, and the newest of them |
+        """
+        paths = newest(self._folder)
+        noted = live_index.noted(self._folder)
+        wanted: list[Run | Sweep] = []
+        recent = 0
+        self._done = {_name(path) for path in paths if noted is None and done(Run(Path(path)))}
+        for path in paths:
+            may_live = _name(path) not in self._done if noted is None else _name(path) in noted
+            if may_live or recent < RECENT or self._everything:
+                found = _at(path)
+                wanted += [] if found is None else [found]
+                recent += found is not None and not may_live
+        known = set(map(_name, paths))
+        for name in noted - known if noted else ():
+            live_index.remove(self._folder, name)
+        return wanted, len(paths)
+
+    def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Notes which of them are over for good, and which live ones the index has not."""
+        noted = live_index.noted(self._folder)
+        base = self._folder.resolve()
+        ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
+        if noted is None and not self._named:
+            live_index.rebuild(self._folder, [name for name, row in ours.items() if not row["over"]], self._done)
+            return
+        for name, row in ours.items():
+            if not row["over"] and noted is not None and name not in noted:
+                live_index.add_to(self._folder, name)
+            elif row["over"] and noted and name in noted and row["settled"]:
+                live_index.remove(self._folder, name, surely=row["state"] == RunState.DONE.value)
+
+    def _row(self, each: Seen | Damaged) -> dict[str, Any]:
+        made = each if isinstance(each, Damaged) else readable(each.run, lambda: _row_of(each, self._live))
+        if isinstance(made, Damaged):
+            return _unreadable(made.run.id, made.run.path, made.words)
+        return made
+
+    def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
+        noted = live_index.noted(self._folder)
+        settled = noted is not None and sweep.id not in noted
+        try:
+            number = live_index.counted(sweep.path) if settled else None
+            if number is None:
+                number = counts(look_at(sweep, self._live))
+                if settled and not _goes_on(number):
+                    live_index.count(sweep.path, number)
+        except DAMAGE as error:
+            return _unreadable(sweep.id, sweep.path, str(error))
+        return _row_of_sweep(sweep, number)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _at(path: str) -> Run | Sweep | None:
+    """The run or sweep in a directory; None: there is neither."""
+    if os.path.exists(f"{path}/record.json"):
+        return Run(Path(path))
+    return Sweep(Path(path)) if os.path.exists(f"{path}/{sweeps.RECORD}") else None
+
+
+def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
+    now = time.time()
+    before = None
+    if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:
+        before = saved_before(seen.plan.checkpoint_dir)
+    far = standing(seen, now, before)
+    return {
+        "run": seen.run.id,
+        "state": _state(seen),
+        "job": seen.story.job_id,
+        "cluster": seen.plan.cluster,
+        "nodes": seen.plan.nodes,
+        "ranks": seen.plan.world_size,
+        "attempt": seen.story.attempt,
+        "step": far.step,
+        "steps": far.steps,
+        "percent": far.percent,
+        "rate": far.rate,
+        "needs": far.needs,
+        "elapsed": far.elapsed,
+        "left": far.left,
+        "checkpoint": far.saved,
+        "checkpoint_age": far.saved_ago,
+        "reason": seen.word or None,
+        "cause": None if seen.state.value in ("done", "queued", "running") else cause(seen),
+        "unanswered": seen.unanswered or None,
+        "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
+        "before": seen.before or None,
+        "directory": str(seen.run.path),
+        "over": seen.state.over,
+        "settled": seen.state is RunState.DONE or now - seen.story.moved > live_index.SETTLED,
+    }
+
+
+def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
+    """A sweep like a run: `3/15 done` is its state."""
+    failed = f", {number['failed']} failed" if "failed" in number else ""
+    return {
+        **dict.fromkeys(COLUMNS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
+        "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}", "over": not _goes_on(number),
+        "settled": True,
+    }  # fmt: skip
+
+
+def _goes_on(number: Mapping[str, int]) -> bool:
+    """Whether a sweep with so many points in each state is not over."""
+    return any(state == WAITING or state in LIVE for state in number)
+
+
+def _unreadable(name: str, path: Path, words: str) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(COLUMNS), "run": name, "state": UNREADABLE, "cause": words, "directory": str(path),
+        "over": True, "settled": False,
+    }  # fmt: skip
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for programs: without what is only ours."""
+    return {key: value for key, value in row.items() if key not in ("over", "settled")}
+
+
+def _state(seen: Seen) -> str:
+    if seen.state.value != "unconfirmed" or not seen.run.is_point:
+        return seen.state.value
+    return not_begun(seen.run) or seen.state.value

@@ -1,0 +1,180 @@
+"""`status --watch`: a live table on a terminal, elsewhere a line whenever a run has changed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from launcher.answers import SHARE, SLOWEST
+from launcher.cli.status_rows import Rows, View
+from launcher.cli.status_table import brief
+from launcher.sweep_live import summary
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is asked less often (launcher/answers.py)
+CALM = 10  # looks without any change after which they become rarer
+SLOWER = 1.2
+MILESTONE = 10  # percent of the steps, for each of which a plain line is printed
+COLOURS = {"running": "green", "done": "green", "queued": "yellow", "failed": "red", "lost": "red", "unreadable": "red"}
+
+
+def show(rows: Rows) -> int:
+    """Shows runs until all are over, or Ctrl-C; returns the command's exit code.
+
+    Where no run was named, new ones are shown as they come.
+    """
+    try:
+        return _live(rows) if sys.stdout.isatty() else _plain(rows)
+    except KeyboardInterrupt:
+        return 0
+
+
+def pause(calm: int, took: float) -> float:
+    """Seconds until the next look. Pure.
+
+    Args:
+        calm: looks in a row that have brought nothing new.
+        took: seconds that the last look took: it is to be a tenth of the time at most.
+    """
+    slow = QUICKEST * SLOWER ** max(0, min(calm - CALM, 50))
+    return min(SLOWEST, max(slow, SHARE * took))
+
+
+def _looks(rows: Rows) -> Iterator[View]:
+    """Views, one after the other, until nothing goes on any more."""
+    calm, before = 0, None
+    while True:
+        began = time.monotonic()
+        view = rows.look()
+        yield view
+        if view.over:
+            return
+        signs = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
+        calm, before = (calm + 1 if signs == before else 0), signs
+        time.sleep(pause(calm, time.monotonic() - began))
+
+
+# -- no terminal
+
+
+def _plain(rows: Rows) -> int:
+    before: dict[str, tuple[Any, ...]] = {}
+    problems: set[str] = set()
+    for view in _looks(rows):
+        for row in view.rows:
+            signs = milestone(row)
+            if before.get(row["run"]) != signs:
+                before[row["run"]] = signs
+                print(line(row), flush=True)
+        for scheduler, seen in view.unanswered.items():
+            if scheduler not in problems:
+                print(f"{scheduler} does not answer ({seen.word})", flush=True)
+        if problems - set(view.unanswered):
+            print(f"{', '.join(sorted(problems - set(view.unanswered)))} answers again", flush=True)
+        problems = set(view.unanswered)
+    return 0
+
+
+def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a plain line is printed for when it changes: state, attempt, each tenth of the steps, numbers of points."""
+    tenth = None if row["percent"] is None else row["percent"] // MILESTONE
+    return row["state"], row["attempt"], tenth, tuple((row.get("points") or {}).items())
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """`12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
+    words = [summary(row["points"]) if row.get("points") else str(row["state"])]
+    if row["attempt"]:
+        words.append(f"attempt {row['attempt']}")
+    if row["step"] is not None:
+        words.append(
+            f"step {row['step']}/{row['steps']}" + (f" ({row['percent']}%)" if row["percent"] is not None else "")
+        )
+    if row["left"] is not None:
+        words.append(f"{brief(row['left'])} left")
+    if row["needs"] is not None:
+        words.append(f"needs {brief(row['needs'])}")
+    told = None if row["state"] == "running" else row["cause"] or row["reason"]
+    return f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {told}" if told else "")
+
+
+# -- a terminal
+
+
+def _live(rows: Rows) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for view in _looks(rows):
+            live.update(picture(view, console), refresh=True)
+    return 0
+
+
+def picture(view: View, console: Console) -> RenderableType:
+    """The table with bars, in the height of the terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    room = max(1, console.height - 4)
+    wide = console.width >= 100
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in ("RUN", "STATE", "STEP" if wide else "", "", "LEFT", "NEEDS", *(("SAVED",) if wide else ())):
+        table.add_column(head, no_wrap=head in ("RUN", "LEFT", "NEEDS", "SAVED", ""), overflow="fold")
+    for row in view.rows[:room]:
+        done, total = _amount(row)
+        cells: list[RenderableType] = [
+            Text(row["run"]), Text(_state(row), COLOURS.get(row["state"], "")),
+            Text(_done(row, done, total) if wide else ""), _bar(done, total, wide),
+            Text(brief(row["left"])), Text(brief(row["needs"])),
+        ]  # fmt: skip
+        if wide:
+            cells.append(
+                Text("-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}")
+            )
+        table.add_row(*cells)
+    lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
+    for scheduler, seen in view.unanswered.items():
+        lines.append(f"{scheduler} does not answer ({seen.word}); what it said {brief(seen.age)} ago is in brackets")
+    return Group(table, *(Text(each, "yellow") for each in lines))
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    before = row["before"]
+    words = f"{row['state']} ({before.partition(' ')[0].lower()})" if before else str(row["state"])
+    return words + (f" #{row['attempt']}" if row["attempt"] else "")
+
+
+def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """How much is done, of how much: steps, or points of a sweep."""
+    if points := row.get("points"):
+        return points.get("done", 0), sum(points.values())
+    return row["step"], row["steps"]
+
+
+def _done(row: Mapping[str, Any], done: int | None, total: int | None) -> str:
+    if done is None:
+        return "-"
+    rate = row["rate"]
+    speed = "" if rate is None or row["needs"] is None else f" {rate:.3g}/s" if rate >= 1 else f" {1 / rate:.3g} s each"
+    return f"{done}/{total}{speed}"
+
+
+def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    if done is None or not total:
+        return Text("-")
+    bar = Table.grid(padding=(0, 1, 0, 0))
+    bar.add_row(
+        ProgressBar(total=total, completed=min(done, total), width=20 if wide else 10), f"{100 * done // total}%"
+    )
+    return bar

@@ -1,0 +1,105 @@
+"""`why`: why a run waits, or is where it is."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import RUN, add_runs_dir, find
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from launcher.why.explanation import Explanation, Option
+
+WIDTH = 79
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=f"of a run, or a sweep's point (SWEEP/7): {RUN}")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Why RUN waits: the reason in words, the scheduler's estimate, the limit that binds, and the smallest change
+    that would start clearly sooner. Of a run that does not wait: what it does, or why it ended."""
+    found = find(arguments.name, arguments.runs_dir)
+    from launcher.cli.text import cause, program
+    from launcher.why.explanation import as_json
+    from launcher.why.of_run import explain
+
+    explanation = explain(found, program(), cause)
+    if arguments.as_json:
+        import json
+
+        print(json.dumps(as_json(explanation), indent=1))
+        return 0
+    print(shown(explanation, time.time()))
+    return 0
+
+
+def shown(found: Explanation, now: float) -> str:
+    """The explanation for a terminal. Pure."""
+    job = f", job {found.job}" if found.job and found.state == "queued" else ""
+    lines = [f"{found.run}: {found.state}{job}"]
+    rows = [("why", found.why), ("reason", found.code), ("do", found.do)]
+    if found.state == "queued":
+        known = f"{moment(found.starts, now)}, says the scheduler" if found.starts else "the scheduler has no estimate"
+        rows.insert(2, ("starts", known))
+    rows += [("limit", text) for text in found.limits] + [("nodes", text) for text in found.nodes]
+    last = ""
+    for name, text in rows:
+        if text:
+            lines += _wrapped("" if name == last else name, text)
+            last = name
+    if found.tried:
+        lines += ["", *_table(found, now)]
+    if found.commands:
+        lines += ["", "Smallest change that starts clearly sooner (its place in the queue is lost):"]
+        lines += [f"  {command}" for command in found.commands]
+    elif found.tried and not found.options:
+        lines += ["", "No change that was tried starts clearly sooner."]
+    for note in found.notes:
+        lines += _wrapped("note", note)
+    return "\n".join(lines)
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    # Commands in backquotes are long words that are not broken.
+    body = textwrap.wrap(text, WIDTH - 10, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"  {name:<8}{line}" if number == 0 else f"  {'':<8}{line}" for number, line in enumerate(body)]
+
+
+def _table(found: Explanation, now: float) -> list[str]:
+    """What was tried, with the starts; the run as it is comes first."""
+    rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
+            for each in found.tried]  # fmt: skip
+    first = max(len("CHANGE"), *(len(row[0]) for row in rows))
+    second = max(len("WOULD START"), *(len(row[1]) for row in rows))
+    lines = [f"  {'CHANGE':<{first}}  {'WOULD START':<{second}}  NOTE".rstrip()]
+    left = first + second + 6
+    for change, start, note in rows:
+        parts = textwrap.wrap(note, max(WIDTH - left, 20), break_on_hyphens=False) or [""]
+        lines.append(f"  {change:<{first}}  {start:<{second}}  {parts[0]}".rstrip())
+        lines += [" " * left + part for part in parts[1:]]
+    return lines
+
+
+def _start(option: Option, now: float) -> str:
+    return moment(option.starts, now) if option.starts is not None else "-"
+
+
+def moment(starts: float, now: float) -> str:
+    """`21:10 (in 12 min)`, with the day where it is another one; `now` for what is not later than in half a minute."""
+    left = starts - now
+    if left < 30:
+        return "now"
+    here, there = time.localtime(now), time.localtime(starts)
+    same = here[:3] == there[:3]
+    text = time.strftime("%H:%M" if same else "%a %d %b %H:%M", there)
+    minutes = round(left / 60)
+    if minutes < 90:
+        return f"{text} (in {max(minutes, 1)} min)"
+    return f"{text} (in {round(left / 3600)} h)" if left < 48 * 3600 else f"{text} (in {round(left / 86400)} days)"

@@ -1,0 +1,1 @@
+"""What `doctor` looks at: this machine, its software, its shared folder and its scheduler."""

@@ -1,0 +1,102 @@
+"""How much memory ranks had, and whether the kernel killed for the lack of it: what a killed process cannot tell.
+
+Read at the start of a round and after a fault; a few small files of /proc and /sys, some tenths of a millisecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The cgroup that bounds this process's memory.
+
+    Attributes:
+        limit: bytes; None: it has none.
+        peak: most bytes that it has had; None: the kernel does not tell.
+        kills: processes of it that were killed for lack of memory.
+    """
+
+    limit: int | None
+    peak: int | None
+    kills: int
+
+
+class Watch:
+    """What has happened since it was made.
+
+    Args:
+        root: of the file system; for tests.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._kills, self._host_kills = group(root).kills, host_kills(root)
+
+    def told(self) -> dict[str, int]:
+        """Bytes and counts; what cannot be known is left out.
+
+        `largest`: most resident memory of one process that this one has had and that has ended (getrusage,
+        RUSAGE_CHILDREN). `limit`, `peak`: of the cgroup. `kills`: processes of the cgroup, and `host_kills` of the
+        whole host, that the kernel killed for lack of memory since then.
+        """
+        now = group(self._root)
+        values = {
+            "largest": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "limit": now.limit,
+            "peak": now.peak,
+            "kills": now.kills - self._kills,
+            "host_kills": host_kills(self._root) - self._host_kills,
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+def host_kills(root: Path = ROOT) -> int:
+    """Processes of this host that were killed for lack of memory since it was booted (/proc/vmstat, Linux 4.13)."""
+    return _count(root / "proc/vmstat", "oom_kill")
+
+
+def group(root: Path = ROOT) -> _Group:
+    """The nearest cgroup with a limit, else our own (man 7 cgroups; version 2, and 1 as far as hosts still have it)."""
+    lines = _text(root / "proc/self/cgroup").splitlines()
+    for line in lines:
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"
+            return _read(root / "sys/fs/cgroup/memory", path, *names)
+    for line in lines:
+        if line.startswith("0::"):
+            return _read(root / "sys/fs/cgroup", line[3:], "memory.max", "memory.peak", "memory.events")
+    return _Group(None, None, 0)
+
+
+def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> _Group:
+    folder = own = mount / path.lstrip("/")
+    while True:
+        bytes_ = _text(folder / limit).strip()
+        if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 says a huge number for none
+            text = _text(folder / peak).strip()
+            return _Group(int(bytes_), int(text) if text.isdecimal() else None, _count(own / events, "oom_kill"))
+        if folder in (mount, folder.parent):
+            return _Group(None, None, _count(own / events, "oom_kill"))
+        folder = folder.parent
+
+
+def _count(path: Path, name: str) -> int:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""

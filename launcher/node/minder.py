@@ -1,0 +1,75 @@
+"""When the agents tell a program to stop: its ranks may look for nothing themselves.
+
+| cause | seen by |
+|---|---|
+| its time is nearly up | every agent, from the attempt's deadline |
+| `touch RUN/stop` | the first agent |
+| a warning or an end that an agent was told of | that agent, which tells the others |
+
+Whatever the cause, every rank gets `workload.stop_signal` once, and has `launch.grace` seconds. A rank that calls
+`launcher.node.stopping()` looks by itself and is left alone until the scheduler ends the attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher import saves
+from launcher.plan import JobPlan
+
+LOOK = 1.0  # seconds between two looks
+LAST_WORDS = 5.0  # seconds before the deadline that agents keep for themselves, if the lead allows for it
+
+
+class Minder:
+    """What one agent sees to for a program."""
+
+    def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool) -> None:
+        """
+        Args:
+            plan: the run.
+            environ: of this agent.
+            first: whether it is the one that looks for the stop file.
+        """
+        self._plan, self._first, self._next = plan, first, 0.0
+        deadline = environ.get("LAUNCHER_DEADLINE")
+        self._left = float(deadline) - time.time() if deadline else None
+        self._began = time.monotonic()
+        self._saved = saves.newest(plan)
+
+    def cause(self, now: float) -> str | None:
+        """Why the program is to stop now, if it is.
+
+        Args:
+            now: seconds, by `time.monotonic`.
+        """
+        if now < self._next:
+            return None
+        self._next = now + LOOK
+        if self._left is not None and now - self._began >= self._left - self._plan.lead:
+            return "its time is nearly up"
+        if self._first and os.path.exists(Path(self._plan.run_dir) / "stop"):
+            return "its stop file"
+        return None
+
+    def patience(self, now: float) -> float:
+        """Seconds that ranks get from now on to leave by themselves."""
+        if self._left is None:
+            return float(self._plan.grace)
+        left = self._left - (now - self._began)
+        return patience(float(self._plan.grace), float(self._plan.lead), left)
+
+    def saved(self) -> bool:
+        """Whether the program has saved something since this round began."""
+        return saves.newest(self._plan) > self._saved
+
+
+def patience(grace: float, lead: float, left: float) -> float:
+    """Seconds for the ranks to leave, of those that are left until the deadline. Pure.
+
+    The grace, but so much less that the agents can still tell how it ended; none where the deadline has passed.
+    """
+    return max(0.0, min(grace, left - min(LAST_WORDS, lead / 2)) if left > 0 else 0.0)

@@ -1,0 +1,52 @@
+"""TensorBoard's event files, written by torch's own SummaryWriter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.node.tracking import About, Entry
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoard:
+    """One folder for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        """
+        Raises:
+            ImportError: the package tensorboard is not here.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._about, self._kind = about, SummaryWriter
+        self._writer: SummaryWriter | None = None
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        writer = self._writer or self._begin(entries[0].step)
+        for entry in entries:
+            for name, value in entry.values.items():
+                writer.add_scalar(name, value, entry.step, walltime=entry.moment)
+        writer.flush()
+
+    def close(self, done: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self, step: int) -> SummaryWriter:
+        """Opens another file; what earlier ones have of this step and later ones is not shown any more."""
+        about = self._about
+        again = about.log_dir.is_dir() and any(about.log_dir.glob("events.out.tfevents.*"))
+        about.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._writer = self._kind(str(about.log_dir), purge_step=step if again else None)
+        self._writer.add_text("config", _table(about.config), step)
+        self._writer.add_text("run", _table(about.tags), step)
+        return self._writer
+
+
+def _table(values: Mapping[str, str]) -> str:
+    """A table in Markdown. Pure."""
+    rows = [f"| {key} | `{value.replace('|', chr(92) + '|')}` |" for key, value in values.items()]
+    return "\n".join(["| key | value |", "|---|---|", *rows])

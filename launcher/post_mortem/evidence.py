@@ -1,0 +1,190 @@
+"""Collects what is known of an attempt: the only part of a post-mortem that reads files or asks a scheduler."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import QueryError
+from launcher.backends.pbs_query import PBS
+from launcher.backends.slurm_history import Past, history
+from launcher.backends.slurm_query import Slurm
+from launcher.config import Scheduler
+from launcher.live import Seen
+from launcher.plan import JobPlan
+from launcher.post_mortem import notices
+from launcher.post_mortem.verdict import Evidence
+from launcher.runs import Attempt, Run, read_events
+from launcher.state import RunState
+from launcher.units import parse_size
+
+TAIL = 64 * 1024  # bytes of an output's end that are read for one line
+LOG_LINES = 40  # of a rank's log in which a telling one is looked for: what is older may have been got over
+_NAMES = {Scheduler.slurm.value: "Slurm", Scheduler.allocation.value: "Slurm", Scheduler.pbs.value: "PBS"}
+Event = Mapping[str, Any]
+
+
+def of(seen: Seen) -> Evidence:
+    """What is known of the last attempt, without asking anybody anything more."""
+    story = seen.story
+    evidence = _from_events(
+        seen.plan, story.events, Evidence(seen.state, begun=story.attempt is not None, word=seen.word)
+    )
+    evidence = replace(evidence, cancelled=story.cancelled)
+    if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
+        return evidence
+    attempt = None if story.attempt is None else Attempt(seen.run, story.attempt)
+    return _with_texts(seen.run, attempt, None, evidence)
+
+
+def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
+    """What is known of any attempt.
+
+    Args:
+        seen: the run.
+        attempt: one of its attempts.
+        following: the next one; None: it is the last. That one is over as well when the run is, or waits again.
+        past: what the scheduler remembers of its job.
+    """
+    if following is None and seen.state.over:
+        evidence = of(seen)
+        if not evidence.silent:
+            evidence = _with_texts(seen.run, attempt, None, evidence)
+    else:
+        events = attempt.events()
+        evidence = _from_events(seen.plan, events, Evidence(_earlier(events)))
+        evidence = _with_texts(seen.run, attempt, following, evidence)
+    if past is not None:
+        memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
+        evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
+    if seen.plan.mem and "limit" not in evidence.memory:
+        together = seen.plan.nodes if seen.plan.scheduler == Scheduler.pbs.value else 1  # PBS tells the sum of nodes
+        evidence = replace(evidence, memory={**evidence.memory, "limit": seen.plan.mem * together})
+    return evidence
+
+
+def _earlier(events: Sequence[Event]) -> RunState:
+    """The state that the run was in between this attempt and the next."""
+    ended = next((event["code"] for event in reversed(events) if event["event"] == "ended"), None)
+    if ended is None:
+        return RunState.LOST
+    return {0: RunState.DONE, 75: RunState.STOPPED}.get(ended, RunState.FAILED)
+
+
+def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
+    last = {event["event"]: event for event in events}
+    fault = next((event for event in events if event["event"] in ("fault", "setup_failed")), None)
+    setup = ""
+    if fault is not None and fault["event"] == "setup_failed":
+        number = int(fault.get("line", 0))
+        setup = plan.setup[number - 1] if 0 < number <= len(plan.setup) else "?"
+    ended = last.get("ended")
+    return replace(
+        evidence,
+        fault=fault,
+        stop=last.get("stop"),
+        stays=last.get("stays"),
+        ended=None if ended is None else int(ended["code"]),
+        scheduler=_NAMES.get(plan.scheduler, ""),
+        cluster=plan.cluster,
+        setup=setup,
+        memory=dict(fault.get("memory") or {}) if fault is not None else {},
+    )
+
+
+def _with_texts(run: Run, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
+    """With what schedulers, the job and the failed rank have written."""
+    output = output_lines(run, attempt, following)
+    found = notices.find(output)
+    amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
+    memory = dict(evidence.memory)
+    if amounts is not None and amounts[0] and amounts[1]:
+        memory |= {"used": amounts[0], "limit": amounts[1]}
+    rank = (evidence.fault or {}).get("rank")
+    log: tuple[str, ...] = ()
+    if attempt is not None and isinstance(rank, int):
+        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-LOG_LINES:])
+    return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
+
+
+def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
+    """The last lines that the job printed in an attempt; without one, in all."""
+    outputs = run.outputs()
+    begin, end = 0, None
+    if attempt is not None:
+        started = _started(attempt)
+        own = [path for path in outputs if str(started.get("job", " ")) in path.name]
+        outputs = own or outputs
+        begin = int(started.get("output", 0))
+        if following is not None and (after := _started(following)).get("job") == started.get("job"):
+            end = int(after.get("output", 0)) or None
+    return tail(outputs[-1], begin, end) if outputs else []
+
+
+def _started(attempt: Attempt) -> Event:
+    events = read_events(attempt.events_file("script"))  # those of ranks may be many
+    return next((event for event in events if event["event"] == "started"), {})
+
+
+def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
+    """A rank's files of the last round that it had: what it printed, then its errors."""
+    found: dict[int, dict[str, Path]] = {}
+    for path in attempt.logs.glob(f"rank-{rank}.*"):
+        if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
+            found.setdefault(int(match[1] or 0), {})[match[2]] = path
+    newest = next((found[number] for number in sorted(found, reverse=True) if found[number].keys() & {*kinds}), {})
+    return [newest[kind] for kind in kinds if kind in newest]
+
+
+def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
+    """The last lines of a part of a file; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            end = size if end is None else min(end, size)
+            start = max(min(begin, end), end - most)
+            file.seek(start)
+            text = file.read(end - start).decode(errors="replace")
+    except OSError:
+        return []
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
+
+
+def memories(seen: Seen, job_id: str | None) -> list[Past]:
+    """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
+    plan = seen.plan
+    if job_id is None or not plan.queued:
+        return []
+    if plan.scheduler == Scheduler.slurm.value:
+        return history(Slurm(plan.submit_timeout), job_id)
+    try:
+        record = PBS(plan.submit_timeout).record(job_id)
+    except QueryError:
+        return []
+    return [] if record is None else [_past(record)]
+
+
+def _past(record: Mapping[str, Any]) -> Past:
+    """What PBS remembers of a job: who deleted it, and the memory that it took on all nodes together."""
+    by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
+    used = record.get("resources_used")
+    text = str(used.get("mem", "")) if isinstance(used, dict) else ""
+    size = parse_size(text) if re.fullmatch(r"[1-9]\d*[kmgt]?b", text) else None
+    return Past("", by[1] if by else "", used=size)
+
+
+def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | None:
+    """Which of the runs of its job an attempt was."""
+    if last and pasts:
+        return pasts[-1]
+    started = _started(attempt).get("time")
+    if started is None:
+        return None
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(float(started) + 1))
+    return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)

@@ -1,0 +1,64 @@
+"""The kinds of ends that a post-mortem tells apart: a closed list. docs/post-mortem.md has a line for each."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """Why an attempt ended. The value is what `--json` says."""
+
+    DONE = "done"
+    OUT_OF_MEMORY = "out-of-memory"
+    OUT_OF_GPU_MEMORY = "out-of-gpu-memory"
+    SHARED_MEMORY = "shared-memory"
+    DISK_FULL = "disk-full"
+    LIMIT = "limit"
+    WALL_TIME = "wall-time"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    NODE_LOST = "node-lost"
+    BAD_NODE = "bad-node"
+    GPU_ERROR = "gpu-error"
+    CONNECTION_LOST = "connection-lost"
+    COLLECTIVE_TIMEOUT = "collective-timeout"
+    RENDEZVOUS_TIMEOUT = "rendezvous-timeout"
+    HANG = "hang"
+    KILLED = "killed"
+    EXITED = "exited"
+    IMPORT_ERROR = "import-error"
+    CONFIG_ERROR = "config-error"
+    FILE_MISSING = "file-missing"
+    EXCEPTION = "exception"
+    SETUP_FAILED = "setup-failed"
+    NO_PROGRESS = "no-progress"
+    NEVER_STARTED = "never-started"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @property
+    def words(self) -> str:
+        """The kind for a reader."""
+        return _WORDS.get(self, self.value.replace("-", " "))
+
+
+_WORDS = {
+    Kind.OUT_OF_GPU_MEMORY: "out of GPU memory",
+    Kind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
+    Kind.DISK_FULL: "the disk, or a quota, is full",
+    Kind.LIMIT: "a limit of the system (open files, processes)",
+    Kind.WALL_TIME: "out of wall time",
+    Kind.GPU_ERROR: "GPU error",
+    Kind.HANG: "a rank hangs",
+    Kind.KILLED: "killed by a signal",
+    Kind.EXITED: "left without a word",
+    Kind.IMPORT_ERROR: "an import failed",
+    Kind.CONFIG_ERROR: "a setting cannot be used",
+    Kind.FILE_MISSING: "a file or a data set is missing",
+    Kind.EXCEPTION: "an error in the code",
+    Kind.SETUP_FAILED: "a set-up line failed",
+    Kind.NO_PROGRESS: "given up, for it got no further",
+    Kind.LOST: "lost: its job is gone without a word",
+    Kind.UNKNOWN: "unknown",
+}

@@ -1,0 +1,61 @@
+"""Whether a program or function of the user's own gets further: its files are not read, but seen to change.
+
+What counts, besides the steps that it tells with `launcher.node.progress`:
+
+| `workload.checkpoint` | files |
+|---|---|
+| empty | all below LAUNCHER_CHECKPOINT_DIR; in the folder that the job starts in, those named like checkpoints |
+| a file, a folder, a pattern (`out/*.pt`) | all below LAUNCHER_CHECKPOINT_DIR; it, or all below it |
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.plan import JobPlan
+
+ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+
+
+def newest(plan: JobPlan) -> int:
+    """When the newest of these files was written, in nanoseconds since the epoch; -1: there is none."""
+    return max((changed for path in _files(plan) if (changed := _changed(path)) is not None), default=-1)
+
+
+def described(plan: JobPlan) -> str:
+    """Where these files are, in words."""
+    named = plan.params.get("checkpoint")
+    where = named or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
+    return f"{plan.checkpoint_dir}, {where}"
+
+
+def _files(plan: JobPlan) -> Iterator[Path]:
+    yield from _below(Path(plan.checkpoint_dir))
+    named = plan.params.get("checkpoint")
+    if named is None:
+        try:
+            entries = [Path(entry.path) for entry in os.scandir(plan.workdir)]
+        except OSError:
+            return
+        yield from (path for path in entries if path.suffix in ENDINGS)
+        return
+    pattern = os.path.join(plan.workdir, os.path.expanduser(named))
+    for match in [pattern, *glob.glob(pattern, recursive=True)]:  # noqa: PTH207  the pattern may be absolute
+        path = Path(match)
+        yield path
+        yield from _below(path)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path, _, names in os.walk(folder):
+        yield from (Path(path, name) for name in names)
+
+
+def _changed(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns if not path.is_dir() else None
+    except OSError:  # it was just replaced
+        return None

@@ -1,0 +1,140 @@
+"""PBS's comments on a job that waits, in words. Pure.
+
+The comments are those of OpenPBS 23.06 (scheduler/job_info.cpp, fctt; server/job_func.c for holds); older PBS Pro has
+the same or fewer. They follow `Not Running: ` or `Can Never Run: `.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What else is to be looked at, and whether a change of the run could help."""
+
+    ROOM = "room"  # too little is free
+    LIMIT = "limit"  # of the queue or of the server
+    WAITS = "waits"
+    HELD = "held"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Comment:
+    """A comment in words; `{job}` in `do` stands for the job's id. `never`: it cannot start as it is."""
+
+    kind: Kind
+    words: str
+    do: str = ""
+    never: bool = False
+
+
+_CHANGE = "cancel it, and resume it with less"
+# Patterns of whole comments behind the prefix, from the special to the general; names are put into the words.
+TABLE: tuple[tuple[str, Kind, str, str], ...] = (
+    (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Kind.LIMIT,
+     "too little of {what} is left of what the {of} may give{more}", "it starts when enough is given back"),
+    (r"Insufficient amount of resource: (?P<what>\S+)(?P<more>.*)", Kind.ROOM,
+     "too little of {what} is free{more}", "it starts when enough is given back"),
+    (r"Not enough free nodes available", Kind.ROOM, "too few nodes are free for all of its chunks at once",
+     "it starts when others end"),
+    (r"Not enough total nodes available", Kind.ROOM, "it asks for more nodes than there are", _CHANGE + " (nodes)"),
+    (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Kind.ROOM,
+     "too few nodes of the kind that it asks for are free", "it starts when others end"),
+    (r"Too few free resources|.* set .* has too few free resources.*|can't fit in the largest placement set.*",
+     Kind.ROOM, "no group of nodes (placement set) has room for it", "fewer nodes may fit into one"),
+    (r"Node ineligible because job requested pack placement.*", Kind.ROOM,
+     "it wants to be on one node (place=pack), and no node has room for all of it", "cluster.place=scatter may help"),
+    (r".* is requesting an exclusive node and node is in use", Kind.ROOM,
+     "it wants nodes for itself (place=excl), and they are in use", "it starts when others end"),
+    (r"Node is in an ineligible state: (?P<what>.*)", Kind.ROOM, "nodes that it could use are {what}", ""),
+    (r"Node is of an ineligible type: (?P<what>.*)", Kind.ROOM, "nodes are of another type ({what})", ""),
+    (r"Node has reached (?P<what>job|user|group) run limit", Kind.ROOM,
+     "nodes have as many jobs as they may run ({what} limit)", "it starts when others end"),
+    (r"Specified (?P<what>\S+) does not exist: (?P<more>.*)", Kind.ROOM, "there is no {what} {more}",
+     "cancel it, and resume it without that (cluster.chunk)"),
+    (r"Job would (conflict|interfere) with (a confirmed )?(reservation|reservation or top job)", Kind.ROOM,
+     "it would not end before a reservation (or a job in front of it) needs the nodes",
+     "a shorter time may end before it; `pbs_rstat -f` lists reservations"),
+    (r"Job would interfere with a top job", Kind.ROOM,
+     "it would delay jobs that are in front of it in the queue", "a shorter or smaller one may fit before them"),
+    (r"Job would break strict sorted order", Kind.ROOM,
+     "the site starts jobs strictly in order, and one in front of it waits", "wait, or use another queue"),
+    (r"Can't preempt enough work to run job", Kind.ROOM, "not even preempting others would make room for it", ""),
+    (r"Queue not started\.?", Kind.LIMIT, "its queue takes jobs and starts none (started = False)",
+     "wait until the site starts it, or use another queue"),
+    (r"Queue not an execution queue\.?", Kind.LIMIT, "its queue only hands jobs on, and none has taken it",
+     "use an execution queue: `qstat -Q` shows their types"),
+    (r"Number of concurrent running subjobs limit reached", Kind.WAITS,
+     "as many elements of its array run as may run at once (max_run_subjobs)", "it starts when one of them ends"),
+    (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Kind.LIMIT,
+     "as many jobs run as may run at once in {where}", "it starts when one of them ends"),
+    (r"(User|Group|Project) has reached (server|queue (?P<queue>\S+?)('s)?) (running )?(job )?(running )?limit\.?",
+     Kind.LIMIT, "as many of your jobs run as {where} lets run at once", "it starts when one of them ends"),
+    (r"(Queue (?P<queue>\S+)|Server) job limit reached for (user|group|project) (?P<what>\S+)", Kind.LIMIT,
+     "as many jobs of {what} run as {where} lets run at once", "it starts when one of them ends"),
+    (r"(Queue (?P<queue>\S+)|Server) per-(user|group|project) limit reached on resource (?P<what>\S+)", Kind.LIMIT,
+     "your running jobs have all of {what} that {where} gives one user, group or project",
+     "it starts when one of them ends; a smaller one may fit"),
+    (r"would exceed (?P<who>(user|group|project) \S+?)'s limit on resource (?P<what>\S+) in "
+     r"(complex|queue (?P<queue>\S+))", Kind.LIMIT,
+     "with it, {who} would have more of {what} than {where} allows", "it starts when others of them end; a smaller one "
+     "may fit"),
+    (r"would exceed overall limit on resource (?P<what>\S+) in (complex|queue (?P<queue>\S+))", Kind.LIMIT,
+     "with it, all jobs together would have more of {what} than {where} allows", "it starts when others end"),
+    (r"(Dedicated time conflict|Job would cross dedicated time boundary).*", Kind.ROOM,
+     "it would reach into dedicated time (a maintenance window)", "a shorter time may end before it"),
+    (r"Job will run in (?P<what>(non)?primetime) only", Kind.WAITS, "its queue runs jobs in {what} only", ""),
+    (r"Job will cross into (?P<what>\S+)", Kind.WAITS, "it would still run when {what} begins",
+     "a shorter time may end before it"),
+    (r"Job has zero shares for fairshare", Kind.HELD, "you have no share of this site", "ask the site's support"),
+    (r"Job is under job_sort_formula threshold value", Kind.WAITS, "its priority is below what the site starts", ""),
+    (r"Cannot provision.*|Provision.*", Kind.WAITS, "its nodes would have to be provisioned, and cannot be", ""),
+    (r"PBS Error: (?P<what>.*)", Kind.UNKNOWN, "PBS could not start it: {what}", "it tries again; ask the site's "
+     "support if that stays so"),
+    (r"Draining system to allow .*", Kind.ROOM, "the scheduler keeps nodes free for a job that waits long", ""),
+    (r"(Job held|job held|Held).*", Kind.HELD, "it is held", "`qrls {job}` lets it go on"),
+)  # fmt: skip
+
+# Letters of Hold_Types (qhold(1B)).
+HOLDS = {
+    "u": ("it is held by you", "`qrls {job}` lets it go on"),
+    "o": ("it is held by an operator", "ask the site's support"),
+    "s": ("it is held by the system: a dependency, or it could not be started twenty times",
+          "the site's managers can release it (qrls -h s {job})"),
+    "p": ("its password is not valid any more", "submit it again"),
+}  # fmt: skip
+
+
+def in_words(text: str) -> Comment:
+    """What a comment means; one that is not known is shown as it is."""
+    plain = " ".join(text.split())
+    never = plain.startswith("Can Never Run")
+    said = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
+    if not said:
+        return Comment(Kind.ROOM, "PBS has not looked at it yet", "ask again in a minute")
+    for pattern, kind, words, do in TABLE:
+        if match := re.fullmatch(pattern, said):
+            names = {key: (value or "").strip() for key, value in match.groupdict().items()}
+            names["where"] = f"queue {names['queue']}" if names.get("queue") else "the server"
+            names["more"] = _amounts(names.get("more", ""))
+            told = words.format_map({"what": "", "of": "", "who": "", **names})
+            if never:
+                return Comment(kind, f"it can never start: {told}", _CHANGE if do.startswith("it starts") else do, True)
+            return Comment(kind, told, do)
+    words = f"PBS says: {said}"
+    return Comment(Kind.UNKNOWN, f"it can never start; {words}" if never else words, "", never)
+
+
+def _amounts(text: str) -> str:
+    """` (asked 500, free 16, of 16)` for PBS's `(R: 500 A: 16 T: 16)`; other words in brackets."""
+    if match := re.fullmatch(r"\(R: (\S+) A: (\S+) T: (\S+)\)", text):
+        return f" (it asks for {match[1]}, {match[2]} is free, {match[3]} is there)"
+    return f" {text}" if text else ""
+
+
+def held(types: str) -> tuple[str, str] | None:
+    """What the letters of Hold_Types mean, and what to do; None: it is not held."""
+    return next((words for letter, words in HOLDS.items() if letter in types), None)

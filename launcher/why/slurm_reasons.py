@@ -1,0 +1,213 @@
+"""Slurm's reasons for a job that waits, in words. Pure.
+
+The codes are those of slurm.schedmd.com/job_reason_codes.html and of `man squeue`, JOB REASON CODES (20.11 to 24.11).
+Reasons of limits are put together of a scope, a resource and a unit, so they are taken apart by a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What is to be asked besides, and whether a change of the run could help."""
+
+    ROOM = "room"  # other jobs have the nodes, or come first
+    LIMIT = "limit"  # of a QOS or an association
+    PARTITION = "partition"  # a limit or the state of the partition
+    NODES = "nodes"  # nodes are down, drained or reserved
+    RESERVATION = "reservation"
+    WAITS = "waits"  # for something that is not a matter of size
+    HELD = "held"  # until somebody releases it
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A reason in words.
+
+    Attributes:
+        kind: of reason.
+        words: what it means.
+        do: what can be done; `{job}` stands for the job's id.
+        column: for a limit of sacctmgr: the column that has its value.
+        scope: whose limit: `qos` or `association`.
+    """
+
+    kind: Kind
+    words: str
+    do: str = ""
+    column: str = ""
+    scope: str = ""
+
+    @property
+    def never(self) -> bool:
+        """Whether it will not start as it is, whatever a trial says."""
+        return "never start" in self.words or self.kind is Kind.HELD
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether it has to do with what nodes there are."""
+        return self.kind is Kind.NODES or "nodes" in self.words
+
+
+_HELD = "`scontrol release {job}` lets it go on"
+_LOOK = "the end of its log may tell why (launcher logs RUN); "
+# Patterns of whole reasons, from the special to the general.
+TABLE: tuple[tuple[str, Kind, str, str], ...] = (
+    (r"None|", Kind.ROOM, "Slurm has not looked at it yet", "ask again in a minute"),
+    (r"Resources", Kind.ROOM, "it is among the first in the queue; the nodes it asks for are in use", ""),
+    (r"Priority", Kind.ROOM, "jobs of higher priority are in front of it in the queue",
+     "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before them"),
+    (r"Dependency", Kind.WAITS, "it waits for other jobs", "it starts by itself when they have ended as it wants"),
+    (r"DependencyNeverSatisfied", Kind.HELD, "it waits for a job that has ended otherwise than it wants, so it will "
+     "never start", "cancel it, and resume it without the dependency"),
+    (r"BeginTime", Kind.WAITS, "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
+     "`scontrol update JobId={job} StartTime=now` begins now"),
+    (r"JobArrayTaskLimit", Kind.WAITS, "as many elements of its array run as may run at once",
+     "it starts when one of them ends"),
+    (r"JobHeldUser", Kind.HELD, "it is held by you, or by a coordinator of your account", _HELD),
+    (r"JobHeldAdmin", Kind.HELD, "it is held by an administrator, or its priority is 0", "ask the site's support"),
+    (r"JobHoldMaxRequeue", Kind.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
+     _LOOK + _HELD),
+    (r"(job )?requeued in held state", Kind.HELD, "it was requeued and held", _HELD),
+    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Kind.HELD,
+     "a node could not start it, so it was requeued and is held: a broken node, prolog or file system",
+     "`scontrol show job {job}` and the site's support know the node; " + _HELD),
+    (r"Reservation", Kind.RESERVATION, "it waits for the reservation that it asks for to begin",
+     "without cluster.reservation it may start now"),
+    (r"ReservationDeleted", Kind.RESERVATION, "the reservation that it asks for is gone, so it will never start",
+     "cancel it, and resume it with cluster.reservation=null"),
+    (r"ReqNodeNotAvail, ?Reserved for maintenance", Kind.NODES, "its time would reach into a maintenance window",
+     "a shorter time may end before it"),
+    (r"ReqNodeNotAvail, ?May be reserved for other job", Kind.NODES,
+     "nodes that it could use may be reserved for another job, or for maintenance", ""),
+    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Kind.NODES,
+     "nodes that it needs are down, drained or do not answer: {what}", "see the nodes below"),
+    (r"ReqNodeNotAvail.*", Kind.NODES, "a node that it needs is in use, reserved, down or drained", ""),
+    (r"Nodes required for job are DOWN, DRAINED.*", Kind.NODES,
+     "too few nodes are left that could run it: the others are down, drained, or reserved for partitions of higher "
+     "priority", ""),
+    (r"NodeDown", Kind.NODES, "a node that it needs is down", ""),
+    (r"BadConstraints", Kind.NODES, "no nodes of the partition have the features, GPUs, memory or CPUs that it asks "
+     "for, so it will never start", "compare with `sinfo -N -o '%N %f %G %c %m'`"),
+    (r"Constraints", Kind.NODES, "no nodes satisfy its constraints at this time", ""),
+    (r"PartitionTimeLimit", Kind.PARTITION, "its time is more than the partition allows, so it will never start",
+     "cancel it, and resume it with less time, or in another partition"),
+    (r"PartitionNodeLimit", Kind.PARTITION, "it asks for more nodes than the partition gives a job (or less than it "
+     "must), or too many nodes are down", "cancel it, and resume it with another number of nodes"),
+    (r"PartitionDown", Kind.PARTITION, "its partition takes jobs and starts none (state DOWN)",
+     "wait until the site opens it again, or use another partition"),
+    (r"PartitionInactive", Kind.PARTITION, "its partition is inactive and starts no jobs",
+     "wait until the site opens it again, or use another partition"),
+    (r"PartitionConfig", Kind.PARTITION, "it violates a limit of the partition", ""),
+    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Kind.PARTITION,
+     "its account may not use this partition", "set cluster.account, or use another partition"),
+    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Kind.PARTITION,
+     "its QOS is not allowed for this account or partition", "set cluster.qos: `sacctmgr show assoc user=$USER "
+     "format=account,partition,qos` lists yours"),
+    (r"InvalidAccount", Kind.HELD, "its account does not exist, or is not yours", "set cluster.account: `sacctmgr show "
+     "assoc user=$USER format=account,partition,qos` lists yours"),
+    (r"InvalidQOS", Kind.HELD, "its QOS does not exist, or is not yours", "set cluster.qos: `sacctmgr show assoc "
+     "user=$USER format=account,partition,qos` lists yours"),
+    (r"Licenses", Kind.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free"),
+    (r"MaxMemPerLimit", Kind.HELD, "it asks for more memory per CPU or node than the site allows",
+     "cancel it, and resume it with less mem"),
+    (r"QOSUsageThreshold", Kind.LIMIT, "its account has used so much that this QOS is closed to it",
+     "use another QOS (cluster.qos), or wait until the use has decayed"),
+    (r"DeadLine", Kind.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it"),
+    (r"Prolog", Kind.WAITS, "the site's prolog prepares its nodes", "it starts by itself"),
+    (r"Cleaning", Kind.WAITS, "its last attempt is still being cleaned up", "it starts by itself"),
+    (r"SchedDefer", Kind.WAITS, "the site puts off all jobs until the next round of its scheduler", ""),
+    (r"FedJobLock", Kind.WAITS, "the clusters of a federation agree on where it starts", ""),
+    (r"BurstBuffer(Resources|StageIn|Operation).*", Kind.WAITS, "it waits for the burst buffer", ""),
+    (r"FrontEndDown", Kind.WAITS, "no front-end node is there to start it", "ask the site's support"),
+    (r"SystemFailure", Kind.WAITS, "Slurm, a file system or the network has failed", "ask the site's support"),
+    (r"AssociationJobLimit", Kind.LIMIT, "your account has reached its number of jobs", "it waits for one to end"),
+    (r"AssociationResourceLimit|AccountingPolicy", Kind.LIMIT, "your account has reached one of its limits", ""),
+    (r"AssociationTimeLimit", Kind.LIMIT, "your account has used up its time", ""),
+    (r"QOSJobLimit", Kind.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end"),
+    (r"QOSResourceLimit", Kind.LIMIT, "its QOS has reached one of its limits", ""),
+    (r"QOSTimeLimit", Kind.LIMIT, "its QOS has used up its time", ""),
+)  # fmt: skip
+
+_LIMIT = re.compile(
+    r"(?P<scope>Assoc|QOS|(?=Max\w+PerAccount))(?P<how>Grp|Max|Min)"
+    r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs?|License|Memory|Mem|Node|SubmitJobs?|Unknown|Wall(Duration)?)"
+    r"(?P<run>Run)?(?P<minutes>Minutes)?(?P<per>PerJob|PerNode|PerUser|PerAccount)?(Limit|NotSatisfied)?"
+)
+_RESOURCES = {
+    **{"BB": "burst buffer", "Billing": "billing units", "CPU": "CPUs", "Cpu": "CPUs", "Energy": "energy"},
+    **{"GRES": "GPUs (or other GRES)", "Job": "jobs", "Jobs": "jobs", "License": "licences", "Mem": "memory"},
+    **{"Memory": "memory", "Node": "nodes", "SubmitJob": "submitted jobs", "SubmitJobs": "submitted jobs"},
+    **{"Unknown": "a resource", "Wall": "wall time", "WallDuration": "wall time"},
+}  # fmt: skip
+
+
+def in_words(code: str) -> Reason:
+    """What a reason means. One that is not known is shown as it is.
+
+    Args:
+        code: as squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol shows it, which has no blanks.
+    """
+    plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
+    for pattern, kind, words, do in TABLE:
+        if match := re.fullmatch(pattern, plain, re.IGNORECASE):
+            what = match.groupdict().get("what") or ""
+            return Reason(kind, words.replace("{what}", what.strip()), do)
+    if limit := _LIMIT.fullmatch(code):
+        return _limit(limit)
+    return Reason(Kind.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
+
+
+def _limit(found: re.Match[str]) -> Reason:
+    """The reason of a limit, by its parts: AssocGrpCPURunMinutesLimit, QOSMaxNodePerUserLimit, MaxJobsPerAccount ..."""
+    scope, how, per = found["scope"] or "QOS", found["how"], found["per"] or ""
+    what = _RESOURCES[found["what"]]
+    if found["minutes"]:
+        what = f"minutes of {what}" + (" of running jobs" if found["run"] else "")
+    whose = "your account (association)" if scope == "Assoc" else "its QOS"
+    column = _column(found)
+    name = "association" if scope == "Assoc" else "qos"
+    if how == "Min":
+        return Reason(
+            Kind.LIMIT, f"it asks for less than {whose} wants at least: {what}", "cancel it, and resume it with more",
+            column, name,
+        )  # fmt: skip
+    if how == "Grp":
+        words = f"all jobs of {whose} together have reached their limit of {what}"
+        do = "it starts when enough of them have ended; a smaller one may fit"
+        if found["minutes"] and not found["run"]:
+            do = "wait until the use has decayed, or use another account or QOS"
+        return Reason(Kind.LIMIT, words, do, column, name)
+    if per == "PerUser" or (found["what"] in ("Job", "Jobs", "SubmitJob", "SubmitJobs") and per == ""):
+        words = f"your jobs have reached the limit of {what} that {whose} gives one user"
+        return Reason(Kind.LIMIT, words, "it starts when enough of them have ended", column, name)
+    if per == "PerAccount":
+        words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
+        return Reason(Kind.LIMIT, words, "it starts when enough of them have ended", column, name)
+    where = " on one node" if per == "PerNode" else ""
+    words = f"it asks for more {what}{where} than {whose} gives one job, so it will never start"
+    return Reason(Kind.LIMIT, words, "cancel it, and resume it with less", column, name)
+
+
+def _column(found: re.Match[str]) -> str:
+    """The column of sacctmgr that has the limit's value (man sacctmgr, SPECIFICATIONS FOR ASSOCIATIONS and QOS)."""
+    how, what, per = found["how"], found["what"], found["per"] or ""
+    group = f"{'Grp' if how == 'Grp' else 'Max'}"
+    user = {"PerUser": "PU", "PerAccount": "PA"}.get(per, "PU" if found["scope"] == "QOS" and how == "Max" else "")
+    if what in ("Job", "Jobs"):
+        return f"{group}Jobs{user}"
+    if what in ("SubmitJob", "SubmitJobs"):
+        return f"{group}Submit{user}"
+    if what in ("Wall", "WallDuration"):
+        return f"{group}Wall"
+    if how == "Min":
+        return "MinTRES"
+    if found["minutes"]:
+        return f"{group}TRES{'Run' if found['run'] else ''}Mins"
+    if per == "PerNode":
+        return "MaxTRESPerNode"
+    return f"{group}TRES" + ({"PerUser": "PU", "PerAccount": "PA"}.get(per, ""))

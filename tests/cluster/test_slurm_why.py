@@ -1,0 +1,89 @@
+"""`why` and `doctor` on a real Slurm: one run that waits for one reason after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import Launcher, until
+
+RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")
+
+
+@pytest.fixture
+def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
+    yield Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=slurm"])
+    slurm.reset()
+
+
+def why(launcher: Launcher) -> dict[str, Any]:
+    done = launcher("why", "latest", "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_run_that_waits_says_why_and_what_would_start_sooner(launcher: Launcher, slurm: Any) -> None:
+    # Three nodes are in use for an hour, the fourth is idle.
+    other = slurm.run(
+        "sbatch", "--parsable", "--nodes=3", "--exclusive", "--time=60", "--output=/dev/null", "--wrap=sleep 600"
+    )
+    assert launcher.submit(*RUN).returncode == 0
+    job = launcher.status()["job"]
+
+    def reason() -> str:
+        return str(slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%r")).strip()
+
+    until(lambda: reason() == "Resources", "Slurm has looked at it", said=reason)
+    found = why(launcher)
+    assert (found["code"], found["state"], found["job"]) == ("Resources", "queued", job)
+    assert "in use" in found["why"]
+    assert found["tried"][0]["overrides"] == []
+    assert ["nodes=1"] in [each["overrides"] for each in found["options"]]
+    assert found["commands"][1].endswith(f"resume {launcher.last().id} {' '.join(found['options'][0]['overrides'])}")
+
+    shown = launcher("why", "latest").stdout
+    assert "reason  Resources" in shown
+    assert max(map(len, shown.splitlines())) < 80 + len(str(launcher.runs_dir))
+
+    slurm.run("scontrol", "uhold", job)
+    until(lambda: reason() == "JobHeldUser", "it is held", said=reason)
+    assert why(launcher)["do"] == f"`scontrol release {job}` lets it go on"
+
+    # Its nodes are drained, and its partition's limit is lowered.
+    slurm.run("scontrol", "release", job)
+    slurm.run("scancel", other.strip())
+    slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=bad GPU 2")
+    try:
+        until(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "Slurm tells of the node", said=reason)
+        found = why(launcher)
+        assert any("node4" in text and "drain" in text and "bad GPU 2" in text for text in found["nodes"])
+        assert found["options"]
+        slurm.run("scontrol", "update", "partitionname=gpu", "MaxTime=10")
+        until(lambda: reason() == "PartitionTimeLimit", "Slurm tells of the limit", said=reason)
+        found = why(launcher)
+        assert "partition gpu: MaxTime=00:10:00, and it asks for 00:20:00" in found["limits"]
+        assert found["tried"][0]["starts"] is None
+    finally:
+        slurm.run("scontrol", "update", "partitionname=gpu", "MaxTime=120")
+        slurm.run("scontrol", "update", "nodename=node4", "state=resume")
+
+    # What was said of smaller runs is true: it starts at once.
+    launcher("cancel", "latest")
+    assert why(launcher)["state"] == "cancelled"
+    assert launcher("resume", "latest", "nodes=1").returncode == 0
+    launcher.until(lambda: why(launcher)["state"] in ("running", "done"), "it starts")
+
+
+def test_doctor_tells_partitions_and_which_the_profile_uses(launcher: Launcher) -> None:
+    done = launcher("doctor", "--cluster", "slurm", "--json")
+    found = json.loads(done.stdout)["findings"]
+    says = [row["says"] for row in found]
+    assert any("Slurm 2" in text and "answered in" in text for text in says), says
+    assert any(text.startswith("gpu (default, this profile's): nodes: 4 of 4 CPUs") for text in says), says
+    assert [row for row in found if row["level"] == "problem"] == []
+    assert done.returncode == 0

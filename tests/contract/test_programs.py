@@ -1,0 +1,130 @@
+"""The user's own scripts, programs and functions, on every backend what torchrun and Python would make of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, Launcher
+
+EXAMPLES = ROOT / "tests" / "examples"
+local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
+TELLS = """#!/bin/bash
+echo "$* $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK \
+$ROLE_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID \
+$TORCHELASTIC_USE_AGENT_STORE $LAUNCHER_ATTEMPT $LAUNCHER_RESTART $LAUNCHER_CHECKPOINT_DIR"
+[ -n "$MASTER_ADDR" ] && [ "$MASTER_PORT" -gt 0 ] && [ -d "$LAUNCHER_CHECKPOINT_DIR" ] && [ -e README.md ]
+"""
+
+
+def script(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return f"workload.script={path}"
+
+
+def example(name: str) -> list[str]:
+    return ["workload=program", f"workload.script=tests/examples/{name}.py", f"name={name}"]
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm", "pbs"], indirect=True)
+def test_any_program_finds_torchruns_variables(launcher: Launcher, tmp_path: Path) -> None:
+    told = script(tmp_path, "tells.sh", TELLS)
+    result = launcher.run("workload=program", told, "workload.args=[--lr,0.1]", "nodes=2", "procs_per_node=2")
+    assert result.code == 0, result.output
+    run = result.run
+    for rank, (local_rank, node) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+        words = (run.attempts()[0].logs / f"rank-{rank}.out").read_text().split()
+        assert words == [
+            "--lr", "0.1", str(rank), "4", str(local_rank), "2", str(node), str(node), "2", str(rank), "4", "0", "3",
+            run.id, "True", "0", "0", f"{run.path}/checkpoints",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_a_script_that_is_out_of_time_goes_on_without_knowing(launcher: Launcher, tmp_path: Path) -> None:
+    """It knows of no signal and no exit code; an attempt has half a minute with its start, and the work more."""
+    snapshot = tmp_path / "snapshot.json"
+    done = launcher.submit(
+        *example("counts"), f"workload.args=[{snapshot},70,0.5]", f"workload.checkpoint={snapshot}", "nodes=2",
+        "time=2m", "resume.lead=90s", "resume.max_attempts=20", "wait=false",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    launcher.until(lambda: launcher.status()["state"] in ("done", "failed", "stopped"), "the end", 400)
+    output, attempts = launcher.printed(), launcher.last().attempts()
+    assert launcher.status()["state"] == "done", output
+    assert len(attempts) > 1
+    causes = [event["cause"] for each in attempts for event in each.events() if event["event"] == "stop"]
+    assert causes == ["its time is nearly up"] * (len(attempts) - 1)
+    begun = [int(step) for step in re.findall(r"rank 1 begins at (\d+)", output)]
+    assert begun == sorted(begun)
+    assert begun[-1] > 0
+    assert "rank 0 has counted to 70" in output
+
+
+@local
+@pytest.mark.parametrize("fork", ["false", "true"])
+def test_a_torchrun_script_trains_with_workers_and_its_own_group(launcher: Launcher, tmp_path: Path, fork: str) -> None:
+    arguments = f"workload.args=[2,--workers,1,--snapshot,{tmp_path}/snapshot.pt]"
+    result = launcher.run(*example("snapshot"), arguments, "procs_per_node=2", f"workload.fork={fork}")
+    assert result.code == 0, result.output
+    assert "[0] epoch 1 loss " in result.output
+    assert (tmp_path / "snapshot.pt").exists()
+
+
+@local
+def test_a_script_of_its_own_handler_saves_leaves_and_goes_on(launcher: Launcher) -> None:
+    done = launcher.submit(*example("handler"), "run_id=handler", "procs_per_node=2", "wait=false", STEPS="100000")
+    assert done.returncode == 0, done.stderr
+    run = launcher.last()
+    launcher.until(lambda: "starts" in launcher.printed(), "its first step")
+    (run.path / "stop").touch()
+    assert launcher("wait", "handler", "-q").returncode == 75
+    assert launcher.status()["cause"] == "its stop file"
+    at = int(launcher.printed().partition("saved at step ")[2].split()[0])
+    resumed = launcher("resume", "handler", "wait=true", STEPS=str(at + 2))
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert f"begun at [0, {at}], attempt 1" in resumed.stdout
+
+
+@local
+def test_one_that_ignores_everything_is_killed_and_can_be_resumed(launcher: Launcher) -> None:
+    launcher.submit(*example("deaf"), "run_id=deaf", "launch.grace=1", "wait=false")
+    launcher.until(lambda: "rank 0 begins" in launcher.printed(), "it runs")
+    (launcher.last().path / "stop").touch()
+    assert launcher("wait", "deaf", "-q").returncode == 75
+    assert "did not leave within 1 s and were killed" in launcher.status()["cause"]
+    resumed = launcher("resume", "deaf", "wait=true", DEAF_FOR="0")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+
+
+@local
+def test_a_script_that_fails_is_blamed_with_its_own_frames(launcher: Launcher, tmp_path: Path) -> None:
+    text = "import os, time\ndef read():\n    raise ValueError('the third file is empty')\n"
+    text += "read() if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    result = launcher.run("workload=program", script(tmp_path, "fails.py", text), "procs_per_node=2")
+    assert result.code == 1, result.output
+    assert result.fault["rank"] == 1
+    assert "ValueError: the third file is empty" in str(result.fault["cause"])
+    shown = result.output[result.output.index("Traceback of rank 1:") :]
+    assert f'File "{tmp_path}/fails.py", line 3, in read' in shown
+    assert "launcher/node" not in shown
+    assert "runpy" not in shown
+
+
+@local
+def test_points_of_a_function_differ_in_its_arguments(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def main(lr, name='a'):\n    return {'tenfold': lr * 10, 'name': name}\n")
+    where = f"{ROOT}:{tmp_path}"
+    done = launcher.submit(
+        "-m", "workload=function", "workload.target=mine.main", "workload.kwargs.lr=1,2", "+workload.kwargs.name=b",
+        "workload.init=false", "sweep.id=mine", "wait=true", PYTHONPATH=where,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads((launcher.runs_dir / "mine" / str(point) / "result.json").read_text()) for point in (0, 1)]
+    assert results == [{"tenfold": 10, "name": "b"}, {"tenfold": 20, "name": "b"}]

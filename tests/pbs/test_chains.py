@@ -1,0 +1,47 @@
+"""Runs that wait for others, on PBS, where a run goes on in a new job each time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.launch import Launcher
+
+STAGES = "workload.entry=tests.chaos.stages"
+
+
+def stage(launcher: Launcher, name: str, what: str, *overrides: str, **environment: str) -> None:
+    done = launcher.submit("workload=collective", f"{STAGES}:{what}", f"run_id={name}", *overrides, **environment)
+    assert done.returncode == 0, done.stderr
+
+
+def begun(launcher: Launcher, name: str) -> float:
+    return float(json.loads((launcher.runs_dir / name / "result.json").read_text())["begun"])
+
+
+def test_followers_begin_when_the_whole_run_is_over(launcher: Launcher, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    stage(launcher, "first", "goes_on", HOLD=str(hold))
+    stage(launcher, "broken", "breaks", HOLD=str(hold))
+    stage(launcher, "second", "works", "after=[first,any:broken]")
+    launcher.submit("-m", "workload=collective", f"{STAGES}:works", "seed=1,2", "sweep.after=first", "sweep.id=points")
+    stage(launcher, "third", "works", "after=points")
+    stage(launcher, "wants-success", "works", "after=broken")
+    hold.unlink()
+
+    def over() -> bool:
+        rows = {row["run"]: row["state"] for row in json.loads(launcher("status", "--json").stdout)}
+        return rows.pop("points") == "2/2 done" and set(rows.values()) == {"done", "failed"}
+
+    launcher.until(over, "the end of all", patience=150)
+    for name, other in (
+        ("second", "first"), ("points/0", "first"), ("points/1", "first"), ("third", "points/0"), ("third", "points/1"),
+    ):  # fmt: skip
+        assert begun(launcher, name) > begun(launcher, other), name
+        journal = launcher.runs_dir / name / "journal.jsonl"
+        jobs = journal.read_text().count('"submitted"') if journal.exists() else 0  # an array's are in the sweep's
+        assert jobs <= 1, "it was told of the new job, and did not begin in vain"
+    assert not (launcher.runs_dir / "wants-success/result.json").exists()
+    assert "it was not started: broken is failed" in launcher("status", "wants-success").stdout
+    assert "would never start" in launcher.submit("workload=collective", "after=broken").stderr

@@ -1,0 +1,339 @@
+"""What runs that wait for others are told (launcher/after.py)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import after, render, submit
+from launcher.after import Other, Word, decide, jobs_of, parse
+from launcher.backends.base import QueryError
+from launcher.backends.pbs_run import PBSRunExecutor
+from launcher.backends.slurm_query import Slurm
+from launcher.backends.successor import dependency
+from launcher.errors import ConfigError, RunError, SubmissionError
+from launcher.node import after as gate
+from launcher.runs import Attempt, Run
+from tests.unit.plans import bare_plan, make_config
+from tests.unit.sandbox import Sandbox
+
+
+def other(condition: str, state: str, *jobs: str, scheduler: str | None = "slurm") -> Other:
+    over = state not in ("queued", "running", "unknown")
+    return Other(condition, "prep", Path("/runs/prep"), state, state == "done", over, state == "lost", scheduler, jobs)
+
+
+@pytest.mark.parametrize(
+    ("condition", "state", "word"),
+    [
+        ("ok", "done", Word.START), ("ok", "failed", Word.NEVER), ("ok", "running", Word.WAIT),
+        ("ok", "stopped", Word.NEVER), ("ok", "cancelled", Word.NEVER), ("ok", "unknown", Word.WAIT),
+        ("any", "done", Word.START), ("any", "failed", Word.START), ("any", "queued", Word.WAIT),
+        ("failed", "done", Word.NEVER), ("failed", "failed", Word.START), ("failed", "lost", Word.START),
+        ("failed", "queued", Word.WAIT),
+    ],
+)  # fmt: skip
+def test_a_condition_comes_about_or_not(condition: str, state: str, word: Word) -> None:
+    assert other(condition, state).word is word
+    assert decide([other("any", "done"), other(condition, state)])[0] is word
+
+
+def test_what_never_comes_about_counts_before_what_is_waited_for() -> None:
+    word, why = decide([other("ok", "running"), other("ok", "failed")])
+    assert word is Word.NEVER
+    assert why == "prep is failed, and after=ok:prep was asked for"
+    assert decide([]) == (Word.START, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (None, []), ("prep", [("ok", "prep")]), ("ok:prep", [("ok", "prep")]), ("any:lr/7", [("any", "lr/7")]),
+        (["a", "failed:b"], [("ok", "a"), ("failed", "b")]), ("/scratch/a:b/run", [("ok", "/scratch/a:b/run")]),
+        ("failed:/scratch/a:b/run", [("failed", "/scratch/a:b/run")]),
+    ],
+)  # fmt: skip
+def test_the_key_is_read(value: Any, found: list[tuple[str, str]]) -> None:
+    assert parse(value) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("okk:prep", "'okk' is no condition. Did you mean ok?"), ("", "name a run or sweep"), ("any:", "name a run"),
+        (True, "name a run"), ([["a"]], "name a run"), (1.5, "name a run"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_read_is_told(value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match="after=") as refusal:
+        parse(value)
+    assert words in str(refusal.value)
+
+
+def test_a_name_that_fits_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.after=nope: no run 'nope'"):
+        after.resolve(["ok:nope"], tmp_path, "sweep.after")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "jobs", "arguments"),
+    [
+        ("slurm", [], []), ("slurm", ["7", "8_3"], ["--dependency=afterany:7:8_3"]),
+        ("pbs", ["7.srv", "8[].srv"], ["-W", "depend=afterany:7.srv:8[].srv"]), ("pbs", [], []),
+    ],
+)  # fmt: skip
+def test_the_scheduler_holds_the_job_until_others_have_ended_in_whatever_way(
+    scheduler: str, jobs: list[str], arguments: list[str]
+) -> None:
+    assert dependency(scheduler, jobs) == arguments
+
+
+def test_only_jobs_of_what_is_not_over_are_waited_for() -> None:
+    assert jobs_of([other("any", "failed", "1"), other("ok", "running", "2", "3"), other("ok", "queued", "3")]) == [
+        "2", "3"
+    ]  # fmt: skip
+
+
+def refused(plan: Any, *others: Other, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(after, "look_at", lambda names: list(others))
+    with pytest.raises(ConfigError) as refusal:
+        after.admitted(plan)
+    return str(refusal.value)
+
+
+def test_what_can_never_start_is_refused_before_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine")
+    assert refused(plan, other("ok", "failed"), monkeypatch=monkeypatch) == (
+        "after=ok:prep: it is failed, so this would never start: `resume prep` first, or use after=any:prep"
+    )
+    assert "leave it out" in refused(plan, other("failed", "done"), monkeypatch=monkeypatch)
+    assert "running on pbs, and a job of slurm cannot wait for that" in refused(
+        plan, other("ok", "running", "1", scheduler="pbs"), monkeypatch=monkeypatch
+    )
+    assert "running on this machine" in refused(plan, other("ok", "running", scheduler=None), monkeypatch=monkeypatch)
+    assert "has no job to wait for" in refused(plan, other("ok", "queued"), monkeypatch=monkeypatch)
+    itself = bare_plan(after=("ok:/runs/prep",), run_dir="/runs/prep")
+    assert "cannot wait for itself" in refused(itself, other("ok", "queued", "1"), monkeypatch=monkeypatch)
+    own = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine", directives={"dependency": "singleton"})
+    assert "exclude each other" in refused(own, other("ok", "done"), monkeypatch=monkeypatch)
+
+
+def test_what_has_come_about_already_needs_no_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after, "look_at", lambda names: [other("ok", "done")])
+    plan = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine")
+    assert after.admitted(plan) == ()
+    assert after.held_by(plan) == []
+
+
+def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "mine")
+    plan = bare_plan(run_id="mine", run_dir=str(run.path), after=(f"ok:{tmp_path}/gone",))
+    run.write_record(plan, {}, {"token": "t"})
+    config = make_config(after="gone", run_id="mine", runs_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="no run 'gone'"):
+        submit.site_of(config, "mine", None)
+    events = Attempt(run, 0).events_file("after")
+    events.parent.mkdir(parents=True)
+    events.write_text(json.dumps({"time": 1.0, "event": after.PASSED}) + "\n")
+    assert after.passed(run)
+    assert submit.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
+    assert after.held_by(plan) == []
+
+
+def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
+    assert "launcher.node.after" in render.script(bare_plan(after=("ok:/runs/prep",)), token="t")
+    assert "launcher.node.after" not in render.script(bare_plan(), token="t")
+
+
+def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Run.create(tmp_path / name).write_record(bare_plan(run_id=name), {}, {})
+    config = make_config(after="one", runs_dir=str(tmp_path))
+    config.sweep.after = ["any:two"]
+    assert submit.site_of(config, "lr/0", None).after == (f"ok:{tmp_path}/one", f"any:{tmp_path}/two")
+    assert submit.site_of(config, "single", None).after == (f"ok:{tmp_path}/one",)
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "attempts", "started"),
+    [(0, 0, 1, True), (10, 0, 0, False), (93, 93, 1, False), (75, 75, 1, False)],
+)
+def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
+    code: int, ends: int, attempts: int, started: bool, tmp_path: Path
+) -> None:
+    sandbox = Sandbox(tmp_path)
+    sandbox.python.write_text(f'#!/bin/bash\n[ "$2" != launcher.node.after ] || exit {code}\n')
+    outcome = sandbox.execute(sandbox.plan(after=("ok:/runs/prep",)))
+    assert (outcome.code, outcome.started) == (ends, started)
+    assert len(list((sandbox.run_dir / "attempts").iterdir())) == attempts
+    assert not (sandbox.run_dir / "lease").exists()
+    if attempts:
+        assert outcome.events()[-1] == {"event": "ended", "code": ends}
+
+
+class Gate:
+    """A run whose script asks whether it may begin, and others that change from look to look."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, looks: list[list[Other]], **plan: Any) -> None:
+        self.run = Run.create(folder / "mine")
+        plan = {"run_id": "mine", "run_dir": str(self.run.path), "after": ("ok:/runs/prep",), **plan}
+        self.run.write_record(bare_plan(**plan), {}, {"token": "t"})
+        (self.run.path / "attempts/0/events").mkdir(parents=True)
+        monkeypatch.setenv("LAUNCHER_RUN_DIR", str(self.run.path))
+        monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+        self.looks, self.jobs, self.slept = looks, [], []  # type: ignore[var-annotated]
+        monkeypatch.setattr(gate, "look_at", lambda names: looks.pop(0) if len(looks) > 1 else looks[0])
+        monkeypatch.setattr(gate.time, "sleep", self.slept.append)
+        monkeypatch.setattr(gate, "resubmit", self._resubmit)
+
+    def _resubmit(self, plan: Any, run: Run, suffix: str, submit: Any) -> str:
+        self.jobs.append(suffix)
+        if self.refuse:
+            raise SubmissionError("not from a node")
+        return "8"
+
+    refuse = False
+
+    @property
+    def events(self) -> list[str]:
+        return [event["event"] for event in self.run.attempts()[0].events()]
+
+
+def test_a_run_begins_when_all_has_come_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "done")]])
+    assert gate.main() == 0
+    assert at.events == [after.PASSED]
+    assert after.passed(at.run)
+    at.looks[0] = [other("ok", "failed")]
+    assert gate.main() == 0, "later attempts look no more"
+
+
+def test_a_job_that_was_too_early_hands_over_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "queued", "7")]])
+    assert gate.main() == gate.ELSEWHERE
+    assert (at.jobs, at.slept, at.events) == (["w0"], [], [])
+
+
+def test_a_job_that_may_not_submit_waits_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "queued", "7")]] * 3 + [[other("ok", "done")]])
+    at.refuse = True
+    assert gate.main() == 0
+    assert at.jobs == ["w0"], "it tries once"
+    assert len(at.slept) == 3
+    told = capsys.readouterr().err
+    assert "no other job could be submitted to wait (not from a node)" in told
+    assert told.count("mine waits here: prep is queued") == 1
+
+
+@pytest.mark.parametrize("plan", [{"scheduler": "local"}, {"resume_how": "chain"}])
+def test_a_run_of_this_machine_and_a_chain_wait_where_they_are(
+    plan: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "running", "7")], [other("ok", "done")]], **plan)
+    assert gate.main() == 0
+    assert (at.jobs, len(at.slept)) == ([], 1)
+
+
+def test_what_never_comes_about_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "failed")]])
+    assert gate.main() == 93
+    (event,) = at.run.attempts()[0].events()
+    assert event["event"] == "fault"
+    assert event["cause"] == "it was not started: prep is failed, and after=ok:prep was asked for"
+    assert not after.passed(at.run)
+
+
+def test_a_lost_run_is_looked_at_for_a_while_before_it_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "lost")], [other("ok", "lost")], [other("ok", "done")]])
+    assert gate.main() == 0
+    assert len(at.slept) == 2
+    at = Gate(tmp_path / "again", monkeypatch, [[other("ok", "lost")]])
+    monkeypatch.setattr(gate, "PATIENCE", 0.0)
+    assert gate.main() == 93
+
+
+@pytest.mark.parametrize("name", ["cancelled", "stop"])
+def test_a_run_that_is_cancelled_while_it_waits_stays_stopped(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "running")]], scheduler="local")
+    (at.run.path / name).touch()
+    assert gate.main() == 75
+
+
+def test_a_record_that_is_gone_never_comes_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Gate(tmp_path, monkeypatch, [[]])
+
+    def gone(names: Any) -> list[Other]:
+        raise RunError("/runs/prep is not a run: it has no record.json")
+
+    monkeypatch.setattr(gate, "look_at", gone)
+    assert gate.main() == 93
+    assert at.events == ["fault"]
+
+
+def test_those_who_wait_are_told_of_a_new_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prep, mine = Run.create(tmp_path / "prep"), Run.create(tmp_path / "mine")
+    plan = bare_plan(run_id="mine", run_dir=str(mine.path), after=(f"ok:{prep.path}",))
+    mine.write_record(plan, {}, {})
+    mine.journal("submitted", job="9")
+    now = [other("ok", "queued", "7")]
+    monkeypatch.setattr(after, "look_at", lambda names: now)
+    now[0] = replace(now[0], path=prep.path)
+    assert after.held_by(plan) == ["7"]
+    now[0] = replace(now[0], jobs=("8",))
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Slurm, "run", lambda self, *command: asked.append(command) or "")  # type: ignore[func-returns-value]
+    assert after.repoint(prep.path) == []
+    assert asked == [("scontrol", "update", "JobId=9", "dependency=afterany:8")]
+
+    def refuses(self: Slurm, *command: str) -> str:
+        raise QueryError("scontrol failed: Access denied")
+
+    monkeypatch.setattr(Slurm, "run", refuses)
+    assert after.repoint(prep.path) == ["mine: scontrol failed: Access denied"]
+    (mine.path / "attempts/0").mkdir()
+    assert after.repoint(prep.path) == [], "it has begun"
+
+
+@pytest.mark.parametrize(
+    ("held", "holds", "submitted"),
+    [
+        ([["7"]], True, [("-f", "-W", "depend=afterany:7")]),
+        ([["7"], []], False, [("-f", "-W", "depend=afterany:7"), ("-f",)]),  # it ended meanwhile, and PBS forgot it
+        ([["7"], ["7"]], False, [("-f", "-W", "depend=afterany:7")]),
+        ([[]], True, [("-f",)]),
+    ],
+)
+def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_again(
+    held: list[list[str]],
+    holds: bool,
+    submitted: list[tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run.create(tmp_path / "mine")
+    plan = bare_plan(run_id="mine", run_dir=str(run.path), scheduler="pbs", after=("ok:/runs/prep",))
+    executor = PBSRunExecutor(run, plan, "token")
+    asked: list[tuple[str, ...]] = []
+
+    class Server:
+        def submit(self, script: str, environment: Any, *arguments: str) -> str:
+            asked.append(arguments)
+            return f"{len(asked)}.srv"
+
+        def holds(self, job_id: str) -> bool:
+            return holds
+
+    monkeypatch.setattr(executor, "_pbs", Server())
+    monkeypatch.setattr(after, "held_by", lambda plan: held.pop(0))
+    assert executor._send(run.path / "script.sh", "token", run) == f"{len(submitted)}.srv"
+    assert asked == submitted

@@ -1,0 +1,131 @@
+"""What a submission asks for, in hours; and the question whether to make it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import cost
+from launcher.config import Resume, ResumeHow
+from launcher.cost import Cost
+from launcher.paths import PACKAGE
+from tests.unit.plans import plan_of
+from tests.unit.slurm_stand_in import SlurmStandIn
+
+NEVER = Resume(how=ResumeHow.never)
+ATTEMPTS = "in one attempt, of at most 100 (resume.max_attempts)"
+
+
+@pytest.mark.parametrize(
+    ("keys", "lines"),
+    [
+        (
+            {"nodes": 2, "gpus_per_node": 4, "time": "12h"},
+            ["2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours", ATTEMPTS],
+        ),
+        ({"time": "90", "resume": NEVER}, ["1 node x 1 CPU x 1h30m = 1.5 node-hours, 1.5 core-hours"]),
+        (
+            {"nodes": 3, "procs_per_node": 4, "cpus_per_proc": 2, "time": "20m", "resume": NEVER},
+            ["3 nodes x 8 CPUs x 20m = 1 node-hour, 8 core-hours"],
+        ),
+        (
+            {"gpus_per_node": 1, "time": "2h", "resume": Resume(how=ResumeHow.chain, max_attempts=5)},
+            ["5 jobs x 1 node x 1 GPU x 2h = 10 node-hours, 10 GPU-hours"],
+        ),
+        (
+            {"time": "45s", "resume": Resume(max_attempts=1)},
+            ["1 node x 1 CPU x 45s = 0.0125 node-hours, 0.0125 core-hours"],
+        ),
+        ({"nodes": 1000, "gpus_per_node": 8, "time": "2-00:00:00", "resume": NEVER},
+         ["1000 nodes x 8 GPUs x 48h = 48000 node-hours, 384000 GPU-hours"]),
+    ],
+)  # fmt: skip
+def test_one_run(keys: dict[str, Any], lines: list[str]) -> None:
+    assert cost.lines(plan_of(**keys)) == lines
+
+
+def test_points_of_a_sweep() -> None:
+    small, large = (plan_of(nodes=n, gpus_per_node=2, time="3h", resume=NEVER) for n in (1, 2))
+    assert cost.lines_of_all([small] * 5) == ["5 x 1 node x 2 GPUs x 3h = 15 node-hours, 30 GPU-hours"]
+    assert cost.lines_of_all([small, large]) == ["2 points = 9 node-hours, 18 GPU-hours"]
+    assert cost.lines_of_all([small, small], 20) == ["20 x 1 node x 2 GPUs x 3h = 60 node-hours, 120 GPU-hours"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted"),
+    [
+        (Cost(24, 96, 192), (96, "GPU-hours")),
+        (Cost(24, 0, 192), (24, "node-hours")),
+        (Cost(24, 0, 192) + Cost(1, 2, 3), (2, "GPU-hours")),
+        (Cost(24, 96, 192).times(0.5), (48, "GPU-hours")),
+    ],
+)
+def test_what_confirm_above_counts(asked: Cost, counted: tuple[float, str]) -> None:
+    assert asked.counted == counted
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> tuple[SlurmStandIn, dict[str, str]]:
+    slurm = SlurmStandIn(tmp_path / "slurm")
+    return slurm, {**os.environ, "PATH": slurm.path, "LAUNCHER_RUNS_DIR": str(tmp_path / "runs")}
+
+
+def submit(env: dict[str, str], *words: str, answer: str | None) -> subprocess.CompletedProcess[str]:
+    """Submits something of 4 node-hours; with an answer stdin is a terminal on which it is typed."""
+    command = [
+        sys.executable, "-m", "launcher", *words, "workload=collective", "cluster=slurm", "cluster.check=false",
+        "nodes=2", "time=1h",
+    ]  # fmt: skip
+    stdin, master = subprocess.DEVNULL, None
+    if answer is not None:
+        master, stdin = os.openpty()
+        os.write(master, answer.encode())
+    try:
+        return subprocess.run(
+            command, env=env, cwd=PACKAGE.parent, stdin=stdin, capture_output=True, text=True, timeout=60, check=False
+        )
+    finally:
+        if master is not None:
+            os.close(stdin)
+            os.close(master)
+
+
+ASKS = "asks for   2 nodes x 1 CPU x 1h = 2 node-hours, 2 core-hours\n"
+
+
+def test_no_leaves_nothing_behind(site: tuple[SlurmStandIn, dict[str, str]], tmp_path: Path) -> None:
+    slurm, env = site
+    done = submit(env, "confirm_above=1", answer="n\n")
+    assert done.returncode == 3 and done.stdout.startswith(ASKS)
+    assert done.stderr.endswith(
+        "More than confirm_above=1 node-hours. Submit? [y/N] "
+        "launcher: nothing was submitted (--yes submits without a question)\n"
+    )
+    assert slurm.calls() == 0 and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "asked"),
+    [
+        (("confirm_above=1",), "y\n", True),
+        (("confirm_above=2",), "n\n", False),
+        (("confirm_above=1", "--yes"), "n\n", False),
+        (("confirm_above=1",), None, False),
+        (("-m", "workload.root=0,1", "confirm_above=1", "--yes"), "n\n", False),
+        (("-m", "workload.root=0,1", "confirm_above=3"), "y\n", True),
+    ],
+)
+def test_it_is_asked_only_where_it_is_much(
+    site: tuple[SlurmStandIn, dict[str, str]], words: tuple[str, ...], answer: str | None, asked: bool
+) -> None:
+    slurm, env = site
+    done = submit(env, *words, answer=answer)
+    assert (done.returncode, slurm.calls()) == (0, 1), done.stderr
+    assert ("Submit? [y/N]" in done.stderr) == asked
+    each = ASKS if "-m" not in words else "asks for   2 x 2 nodes x 1 CPU x 1h = 4 node-hours, 4 core-hours\n"
+    assert done.stdout.startswith(each)

@@ -1,0 +1,447 @@
+"""What `doctor` says of what it sees: each check is given facts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.base import QueryError
+from launcher.backends.detect import Kind, Qsub
+from launcher.check import NodeGroup, Partition, Queue
+from launcher.cli import commands
+from launcher.cli.doctor import line
+from launcher.config import Cluster, Limits, Scheduler
+from launcher.doctor import all_checks, folder, machine, scheduler, software
+from launcher.doctor.finding import Check, Finding, Level, ok, problem, run_all, start, warning, worst
+from launcher.doctor.scheduler import Answer
+
+OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
+
+
+def levels(found: Iterator[Finding]) -> list[Level]:
+    return [each.level for each in found]
+
+
+def only(found: Iterator[Finding]) -> Finding:
+    (one,) = found
+    return one
+
+
+# -- the runner
+
+
+def test_what_hangs_is_a_line_and_not_a_hang() -> None:
+    never = threading.Event()
+
+    def hangs() -> Iterator[Finding]:
+        yield ok("disk", "seen")
+        never.wait()
+
+    def breaks() -> Iterator[Finding]:
+        raise RuntimeError("odd")
+        yield
+
+    checks = [Check("disk", hangs, 0.05), Check("broken", breaks), Check("fine", lambda: [ok("fine", "yes")])]
+    found = list(run_all(checks))
+    never.set()
+    assert [(each.about, each.level) for each in found] == [
+        ("disk", OK), ("disk", PROBLEM), ("broken", PROBLEM), ("fine", OK),
+    ]  # fmt: skip
+    assert "no answer within 0.05 s" in found[1].says
+    assert "RuntimeError: odd" in found[2].says
+
+
+def test_checks_look_at_the_same_time_and_tell_in_order() -> None:
+    second = threading.Event()
+
+    def sets() -> Iterator[Finding]:
+        second.set()
+        yield ok("second", "")
+
+    checks = [Check("first", lambda: [ok("first", str(second.wait(30)))], 60), Check("second", sets, 60)]
+    assert [(each.about, each.says) for each in run_all(checks)] == [("first", "True"), ("second", "")]
+    assert [each.about for each in start(Check("late", lambda: [ok("late", "")]))()] == ["late"]
+
+
+def test_the_worst_level_counts() -> None:
+    assert worst([]) is OK
+    assert worst([ok("a", ""), warning("b", "")]) is WARNING
+    assert worst([ok("a", ""), problem("c", ""), warning("b", "")]) is PROBLEM
+
+
+def test_a_line_fits_a_terminal_and_says_what_to_do() -> None:
+    text = line(problem("reachable", "Slurm does not answer " * 10, "do this " * 20))
+    assert max(map(len, text.splitlines())) < 80
+    assert text.startswith("PROBLEM  reachable  Slurm does not")
+    assert "-> do this" in text
+
+
+# -- this machine
+
+
+def test_no_secret_is_shown() -> None:
+    environ = {
+        "NCCL_DEBUG": "INFO", "LAUNCHER_TOKEN": "hush", "TORCH_API_KEY": "hush", "MLFLOW_PASSWORD": "hush",
+        "OMP_NUM_THREADS": "4", "UCX_URL": "http://me:hush@host:1/x", "AWS_SECRET_ACCESS_KEY": "hush",
+    }  # fmt: skip
+    found = machine.shown_environment(environ)
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert found["LAUNCHER_TOKEN"] == "(not shown)"
+    told = "".join(each.says for each in [*machine.environment(environ)])
+    proxied = {"https_proxy": "http://me:hush@proxy:3128", "HTTP_PROXY": "me:hush@proxy", "no_proxy": "localhost"}
+    told += "".join(each.says for each in machine.proxies(proxied))
+    assert "hush" not in told
+    assert "proxy:3128" in told
+    assert "no_proxy=localhost" in told
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (machine.locale("utf-8", 0o022), [OK, OK]),
+        (machine.locale("ascii", 0o022), [WARNING, OK]),
+        (machine.locale("UTF-8", 0o722), [OK, PROBLEM]),
+        (machine.limits({"nofile": 65536, "nproc": None}), [OK]),
+        (machine.limits({"nofile": 1024, "nproc": None}), [WARNING]),
+        (machine.limits({"nofile": None, "nproc": 100}), [WARNING]),
+        (machine.host("login1", ["10.0.0.1"]), [OK]),
+        (machine.host("login1", "Name or service not known"), [PROBLEM]),
+        (machine.ports((20000, 32767), (32768, 60999), 16, 16), [OK]),
+        (machine.ports((20000, 40000), (32768, 60999), 16, 16), [WARNING]),
+        (machine.ports((20000, 32767), None, 3, 16), [OK]),
+        (machine.ports((20000, 32767), None, 0, 16), [PROBLEM]),
+        (machine.interface(None, ["lo", "eth0"], queued=True), [OK]),
+        (machine.interface("ib0", ["lo", "eth0"], queued=True), [WARNING]),
+        (machine.interface("ib0", ["lo", "eth0"], queued=False), [PROBLEM]),
+        (machine.interface("eth0", ["lo", "eth0"], queued=False), [OK]),
+        (machine.temporary("/tmp", 10 * 2**30), [OK]),
+        (machine.temporary("/tmp", 10 * 2**20), [WARNING]),
+        (machine.temporary("/tmp", "No space left on device"), [PROBLEM]),
+        (machine.environment({}), []),
+        (machine.environment({"SLURM_JOB_ID": "7"}), [OK]),
+        (machine.environment({"LD_PRELOAD": "x.so"}), [OK, WARNING]),
+    ],
+)
+def test_facts_of_this_machine_are_judged(found: Iterator[Finding], level: list[Level]) -> None:
+    findings = list(found)
+    assert [each.level for each in findings] == level
+    assert all(each.do for each in findings if each.level is PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 2**20, "1.5 GiB"), (200 * 2**30, "200 GiB"),
+     (5000 * 2**50, "5000 PiB")],
+)  # fmt: skip
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert machine.size(count) == text
+
+
+# -- software
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [((3, 9, 1), PROBLEM), ((3, 10, 0), OK), ((3, 13, 2), OK), ((3, 14, 0), PROBLEM)]
+)
+def test_pythons_that_work_are_known(version: tuple[int, ...], level: Level) -> None:
+    assert only(software.python(version, "/usr/bin/python3")).level is level
+
+
+def test_missing_and_wrong_packages_come_with_the_command() -> None:
+    versions: dict[str, str | None] = dict.fromkeys(software.NEEDED, "99")
+    versions |= {"hydra-core": "1.3.8", "omegaconf": "2.3.1", "submitit": "1.5.4", "tensorboard": "2.2"}
+    first, extras = software.packages(versions.get)
+    assert (first.level, extras.says) == (OK, "tensorboard 2.2")
+    first, _ = software.packages({**versions, "hydra-core": "1.4.0", "rich": None}.get)
+    assert first.level is PROBLEM
+    assert first.do == "pip install 'hydra-core>=1.3.4,<1.4'; pip install rich"
+
+
+TORCH = {
+    "version": "2.13.0+cu128",
+    "cuda": "12.8",
+    "hip": None,
+    "took": 2.0,
+    "backends": ["gloo", "nccl"],
+    "gpus": ["H"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, OK, "2.13.0+cu128 (CUDA 12.8), gloo, nccl; 1 GPU here; import took 2.0 s"),
+        ({"cuda": None, "gpus": []}, OK, "CPU only"),
+        ({"took": 40.0}, WARNING, "import took 40.0 s"),
+        ({"backends": []}, PROBLEM, "no backend"),
+        ({"version": "2.4.1"}, PROBLEM, "2.4.1"),
+    ],
+)
+def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -> None:
+    found = only(software.torch({**TORCH, **changes}))
+    assert (found.level, words in found.says) == (level, True)
+
+
+def test_a_torch_that_is_not_there_is_a_problem() -> None:
+    assert only(software.torch("No module named 'torch'")).level is PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "words"),
+    [
+        (None, OK, "no nvidia-smi"),
+        ("NVIDIA H100, 81559, 550.54\nNVIDIA H100, 81559, 550.54\n", OK, "2 x NVIDIA H100, 81559 MiB, driver 550.54"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the driver", WARNING, "has failed"),
+        ("", WARNING, "nothing"),
+    ],
+)
+def test_gpus_are_counted_by_kind(answer: str | None, level: Level, words: str) -> None:
+    found = only(software.nvidia(answer))
+    assert (found.level, words in found.says) == (level, True)
+
+
+# -- the folder of runs
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("space", "queued", "level"),
+    [
+        (folder.Space("nfs4", 100 * GIB, 10**7), True, OK),
+        (folder.Space("ext4", 100 * GIB, 10**7), False, OK),
+        (folder.Space("ext4", 100 * GIB, 10**7), True, WARNING),
+        (folder.Space("lustre", GIB, None), True, WARNING),
+        (folder.Space("lustre", 1000, None), True, PROBLEM),
+        (folder.Space("nfs4", 100 * GIB, 12), True, WARNING),
+    ],
+)
+def test_space_is_judged(space: folder.Space, queued: bool, level: Level) -> None:
+    assert only(folder.space("/runs", space, queued=queued)).level is level
+
+
+@pytest.mark.parametrize(
+    ("tried", "level"),
+    [
+        (folder.Trial((), 0.0, 0.1), OK),
+        (folder.Trial((), 90.0, 0.1), WARNING),
+        (folder.Trial((("lockf lock", "No locks available"),), 0.0, 0.1), WARNING),
+        (folder.Trial((("flock", "No locks"), ("links", "Operation not permitted")), 0.0, 0.1), PROBLEM),
+    ],
+)
+def test_what_a_folder_does_is_judged(tried: folder.Trial, level: Level) -> None:
+    assert only(folder.trial("/runs", tried)).level is level
+
+
+def test_a_folder_is_tried_out_and_left_as_it_was(tmp_path: Path) -> None:
+    found = list(folder.probe(tmp_path / "not/there", queued=False))
+    assert [each.level for each in found] == [OK, OK]
+    assert f"{tmp_path} (for {tmp_path}/not/there" in found[0].says
+    assert list(tmp_path.iterdir()) == []
+    assert folder.try_out(tmp_path).failed == ()
+
+
+def test_what_fails_in_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert folder.try_out(tmp_path).failed == (("links", "Operation not supported"),)
+    tmp_path.chmod(0o777)
+    assert any("others can write" in each.says for each in folder.probe(tmp_path, queued=False))
+
+
+def test_the_longest_mount_point_tells_the_file_system() -> None:
+    mounts = (
+        "/dev/a / ext4 rw 0 0\nsrv:/x /home nfs4 rw 0 0\nl@tcp:/s /home/big lustre rw 0 0\nx /my\\040disk xfs rw 0 0\n"
+    )
+    for path, kind in (("/home/me", "nfs4"), ("/home/big/runs", "lustre"), ("/homes", "ext4"), ("/my disk/x", "xfs")):
+        assert folder.kind_of(Path(path), mounts) == kind
+
+
+# -- the scheduler
+
+PBS = Qsub(Kind.PBS, "/opt/pbs/bin/qsub", "23.06", "pbs_version = 23.06")
+WRAPPER = Qsub(Kind.SLURM, "/usr/bin/qsub", evidence="a script that calls Slurm")
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "qsub", "wanted", "level"),
+    [
+        (None, Qsub(Kind.NONE), Scheduler.local, [OK]),
+        ("/usr/bin/sbatch", WRAPPER, Scheduler.local, [OK, OK]),
+        ("/usr/bin/sbatch", WRAPPER, Scheduler.slurm, [OK]),
+        ("/usr/bin/sbatch", WRAPPER, Scheduler.pbs, [PROBLEM]),
+        (None, PBS, Scheduler.pbs, [OK]),
+        (None, PBS, Scheduler.slurm, [PROBLEM]),
+        (None, Qsub(Kind.NONE), Scheduler.pbs, [PROBLEM]),
+    ],
+)
+def test_the_scheduler_of_the_profile_must_be_there(
+    sbatch: str | None, qsub: Qsub, wanted: Scheduler, level: list[Level]
+) -> None:
+    assert levels(scheduler.which(sbatch, qsub, wanted)) == level
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        (Answer("x", 0.1), OK),
+        (Answer("x", 20.0), WARNING),
+        (Answer(error="squeue did not answer within 8 s"), PROBLEM),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_is_a_problem(answer: Answer, level: Level) -> None:
+    assert only(scheduler.reachable("Slurm", "22.05.8", answer)).level is level
+
+
+def test_a_question_that_fails_is_an_answer_with_the_reason() -> None:
+    def fails() -> str:
+        raise QueryError("squeue is not on this machine's PATH")
+
+    assert scheduler.timed(fails).error == "squeue is not on this machine's PATH"
+    assert scheduler.timed(lambda: "x").text == "x"
+
+
+NODE = NodeGroup(4, 16, 64 * GIB, 2)
+GPU = Partition("gpu", True, 7200, None, (NODE,))
+DEBUG = Partition("debug", False, 600, 2, (NodeGroup(2, 16, 64 * GIB, 0), NODE))
+SLURM = Cluster(name="site", scheduler=Scheduler.slurm)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "partitions", "level", "words"),
+    [
+        (SLURM, [GPU, DEBUG], [OK, OK, OK], "gpu (default, this profile's): nodes: 4 of 16 CPUs, 64G, 2 GPUs; up to"),
+        (replace(SLURM, partition="debug"), [GPU, DEBUG], [OK, OK, OK], "at most 2 a job; up to 00:10:00"),
+        (replace(SLURM, partition="gpuu"), [GPU], [OK, PROBLEM], "Did you mean gpu"),
+        (SLURM, [DEBUG], [OK, PROBLEM], "no default partition"),
+        (replace(SLURM, limits=Limits(nodes=4, time="2h")), [GPU], [OK, OK], "(nodes, time) agree with partition gpu"),
+        (
+            replace(SLURM, limits=Limits(nodes=9, mem_per_node="1T")),
+            [GPU],
+            [OK, WARNING],
+            "limits.nodes=9 is more than",
+        ),
+        (replace(SLURM, limits=Limits(time="3 moons")), [GPU], [OK, PROBLEM], "3 moons"),
+        (SLURM, [Partition(f"p{n}", n == 0, None, None, ()) for n in range(40)], [OK] * 32, "and 10 more"),
+    ],
+)
+def test_partitions_are_listed_and_the_profile_is_compared(
+    cluster: Cluster, partitions: list[Partition], level: list[Level], words: str
+) -> None:
+    found = list(scheduler.partitions(cluster, partitions))
+    assert [each.level for each in found] == level
+    assert any(words in each.says for each in found)
+
+
+WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * GIB)
+SITE = Cluster(name="site", scheduler=Scheduler.pbs)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "queues", "level", "words"),
+    [
+        (
+            SITE,
+            [WORKQ],
+            [OK, OK],
+            "workq (default, this profile's): a job gets at most 8 nodes, 64G memory; up to 24:00",
+        ),
+        (replace(SITE, queue="workq@srv"), [WORKQ], [OK, OK], "this profile's"),
+        (replace(SITE, queue="work"), [WORKQ], [OK, PROBLEM], "Did you mean workq"),
+        (SITE, [replace(WORKQ, accepts=False)], [OK, PROBLEM], "takes no jobs now"),
+        (
+            replace(SITE, limits=Limits(nodes=9)),
+            [WORKQ],
+            [OK, WARNING],
+            "limits.nodes=9 is more than queue workq gives",
+        ),
+        (SITE, [replace(WORKQ, default=False)], [OK, OK], "no default"),
+    ],
+)
+def test_queues_are_listed_and_the_profile_is_compared(
+    cluster: Cluster, queues: list[Queue], level: list[Level], words: str
+) -> None:
+    found = list(scheduler.queues(cluster, queues))
+    assert [each.level for each in found] == level
+    assert any(words in each.says for each in found)
+
+
+def test_accounting_and_history_are_told_and_never_a_problem() -> None:
+    assert [scheduler.accounting(Answer(error="sacct failed")).level, scheduler.accounting(Answer("", 0.1)).level] == [
+        OK
+    ] * 2
+    assert "remembers" in scheduler.history("True").says
+    assert "forgets" in scheduler.history("False").says
+
+
+# -- the command
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without torch, whose import takes long, and with a folder and a PATH of its own."""
+    monkeypatch.setattr(software, "LOOK_AT_TORCH", f"print({json.dumps(json.dumps(TORCH))})")
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def told(*words: str) -> tuple[int, str]:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = commands.main(["doctor", *words])
+    return code, printed.getvalue()
+
+
+def test_this_machine_is_looked_at(quick: None) -> None:
+    code, text = told("--cluster", "local")
+    for about in ("launcher", "python", "packages", "config", "scheduler", "ports", "runs_dir", "files", "torch"):
+        assert any(row.split()[1:2] == [about] for row in text.splitlines()), about
+    assert code == (1 if "PROBLEM" in text else 0)
+
+
+def test_for_programs_it_is_one_object(quick: None) -> None:
+    code, text = told("--cluster", "slurm", "--json")
+    report = json.loads(text)
+    assert (code, report["level"]) == (1, "problem")
+    assert any(row["about"] == "scheduler" and row["level"] == "problem" for row in report["findings"])
+
+
+def test_a_profile_that_is_not_there_is_a_problem_with_near_ones(quick: None) -> None:
+    code, text = told("--cluster", "slrum")
+    assert code == 1
+    assert "Did you mean slurm" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("defaults: [slurm, _self_]\nname: x\npartition: [\n", "no YAML"),
+        ("defaults: [local, _self_]\nname: x\nport_range: abc\n", "is not LOW-HIGH"),
+        ("defaults: [local, _self_]\nname: x\npartitoin: abc\n", "Did you mean partition"),
+    ],
+)
+def test_a_profile_with_a_mistake_is_a_problem_that_names_it(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "own"))
+    (tmp_path / "own/cluster").mkdir(parents=True)
+    (tmp_path / "own/cluster/x.yaml").write_text(text)
+    code, report = told("--cluster", "x", "--json")
+    assert code == 1
+    assert any(words in row["says"] and row["level"] == "problem" for row in json.loads(report)["findings"]), report
+
+
+def test_what_takes_long_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "LOOK_AT_TORCH", "import time; time.sleep(600)")
+    assert only(software.probe_torch(0.2)).level is PROBLEM
+    assert all_checks.torch().limit > all_checks.TORCH

@@ -1,0 +1,129 @@
+"""`logs`: across attempts, of some ranks, and how often it looks while nothing comes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import commands, logs
+from launcher.errors import RunError
+from launcher.paths import PACKAGE
+from launcher.runs import Run, append
+from tests.unit.plans import plan_of
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    run = Run.create(tmp_path / "a")
+    run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
+    return run
+
+
+def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
+    """An attempt whose job and ranks (`out_0="text"`) have printed."""
+    folder = run.path / "attempts" / str(number)
+    for name in ("events", "logs"):
+        (folder / name).mkdir(parents=True)
+    append(folder / "events" / "script.jsonl", "started", job=job, output=0)
+    for name, text in ranks.items():
+        stream, _, rank = name.partition("_")
+        (folder / "logs" / f"rank-{rank}.{stream}").write_text(text)
+        with open(run.path / f"output-{job}.log", "a") as file:
+            file.write(f"[{rank}] {text}")
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def show(*words: str) -> str:
+        assert commands.main(["logs", *words]) == 0
+        return re.sub(r"\d\d:\d\d ---", "12:03 ---", capsys.readouterr().out)
+
+    return show
+
+
+def test_ranks_and_attempts(run: Run, shown: Callable[..., str]) -> None:
+    attempt(run, 0, "7", out_0="a\n", out_1="b\n", err_1="oh\n")
+    attempt(run, 1, "8", out_0="c\n", out_1="d\n")
+    between = "--- attempt 1, job 8, 12:03 ---\n"
+    assert shown("a") == f"[0] a\n[1] b\n[1] oh\n{between}[0] c\n[1] d\n"
+    assert shown("a", "--attempt", "1") == "[0] c\n[1] d\n"
+    assert shown("a", "--rank", "0,1", "--attempt", "0") == "[0] a\n[1] b\n[1] oh\n"
+    assert shown("a", "--rank", "1") == f"b\noh\n{between}d\n"
+    assert shown("a", "--rank", "1", "--attempt", "0") == "b\noh\n"
+    assert shown("a", "--rank", "1", "--tail", "2") == f"oh\n{between}d\n"
+    assert shown("a", "--tail", "1") == "[1] d\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--rank", "0-2"], "a has no rank 2 in attempt 0: it has 2 ranks"),
+        (["--attempt", "1"], "a has no attempt 1: its attempts are 0 to 0"),
+    ],
+)
+def test_what_is_not_there(run: Run, words: list[str], problem: str) -> None:
+    attempt(run, 0, "7", out_0="a\n", out_1="b\n")
+    with pytest.raises(RunError, match=problem):
+        commands.main(["logs", "a", *words])
+
+
+def test_it_follows_from_one_attempt_to_the_next(
+    run: Run, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 0, "7", out_0="a\n")
+    steps = iter([
+        lambda: append(run.attempts()[0].events_file("script"), "ended", code=75),
+        lambda: attempt(run, 1, "8", out_0="b\n"),
+        lambda: append(run.attempts()[1].events_file("script"), "ended", code=0),
+    ])  # fmt: skip
+    asked = []
+
+    def over() -> bool:
+        step = next(steps, None)
+        asked.append(step)
+        if step is not None:
+            step()
+        return step is None
+
+    monkeypatch.setattr(logs, "_over", lambda _: over)
+    monkeypatch.setattr(logs.Pace, "pause", lambda *_: 0.0)
+    assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
+    assert len(asked) == 4  # whenever the record changed, and never else
+
+
+def test_a_run_that_prints_is_not_asked_about() -> None:
+    pace, now = logs.Pace(0.0), 0.0
+    for _ in range(100):
+        now += 1.0
+        pace.heard(now)
+        assert not pace.due(now) and pace.pause(now) == pace.READ
+
+
+def test_a_quiet_run_is_asked_about_more_and_more_rarely() -> None:
+    pace, now, asked = logs.Pace(0.0), 0.0, []
+    while now < 600:
+        if pace.due(now):
+            asked.append(now)
+            pace.asked(now)
+        now += pace.pause(now)
+    gaps = [later - earlier for earlier, later in zip([0.0, *asked], asked, strict=False)]
+    assert 2 <= gaps[0] < 3 and 60 <= gaps[-1] <= 62 and len(asked) < 18
+    pace.heard(now)
+    assert not pace.due(now + 1.9) and pace.due(now + 2.0)
+
+
+def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_path: Path) -> None:
+    attempt(run, 0, "7", out_0="a\n")
+    heavy = ("torch", "hydra", "omegaconf", "submitit", "rich", "yaml", "subprocess", "launcher.live")
+    code = (
+        f"import sys; from launcher.cli.commands import main; main(['logs', 'a', '--runs-dir', {str(tmp_path)!r}])\n"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[0] a\n", "[]\n")

@@ -1,0 +1,170 @@
+"""What the user's own code calls: `stopping`, `init` where a group is there, functions; and the page about it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import launcher.node
+from launcher.cli.submit import opened
+from launcher.config import Function
+from launcher.node import agreed, process_group
+from launcher.node.logs import users_frames
+from workloads import function
+from workloads.ranks import WorkloadError
+
+ROOT = Path(__file__).parent.parent.parent
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has asked nothing yet, outside of any run; its handlers are put back."""
+    for name in [name for name in os.environ if name.startswith(("LAUNCHER", "SLURM", "PBS", "RANK", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"_stop": None, "_stopped": False, "_steps": 0}.items():
+        monkeypatch.setattr(agreed, name, value)
+    monkeypatch.setattr(process_group, "_env", None)
+    before = [(number, signal.getsignal(number)) for number in HANDLED]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+    process_group.close()
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -> None:
+    assert [launcher.node.stopping() for _ in range(3)] == [False] * 3
+    os.kill(os.getpid(), number)
+    assert [launcher.node.stopping(step) for step in (4, 5)] == [True, True]
+
+
+def test_init_takes_the_group_that_is_there(fresh: None) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    env = launcher.node.init()
+    assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
+    assert agreed._here() == env
+
+
+def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert launcher.node.stopping() is False
+    assert agreed._here().world_size == 1
+
+
+@pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("3", False)])
+def test_rank_zero_is_known_before_there_is_a_group(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, rank: str | None, first: bool
+) -> None:
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    assert launcher.node.rank_zero() is first
+
+
+def test_every_name_of_the_public_face_is_there() -> None:
+    assert {name for name in launcher.node.__all__ if getattr(launcher.node, name, None) is None} == set()
+
+
+# -- functions
+
+
+def takes(lr: float, name: str = "a") -> dict[str, Any]:
+    return {"lr": lr, "name": name}
+
+
+def tells_nothing() -> None: ...
+
+
+def tells_a_number() -> float:
+    return 3.0
+
+
+class Holder:
+    takes = staticmethod(takes)
+
+
+def configured(called: str, /, **kwargs: Any) -> Function:
+    return Function("function", "m:f", seed=0, target=f"{__name__}:{called}", kwargs=kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "metrics"),
+    [
+        ("takes", {"lr": 1}, {"lr": 1, "name": "a"}),
+        ("Holder.takes", {"lr": 1, "name": "b"}, {"lr": 1, "name": "b"}),
+        ("tells_nothing", {}, {}),
+    ],
+)
+def test_a_function_gets_its_arguments_and_gives_metrics(
+    name: str, kwargs: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    assert function.main(configured(name, **kwargs), None) == metrics
+
+
+def test_what_is_no_dict_of_metrics_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="tells_a_number returned float: return a dict of metrics, or None"):
+        function.main(configured("tells_a_number"), None)
+
+
+def test_arguments_of_a_function_need_no_plus() -> None:
+    words = ["nodes=2", "workload.kwargs.lr=1,2", "+workload.kwargs.a=1", "workload.target=a:b"]
+    assert opened(words) == ["nodes=2", "++workload.kwargs.lr=1,2", "+workload.kwargs.a=1", "workload.target=a:b"]
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    metrics = workload(config, env)\n',
+        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    x\n'
+        '  File "/l/workloads/function.py", line 34, in main\n    result = target(config.target)(**config.kwargs)\n',
+        '  File "/l/launcher/node/program.py", line 9, in _here\n    x\n'
+        '  File "/l/launcher/node/script.py", line 99, in run_script\n    exec(code, module.__dict__)\n',
+    ],
+)
+def test_the_frames_above_the_users_own_are_cut(above: str) -> None:
+    head, mine = (
+        "Traceback (most recent call last):\n",
+        '  File "/me/train.py", line 3, in main\n    1 / 0\nZeroDivisionError\n',
+    )
+    assert users_frames(head + above + mine) == head + mine
+
+
+# -- docs/ten-lines.md
+
+
+def test_the_page_shows_the_difference_between_the_two_scripts() -> None:
+    before, after = ((ROOT / "tests" / "examples" / name).read_text() for name in ("plain.py", "ten_lines.py"))
+    difference = [
+        line for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+        if line[:1] in "+-" and line[:3] not in ("+++", "---") and '"""' not in line
+    ]  # fmt: skip
+    added = [line for line in difference if line[0] == "+" and line.strip("+ ")]
+    removed = [line for line in difference if line[0] == "-" and line.strip("- ")]
+    assert (len(added), len(removed)) == (10, 1)
+    page = [line.strip() for line in (ROOT / "docs" / "ten-lines.md").read_text().splitlines()]
+    assert [line for line in (*added, *removed) if line.strip() not in page] == []
+
+
+def test_the_ten_lines_do_nothing_where_there_is_no_launcher_run(tmp_path: Path) -> None:
+    """Under plain torchrun, or python with its variables, the script is what it was."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER")}
+    environ |= {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "examples" / "ten_lines.py", "--steps", "500"], cwd=tmp_path, env=environ,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "step 500 loss " in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,471 @@
+"""Why an attempt ended, from evidence that was recorded on real schedulers, GPUs and networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import Scheduler
+from launcher.post_mortem import notices, symptoms, traces
+from launcher.post_mortem.advice import Case, advice
+from launcher.post_mortem.kinds import Kind
+from launcher.post_mortem.verdict import Evidence, Verdict, amount, classify
+from launcher.state import RunState
+from tests.unit.plans import plan_of
+
+GIB = 1024**3
+
+
+def fault(cause: str, **more: Any) -> dict[str, Any]:
+    return {"event": "fault", "cause": cause, "host": "node1", "exit_code": 1, **more}
+
+
+def failed(cause: str | None = None, **more: Any) -> Evidence:
+    """An attempt on Slurm that has failed; agents told this cause."""
+    details = {key: more.pop(key) for key in ("kind", "traceback") if key in more}
+    told = None if cause is None else fault(cause, **details)
+    return Evidence(**{"state": RunState.FAILED, "ended": 1, "scheduler": "Slurm", "fault": told, **more})
+
+
+def lines(*text: str) -> tuple[notices.Notice, ...]:
+    return notices.find(text)
+
+
+# -- what a line is a sign of
+
+NCCL_TIMEOUT = (
+    "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1042, OpType=ALLREDUCE, NumelIn=26214400, "
+    "NumelOut=26214400, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+CUDA_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
+    "of which 1.43 GiB is free."
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (CUDA_OOM, Kind.OUT_OF_GPU_MEMORY),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", Kind.OUT_OF_GPU_MEMORY),
+        ("RuntimeError: CUDA error: out of memory", Kind.OUT_OF_GPU_MEMORY),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         Kind.OUT_OF_GPU_MEMORY),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", Kind.GPU_ERROR),
+        ("RuntimeError: CUDA error: device-side assert triggered", Kind.GPU_ERROR),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", Kind.GPU_ERROR),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+         Kind.GPU_ERROR),
+        ("MemoryError", Kind.OUT_OF_MEMORY),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array with shape (1000000000,)",
+         Kind.OUT_OF_MEMORY),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+         "tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)", Kind.OUT_OF_MEMORY),
+        ("OSError: [Errno 12] Cannot allocate memory", Kind.OUT_OF_MEMORY),
+        ("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ", Kind.OUT_OF_MEMORY),
+        ("Memory cgroup out of memory: Killed process 4711 (python)", Kind.OUT_OF_MEMORY),
+        ("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's "
+         "workers are out of shared memory. Please try to raise your shared memory limit.", Kind.SHARED_MEMORY),
+        ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+         Kind.SHARED_MEMORY),
+        ("RuntimeError: unable to write to file </torch_1234_5678_0>: No space left on device (28)",
+         Kind.SHARED_MEMORY),
+        ("OSError: [Errno 28] No space left on device: '/scratch/run/checkpoints/step-60'", Kind.DISK_FULL),
+        ("OSError: [Errno 122] Disk quota exceeded", Kind.DISK_FULL),
+        ("OSError: [Errno 27] File too large", Kind.DISK_FULL),
+        ("RuntimeError: [enforce fail at inline_container.cc:815] . PytorchStreamWriter failed writing file data/3: "
+         "file write failed", Kind.DISK_FULL),
+        ("OSError: [Errno 24] Too many open files", Kind.LIMIT),
+        ("RuntimeError: can't start new thread", Kind.LIMIT),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", Kind.LIMIT),
+        (NCCL_TIMEOUT, Kind.COLLECTIVE_TIMEOUT),
+        ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv"
+         " operation to complete", Kind.COLLECTIVE_TIMEOUT),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:544] Application timeout caused pair closure",
+         Kind.COLLECTIVE_TIMEOUT),
+        ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /group/0//cpu//0/1",
+         Kind.RENDEZVOUS_TIMEOUT),
+        ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to "
+         "(node1, 29500).", Kind.RENDEZVOUS_TIMEOUT),
+        ("RuntimeError: The server socket has failed to listen on any local network address. EADDRINUSE",
+         Kind.RENDEZVOUS_TIMEOUT),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:3411",
+         Kind.CONNECTION_LOST),
+        ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2027, remote process exited or there "
+         "was a network error, NCCL version 2.27.5 ncclRemoteError: A call failed possibly due to a network error",
+         Kind.CONNECTION_LOST),
+        ("ModuleNotFoundError: No module named 'flash_attn'", Kind.IMPORT_ERROR),
+        ("ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", Kind.IMPORT_ERROR),
+        ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", Kind.IMPORT_ERROR),
+        ("AttributeError: module 'train' has no attribute 'mian'", Kind.IMPORT_ERROR),
+        ("WorkloadError: workload.batch_size=3 cannot be divided", Kind.CONFIG_ERROR),
+        ("BackendError: device=cuda, and this rank sees no GPU: ask for gpus_per_node=...", Kind.CONFIG_ERROR),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'", Kind.FILE_MISSING),
+        ("PermissionError: [Errno 13] Permission denied: '/data/imagenet'", Kind.FILE_MISSING),
+        ("ValueError: the loss is a banana", None),
+        ("KeyError: 'memory'", None),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", None),
+    ],
+)  # fmt: skip
+def test_what_an_error_is_a_sign_of(line: str, kind: Kind | None) -> None:
+    assert symptoms.kind_of(line) == kind
+    if kind is not None:
+        assert classify(failed(f"rank 3 on node2: {line}", traceback="Traceback ...")).kind is kind
+
+
+def test_an_error_of_no_special_kind_is_the_codes() -> None:
+    told = "rank 3 on node2: ValueError: the loss is a banana"
+    assert classify(failed(told, traceback="Traceback ...")) == Verdict(Kind.EXCEPTION, told)
+
+
+def test_the_last_error_of_a_log() -> None:
+    head = "Traceback (most recent call last):\n  File\n"
+    assert symptoms.last_error(f"{head}KeyError: 1\nwords\n{head}A.B: no\n") == "A.B: no"
+    assert symptoms.last_error("all is well\n") == ""
+
+
+# -- what schedulers write into the output
+
+NOTICES = [
+    ("slurmstepd-node1: error: *** JOB 10 ON node1 CANCELLED AT 2026-11-21T21:09:41 DUE TO TIME LIMIT ***", "TIMEOUT"),
+    ("slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T21:10:05 DUE TO PREEMPTION ***", "PREEMPTED"),
+    ("slurmstepd: error: *** JOB 8 ON node3 CANCELLED AT 2026-11-21T21:13:25 DUE TO NODE FAILURE, SEE SLURMCTLD LOG "
+     "FOR DETAILS ***", "NODE_FAIL"),
+    ("srun: error: Node failure on node4", "NODE_FAIL"),
+    ("slurmstepd: error: *** JOB 8 ON node3 CANCELLED AT 2026-11-21T21:13:25 DUE TO JOB REQUEUE ***", "REQUEUED"),
+    ("slurmstepd: error: *** STEP 11.0 ON node1 CANCELLED AT 2026-11-21T21:09:23 ***", "CANCELLED"),
+    ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. Some of your processes may have been killed by "
+     "the cgroup out-of-memory handler.", "OUT_OF_MEMORY"),
+    ("slurmstepd: error: Detected 2 oom_kill events in StepId=5.batch. Some of the step tasks have been OOM Killed.",
+     "OUT_OF_MEMORY"),
+    ("slurmstepd-node1: error: Exceeded job memory limit", "OUT_OF_MEMORY"),
+    ("srun: error: node1: task 0: Out Of Memory", "OUT_OF_MEMORY"),
+    ("=>> PBS: job killed: walltime 70 exceeded limit 60", "TIMEOUT"),
+    ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb", "OUT_OF_MEMORY"),
+    ("=>> PBS: job killed: vmem 2097152kb exceeded limit 1048576kb", "OUT_OF_MEMORY"),
+    ("Cgroup mem limit exceeded: oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)", "OUT_OF_MEMORY"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "word"), NOTICES)
+def test_what_a_scheduler_wrote_is_read(line: str, word: str) -> None:
+    (found,) = lines(line)
+    assert (found.word, found.line) == (word, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "used", "limit"),
+    [
+        ("slurmstepd-node1: error: StepId=5.0 exceeded memory limit (973406208 > 838860800), being killed",
+         973406208, 838860800),
+        ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb", 2 * GIB, GIB),
+    ],
+)  # fmt: skip
+def test_how_much_memory_it_had_is_read(line: str, used: int, limit: int) -> None:
+    (found,) = lines(line)
+    assert (found.word, found.used, found.limit) == ("OUT_OF_MEMORY", used, limit)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["[0] epoch 3 was CANCELLED AT 12:00 DUE TO PREEMPTION of the cat", "all out of memory jokes", "srun: got SIGCONT",
+     "srun: error: node1: task 0: Exited with exit code 143"],
+)  # fmt: skip
+def test_what_a_program_prints_is_no_notice(printed: str) -> None:
+    assert lines(printed) == ()
+
+
+# -- the verdict
+
+KILLED = "rank 1 on node2: killed by SIGKILL"
+TOLD = "node1 was told to stop (SIGTERM)"
+GONE = "node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)"
+BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "cause"),
+    [
+        # killed without a word
+        (failed(KILLED), Kind.KILLED, KILLED),
+        (failed(KILLED, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{KILLED}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED, word="FAILED (NonZeroExitCode)", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+         f"{KILLED}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED, memory={"kills": 1}), Kind.OUT_OF_MEMORY,
+         f"{KILLED}; the kernel killed for lack of memory in its cgroup"),
+        (failed(KILLED, memory={"host_kills": 1}), Kind.OUT_OF_MEMORY,
+         f"{KILLED}; the kernel killed for lack of memory on that host"),
+        (failed(KILLED, memory={"largest": 15 * GIB, "limit": 16 * GIB}), Kind.OUT_OF_MEMORY,
+         f"{KILLED}; it had 15G of 16G memory"),
+        (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), Kind.KILLED, KILLED),
+        (failed("rank 1 on node2: killed by SIGSEGV", memory={"kills": 1}), Kind.KILLED, None),
+        (failed("rank 1 on node2: killed by SIGBUS"), Kind.SHARED_MEMORY, None),
+        (failed("rank 1 on node2: killed by SIGABRT", log=("loading", NCCL_TIMEOUT)), Kind.COLLECTIVE_TIMEOUT, None),
+        (failed("rank 1 on node2: killed by SIGABRT", log=("terminate called", "what(): std::bad_alloc")),
+         Kind.OUT_OF_MEMORY, None),
+        (failed("rank 1 on node2: killed by SIGABRT"), Kind.KILLED, None),
+        (failed("rank 1 on node2: killed by SIGKILL; 2 restarts got no further (launch.max_restarts=2)"), Kind.KILLED,
+         None),
+        # left
+        (failed("rank 1 on node2: exited with code 7"), Kind.EXITED, None),
+        (failed("rank 1 on node2 exited with code 0 before its work was done"), Kind.EXITED, None),
+        (failed("rank 1 on node2: exited with code 93", ended=93), Kind.CONFIG_ERROR, None),
+        (failed("rank 1 on node2: exited with code 1", log=("OSError: [Errno 28] No space left on device",)),
+         Kind.DISK_FULL, None),
+        (failed("rank 1 on node2: exited with code 1", log=("a", "Traceback (most recent call last):", "  x", "E: no")),
+         Kind.EXCEPTION, "rank 1 on node2: exited with code 1: E: no"),
+        # told to stop
+        (failed(TOLD, word="TIMEOUT"), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
+        (failed(TOLD, word="TIMEOUT (TimeLimit)"), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
+        (failed(TOLD, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
+        (failed(TOLD, scheduler="PBS", word="TIMEOUT (Job run at ... exceeded resource walltime)"), Kind.WALL_TIME,
+         f"{TOLD}; PBS says TIMEOUT"),
+        (failed(TOLD, word="PREEMPTED"), Kind.PREEMPTED, f"{TOLD}; Slurm says PREEMPTED"),
+        (failed(TOLD, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{TOLD}; Slurm says PREEMPTED"),
+        (failed(TOLD, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, TOLD),
+        (failed(TOLD, word="CANCELLED"), Kind.CANCELLED, TOLD),
+        (failed(TOLD, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, TOLD),
+        (failed(TOLD), Kind.STOPPED, TOLD),
+        # nodes and connections
+        (failed(GONE), Kind.NODE_LOST, GONE),
+        (failed(GONE, word="NODE_FAIL"), Kind.NODE_LOST, f"{GONE}; Slurm says NODE_FAIL"),
+        (failed(GONE, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
+        (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{GONE}; Slurm says NODE_FAIL"),
+        (failed("node2 has not been heard of for 30 s (launch.heartbeat)", kind="lost node"), Kind.NODE_LOST, None),
+        (failed("node2 lost contact with node1, which runs rank 0", kind="lost node"), Kind.NODE_LOST, None),
+        (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T"), Kind.CONNECTION_LOST, None),
+        (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T", notices=lines(BY_NODE)),
+         Kind.NODE_LOST, None),
+        (failed("rank 0 on node1 lost another rank (RuntimeError: Connection reset by peer)", kind="lost peer"),
+         Kind.CONNECTION_LOST, None),
+        # what agents know
+        (failed("node2 (node 1) did not reach node1 (node 0) in time: 1 of 2 arrived"), Kind.RENDEZVOUS_TIMEOUT, None),
+        (failed("rank 3 on node2 did not join the others within 300 s: does an import hang?", kind="hung"),
+         Kind.RENDEZVOUS_TIMEOUT, None),
+        (failed("rank 1 on node2 is in no collective, and others wait for it in one: no step for 600 s "
+                "(launch.hang_timeout) after step 5; the stacks of all ranks are in /x", kind="hung"), Kind.HANG, None),
+        (failed("preflight: node2 (node 1): TMPDIR=/nowhere is not there"), Kind.BAD_NODE, None),
+        # an exception stays one, whatever the scheduler says later
+        (failed("rank 0 on node1: ValueError: no", traceback="T", notices=lines(BY_OOM)), Kind.EXCEPTION,
+         "rank 0 on node1: ValueError: no"),
+        (failed("rank 0 on node1: MemoryError: ", traceback="T"), Kind.OUT_OF_MEMORY, "rank 0 on node1: MemoryError"),
+        (failed("rank 0 on node1: RuntimeError: a subprocess exited with code 3", traceback="T"), Kind.EXCEPTION, None),
+        # nobody said anything
+        (failed(ended=137, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY,
+         "no rank said why (exit code 137); Slurm says OUT_OF_MEMORY"),
+        (failed(ended=None, word="TIMEOUT (TimeLimit)", output=("srun: forcing job termination",)), Kind.WALL_TIME,
+         "no rank said why; Slurm says TIMEOUT"),
+        (failed(ended=None, word="NODE_FAIL"), Kind.NODE_LOST, "no rank said why; Slurm says NODE_FAIL"),
+        (failed(ended=137), Kind.KILLED, "no rank said why (exit code 137)"),
+        (failed(ended=1, output=("/usr/bin/python3: No module named launcher.node", "", "ImportError: no torch", "x")),
+         Kind.IMPORT_ERROR, "no rank said why (exit code 1); its last words: ImportError: no torch"),
+        (failed(ended=93, output=("the end",)), Kind.CONFIG_ERROR, None),
+        (failed(ended=3, output=("bash: line 4: oh", " ")), Kind.UNKNOWN,
+         "no rank said why (exit code 3); its last words: bash: line 4: oh"),
+        (failed(begun=False, ended=None, word="FAILED (RaisedSignal:53(Real-time_signal_19))"), Kind.NEVER_STARTED,
+         "no rank said why; FAILED (RaisedSignal:53(Real-time_signal_19))"),
+        (failed(ended=None, scheduler="PBS", word="FAILED (killed by SIGKILL; Job run at ... and failed)"), Kind.KILLED,
+         "no rank said why; FAILED (killed by SIGKILL; Job run at ... and failed)"),
+        (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
+        (Evidence(RunState.LOST), Kind.LOST, None),
+        (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
+         "Slurm says PREEMPTED"),
+        (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED, "it was cancelled before it began"),
+        (Evidence(RunState.CANCELLED, word="CANCELLED"), Kind.CANCELLED, "CANCELLED"),
+        (Evidence(RunState.DONE, ended=0), Kind.DONE, None),
+    ],
+)  # fmt: skip
+def test_the_verdict(evidence: Evidence, kind: Kind, cause: str | None) -> None:
+    verdict = classify(evidence)
+    assert verdict.kind is kind
+    if cause is not None:
+        assert verdict.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("stop", "stays", "more", "kind", "cause"),
+    [
+        ("its time is nearly up", "resume.how=never", {}, Kind.WALL_TIME,
+         "its time is nearly up at step 120; resume.how=never"),
+        ("its stop file", "its stop file", {}, Kind.STOPPED, "its stop file at step 120"),
+        ("told to stop (rank 0 on node1)", "Slurm ends its job (PREEMPTED)", {}, Kind.PREEMPTED, None),
+        ("told to stop (rank 0 on node1)", "it was cancelled", {"cancelled": True}, Kind.CANCELLED, None),
+        ("told to stop (rank 0 on node1)", "", {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
+        ("node2 has not been heard of for 30 s (launch.heartbeat)", "", {}, Kind.NODE_LOST, None),
+        ("all agents were killed (exit code 137)", "", {}, Kind.KILLED, None),
+        ("ranks 0, 1 on node1 left with exit code 75", "", {}, Kind.STOPPED, None),
+    ],
+)  # fmt: skip
+def test_an_attempt_that_stopped(stop: str, stays: str, more: dict[str, Any], kind: Kind, cause: str | None) -> None:
+    verdict = classify(
+        Evidence(
+            RunState.STOPPED, ended=75, scheduler="Slurm", stop={"event": "stop", "cause": stop, "step": 120},
+            stays={"event": "stays", "what": "stays", "why": stays}, **more,
+        )
+    )  # fmt: skip
+    assert verdict.kind is kind
+    if cause is not None:
+        assert verdict.cause == cause
+
+
+def test_a_run_that_was_given_up() -> None:
+    why = "two attempts in a row got no further than step 10: is time=60s too short for a start, a step and a save?"
+    verdict = classify(Evidence(RunState.FAILED, ended=93, stays={"event": "stays", "what": "given_up", "why": why}))
+    assert verdict == Verdict(Kind.NO_PROGRESS, f"given up: {why}")
+
+
+def test_a_set_up_line_that_failed() -> None:
+    told = {"event": "setup_failed", "line": 2, "host": "node1", "code": 1}
+    verdict = classify(Evidence(RunState.FAILED, fault=told, cluster="mine", setup="module load cuda"))
+    assert verdict == Verdict(Kind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
+
+
+def test_the_line_that_told_it_is_kept() -> None:
+    verdict = classify(failed("rank 1 on node2: killed by SIGABRT", log=("a", NCCL_TIMEOUT, "b")))
+    assert verdict.sign == NCCL_TIMEOUT
+
+
+# -- what to do
+
+
+def steps(kind: Kind, cause: str = "", **more: Any) -> str:
+    plan = more.pop("plan", None) or plan_of()
+    found = advice(Case("run-1", "python -m launcher", plan, Verdict(kind, cause), **more))
+    return "\n".join(f"{step.words}|{step.command}" for step in found)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_words_and_something_to_do(kind: Kind) -> None:
+    assert kind.words
+    assert bool(steps(kind)) is (kind is not Kind.DONE)
+
+
+def test_more_memory_is_named_with_what_was_used() -> None:
+    told = steps(Kind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
+    assert "ask for more memory (it used 15.8G of 16G)|python -m launcher resume run-1 mem=32G" in told
+    assert "mem=MORE" in steps(Kind.OUT_OF_MEMORY)
+    killed = "rank 1 on node2: killed by SIGKILL"
+    assert "of which it may have 16G|python -m launcher resume run-1 mem=32G" in steps(
+        Kind.KILLED, killed, memory={"limit": 16 * GIB}
+    )
+    assert "mem=" not in steps(Kind.KILLED, killed, memory={"largest": GIB})
+    local = steps(Kind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": Scheduler.local}), memory={"largest": GIB})
+    assert "mem=" not in local
+
+
+def test_other_advice_has_commands_that_can_be_copied() -> None:
+    assert "resume run-1 time=02:00:00" in steps(Kind.WALL_TIME)
+    assert steps(Kind.WALL_TIME, saved=True).startswith(
+        "go on from the last checkpoint|python -m launcher resume run-1\n"
+    )
+    assert "cluster.exclude=node2" in steps(Kind.NODE_LOST, host="node2")
+    excluding = plan_of(cluster={"exclude": "node7"})
+    assert "\"cluster.exclude='node7,node2'\"" in steps(Kind.NODE_LOST, host="node2", plan=excluding)
+    assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": Scheduler.pbs}))
+    assert "tell the site" in steps(Kind.GPU_ERROR, "NVRM: Xid 79")
+    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "CUDA error: device-side assert triggered")
+    assert "signal 9" in steps(Kind.EXITED, code=137)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(16 * GIB, "16G"), (int(15.8 * GIB), "15.8G"), (838860800, "800M"), (5, "5"), (2048, "2K")]
+)
+def test_amounts(size: int, text: str) -> None:
+    assert amount(size) == text
+
+
+# -- tracebacks and stacks
+
+IMPORT = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
+    return _bootstrap._gcd_import(name[level:], package, level)
+           ^^^^^^^^^^^^^^^^^^^
+  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
+  File "/home/me/train.py", line 3, in <module>
+    import flash_attn
+ModuleNotFoundError: No module named 'flash_attn'"""
+
+
+def test_the_import_machinery_is_not_shown() -> None:
+    assert traces.own_frames(IMPORT).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 3, in <module>',
+        "    import flash_attn",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+    ]  # fmt: skip
+
+
+def test_of_a_long_traceback_runs_of_library_frames_are_a_line() -> None:
+    library = "".join(
+        f'  File "/venv/lib/python3.11/site-packages/torch/{n}.py", line {n}, in f\n    x\n' for n in range(9)
+    )
+    trace = f'Traceback (most recent call last):\n  File "/home/me/a.py", line 1, in main\n    go()\n{library}E: no'
+    assert traces.own_frames(trace).splitlines() == [
+        "Traceback (most recent call last):", '  File "/home/me/a.py", line 1, in main', "    go()",
+        "  ... 8 frames of libraries",
+        '  File "/venv/lib/python3.11/site-packages/torch/8.py", line 8, in f', "    x", "E: no",
+    ]  # fmt: skip
+    short = trace.replace(library, library[: library.index('  File "/venv/lib/python3.11/site-packages/torch/3')])
+    assert traces.own_frames(short) == short
+
+
+def test_a_log_up_to_its_last_chain_of_tracebacks() -> None:
+    head = "Traceback (most recent call last):"
+    log = ["a", head, "  x", "K: 1", "b", head, "  y", "", "During handling of the above exception, another exception "
+           "occurred:", "", head, "  z", "E: 2"]  # fmt: skip
+    assert traces.before_traceback(log) == log[:5]
+    assert traces.before_traceback(["a"]) == ["a"]
+    assert traces.last_traceback([*log, "words after it"]) == "\n".join(log[5:])
+    assert traces.last_traceback(["a"]) == ""
+
+
+def test_where_a_rank_crashed() -> None:
+    log = ["step 1", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
+           '  File "/usr/lib/python3.11/threading.py", line 3 in wait', "",
+           "Current thread 0x2 (most recent call first):", '  File "/home/me/a.py", line 9 in load',
+           '  File "/src/launcher/node/rank.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
+           "Extension modules: numpy (total: 1)"]  # fmt: skip
+    assert traces.crash(log) == ('File "/home/me/a.py", line 9 in load',)
+    assert traces.before_crash(log) == ["step 1"]
+    assert traces.crash(["all is well"]) == ()
+
+
+# -- the memory of a node
+
+
+def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
+    from launcher.node import memory
+
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    write("proc/vmstat", "nr_free_pages 1\noom_kill 3\n")
+    write("proc/self/cgroup", "0::/slurm/job_5/step_0\n")
+    write("sys/fs/cgroup/slurm/job_5/step_0/memory.max", "max\n")
+    write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 1\noom_kill 1\n")
+    write("sys/fs/cgroup/slurm/job_5/memory.max", f"{GIB}\n")
+    write("sys/fs/cgroup/slurm/job_5/memory.peak", "1000\n")
+    watch = memory.Watch(tmp_path)
+    assert {name: value for name, value in watch.told().items() if name != "largest"} == {"limit": GIB, "peak": 1000}
+    write("sys/fs/cgroup/slurm/job_5/step_0/memory.events", "low 0\noom 2\noom_kill 2\n")
+    write("proc/vmstat", "oom_kill 4\n")
+    told = watch.told()
+    assert (told["kills"], told["host_kills"]) == (1, 1)
+
+    write("proc/self/cgroup", "4:cpu:/x\n3:memory:/slurm/job_6\n0::/\n")
+    write("sys/fs/cgroup/memory/slurm/job_6/memory.limit_in_bytes", f"{2 * GIB}\n")
+    write("sys/fs/cgroup/memory/slurm/job_6/memory.max_usage_in_bytes", "7\n")
+    write("sys/fs/cgroup/memory/slurm/job_6/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert memory.group(tmp_path) == memory.group(tmp_path).__class__(2 * GIB, 7, 5)
+    assert memory.group(tmp_path / "nothing").limit is None
+
+
+# -- the docs
+
+
+def test_the_docs_have_a_line_for_every_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "post-mortem.md").read_text()
+    assert [kind for kind in Kind if f"| `{kind.value}` |" not in page] == []

@@ -1,0 +1,290 @@
+"""What `post-mortem` reads of a run's files, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import live
+from launcher.backends import slurm_history
+from launcher.backends.base import JobState
+from launcher.backends.slurm_history import Past
+from launcher.cli import commands
+from launcher.cli.text import cause
+from launcher.errors import LauncherError
+from launcher.post_mortem import evidence, findings
+from launcher.runs import Attempt, Run, append
+from tests.unit.plans import plan_of
+
+TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in main\n    f()\nValueError: no'
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of four ranks whose scheduler has forgotten it."""
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(live.Live, "job", lambda *_: (None, "", True))
+    monkeypatch.setattr(evidence, "memories", lambda *_: [])
+    (tmp_path / "runs").mkdir()
+    run = Run.create(tmp_path / "runs" / "a")
+    run.write_record(plan_of(nodes=2, procs_per_node=2), {}, {"launcher": "1", "token": "t"})
+    run.journal("submitted", job="7")
+    return run
+
+
+def attempt(run: Run, number: int = 0, *, code: int | None = 1, output: int = 0, **fault: Any) -> Attempt:
+    """An attempt of it that failed in this way."""
+    made = Attempt(run, number)
+    (made.path / "events").mkdir(parents=True)
+    made.logs.mkdir()
+    append(made.events_file("script"), "started", job="7", host="node1", output=output)
+    if fault:
+        append(made.events_file("node-0"), "fault", **{"host": "node2", "exit_code": 1, **fault})
+    if code is not None:
+        append(made.events_file("script"), "ended", code=code)
+    return made
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str]:
+        try:
+            code = commands.main(["post-mortem", *arguments])
+        except LauncherError as error:
+            return error.exit_code, str(error)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def verdict(call: Call, *arguments: str) -> dict[str, Any]:
+    return dict(json.loads(call("a", "--json", *arguments)[1])["verdict"])
+
+
+def test_an_error_in_the_code(made: Run, call: Call) -> None:
+    logs = attempt(made, rank=3, cause="rank 3 on node2: ValueError: no", traceback=TRACE).logs
+    write(logs / "rank-3.out", "step 1\n\x1b[2Jstep 2\n")
+    write(logs / "rank-3.err", f"a warning\n{TRACE}\n")
+    write(logs / "rank-0.err", f"{TRACE}\n")
+    write(logs / "rank-1.err", f"{TRACE.replace('ValueError: no', 'KeyError: 3')}\n")
+    write(logs / "rank-2.err", "lost another rank: Connection closed by peer\n")
+    code, shown = call("a")
+    assert code == 0
+    assert shown.startswith(
+        "a: an error in the code\n\ncause      rank 3 on node2: ValueError: no\nkind       exception\n"
+    )
+    for words in (
+        "first      rank 3 on node2 at 20", "others     rank 0 had the same error",
+        "others     rank 1 had another error: KeyError", "others     rank 2 only followed",
+        "             python -m launcher resume a\n", f"Traceback of rank 3:\n{TRACE}",
+        "Last words of rank 3:\n  step 1\n  step 2\n  a warning\n", f"its errors {logs}/rank-3.err",
+    ):  # fmt: skip
+        assert words in shown
+    assert "\x1b" not in shown
+    told = verdict(call)
+    assert (told["same"], told["others"], told["followed"]) == ([0], {"1": "KeyError: 3"}, [2])
+
+
+def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call: Call) -> None:
+    logs = attempt(made, rank=1, cause="rank 1 on node2: exited with code 1", traceback="", code=1).logs
+    write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
+    told = verdict(call)
+    assert (told["kind"], told["traceback"], told["log"]) == ("exception", TRACE, ["a warning"])
+    assert told["cause"] == "rank 1 on node2: exited with code 1: ValueError: no"
+
+
+def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
+    attempt(made, rank=1, cause="rank 1 on node2: killed by SIGKILL", memory={"kills": 1})
+    line = cause(live.look(made, live.Live()))
+    assert line == verdict(call)["cause"]
+    assert line == "rank 1 on node2: killed by SIGKILL; the kernel killed for lack of memory in its cgroup"
+
+
+def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: Run, call: Call) -> None:
+    first = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-21T21:10:05 DUE TO PREEMPTION ***\n"
+    second = "slurmstepd: error: StepId=7.0 exceeded memory limit (900 > 800), being killed\n"
+    write(made.path / "output-7.log", first + second)
+    attempt(made, 0, code=143)
+    attempt(made, 1, code=137, output=len(first))
+    assert (verdict(call)["kind"], verdict(call)["memory"]) == ("out-of-memory", {"used": 900, "limit": 800})
+    told = verdict(call, "--attempt", "0")
+    assert told["kind"] == "preempted"
+    code, shown = call("a")
+    assert code == 0
+    assert shown.startswith(
+        "attempt 0  preempted: no rank said why (exit code 143); Slurm says PREEMPTED\nattempt 1  out"
+    )
+
+
+def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
+    write(made.path / "output-7.log", "mine\n")
+    write(made.path / "output-8.log", "another's\n")
+    assert evidence.output_lines(made, attempt(made)) == ["mine"]
+
+
+def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "memories", lambda *_: [Past("CANCELLED", by="0", used=5000)])
+    attempt(made, code=143, cause="node1 was told to stop (SIGTERM)")
+    told = verdict(call)
+    assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
+
+
+def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> None:
+    attempt_made = attempt(
+        made, rank=1, kind="hung", host="node1",
+        cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
+    )  # fmt: skip
+    append(attempt_made.events_file("node-0"), "restart", round=1, cause="rank 0 on node1: killed by SIGKILL")
+    head = "hread 0x1 (most recent call first):\n"
+    stack = f'T{head}  File "/t.py", line 1 in wait\n\nCurrent t{head}'
+    for rank in range(4):
+        write(attempt_made.logs / f"rank-{rank}.stacks", "of another round")
+        where = "load" if rank == 1 else "all_reduce"
+        write(attempt_made.logs / f"rank-{rank}.round-1.stacks", f'{stack}  File "/home/me/a.py", line 9 in {where}\n')
+    told = verdict(call)
+    assert (told["kind"], told["host"]) == ("hang", "node2")
+    assert told["stacks"] == [
+        {"ranks": [0, 2, 3], "frames": ['File "/home/me/a.py", line 9 in all_reduce']},
+        {"ranks": [1], "frames": ['File "/home/me/a.py", line 9 in load']},
+    ]
+    assert told["restarts"] == ["rank 0 on node1: killed by SIGKILL"]
+    shown = call("a")[1]
+    assert "Stack of ranks 0, 2-3, the newest frame first:" in shown
+    assert "before     round 1 began because rank 0 on node1: killed by SIGKILL" in shown
+
+
+def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
+    assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
+    attempt(made, code=75)
+    append(Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", step=7)
+    code, shown = call("a")
+    assert code == 1
+    assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
+    assert call("a", "--attempt", "0")[0] == 0
+    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.RUNNING, "", True))
+    assert call("a") == (1, "a is not over: it is running\nsee python -m launcher status a\n")
+    assert call("a", "--attempt", "0")[0] == 1
+
+
+def test_a_run_that_is_done_has_no_cause(made: Run, call: Call) -> None:
+    attempt(made, code=0)
+    assert call("a") == (0, "a is done: there is no cause to look for\n")
+
+
+def test_a_run_that_never_began(made: Run, call: Call) -> None:
+    told = verdict(call)
+    assert (told["kind"], told["attempt"]) == ("never-started", None)
+    code, shown = call("a")
+    assert (code, shown.startswith("a: never started\n")) == (0, True)
+
+
+def test_bad_input(made: Run, call: Call) -> None:
+    assert call("b")[0] == 1
+    attempt(made)
+    assert call("a", "--attempt", "3") == (1, "a has no attempt 3: its attempts are 0 to 0")
+    assert call("a", "--attempt", "x") == (2, "--attempt: 'x' is not a whole number from 0 up; "
+                                              "`python -m launcher post-mortem --help` tells more")  # fmt: skip
+
+
+def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:
+    attempt_made = attempt(made, rank=1, cause="rank 1 on node2: killed by SIGABRT")
+    write(attempt_made.logs / "rank-1.err", "terminate called\nstd::bad_alloc")
+    (attempt_made.logs / "rank-0.err").symlink_to("/nowhere")
+    (attempt_made.logs / "rank-x.err").touch()
+    with attempt_made.events_file("node-0").open("a") as file:
+        file.write('{"time": 12, "event": "fau')
+    assert verdict(call)["kind"] == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    "name", ["record.json", "journal.jsonl", "attempts/0/events/script.jsonl", "attempts/0/events/node-0.jsonl",
+             "attempts/0/logs/rank-1.err", "output-7.log"],
+)  # fmt: skip
+def test_a_file_that_was_cut_off_anywhere_is_no_reason_to_crash(made: Run, call: Call, name: str) -> None:
+    logs = attempt(made, rank=1, cause="rank 1 on node2: exited with code 1", memory={"largest": 5}).logs
+    write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
+    write(made.path / "output-7.log", NOTICES)
+    path, whole = made.path / name, (made.path / name).read_bytes()
+    for end in range(0, len(whole), max(1, len(whole) // 25)):
+        path.write_bytes(whole[:end])
+        code, shown = call("a")
+        assert code == 0 or (code == 1 and "/a" in shown), shown
+
+
+NOTICES = "slurmstepd: error: StepId=7.0 exceeded memory limit (900 > 800), being killed\n"
+
+
+def test_the_tail_of_a_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\ntwo\r\nbar 1\rbar 2\nthree")
+    assert evidence.tail(path) == ["one", "two", "bar 2", "three"]
+    assert evidence.tail(path, 4) == ["two", "bar 2", "three"]
+    assert evidence.tail(path, 0, 4) == ["one"]
+    assert evidence.tail(path, most=8) == ["three"]
+    assert evidence.tail(path, 99) == []
+    assert evidence.tail(tmp_path / "none") == []
+
+
+SACCT = """\
+12|PREEMPTED|2026-11-21T21:08:34|2026-11-21T21:10:05|
+12.batch|CANCELLED|2026-11-21T21:08:34|2026-11-21T21:10:05|3416K
+12.0|CANCELLED|2026-11-21T21:08:34|2026-11-21T21:10:05|389.5M
+12|CANCELLED by 1000|2026-11-21T21:20:34|2026-11-21T21:21:05|
+"""
+
+
+def test_accountings_answer_is_read() -> None:
+    first, second = slurm_history.parse(SACCT)
+    assert first == Past("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
+    assert (second.word, second.by, second.used) == ("CANCELLED", "1000", None)
+    assert slurm_history.parse("") == []
+
+
+def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> None:
+    pasts = slurm_history.parse(SACCT)
+    begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
+    first = attempt(made)
+    append(first.events_file("script"), "started", job="7")
+    text = first.events_file("script").read_text().splitlines()
+    first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
+    assert evidence.past_of(pasts, first, last=False) == pasts[0]
+    assert evidence.past_of(pasts, first, last=True) == pasts[1]
+    assert evidence.past_of([], first, last=True) is None
+
+
+def test_what_pbs_remembers() -> None:
+    record = {
+        "comment": "Job run at Sat Nov 21 on (n1) and terminated by ann@login1",
+        "resources_used": {"mem": "2048kb"},
+    }
+    assert evidence._past(record) == Past("", by="ann", used=2 << 20)
+    assert evidence._past({}) == Past("")
+
+
+@pytest.mark.parametrize(
+    ("told", "host"),
+    [
+        ("rank 3, 4 on node2 did not join the others within 300 s", "node2"),
+        ("rank 1 on node4 is in no collective", "node4"),
+        ("node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)", "node2"),
+        ("node2 (node 1) did not reach node1 (node 0) in time: 1 of 2 arrived", "node2"),
+        ("node2 lost contact with node1, which runs rank 0", "node1"),
+        ("node1 was told to stop (SIGTERM)", ""),
+    ],
+)
+def test_the_host_that_is_accused(told: str, host: str) -> None:
+    assert findings._named_host(told) == host

@@ -1,0 +1,60 @@
+"""What is said of a profile of the user's own that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import submit
+from launcher.errors import BAD_INPUT, ConfigError
+
+BASE = "defaults: [slurm, _self_]\nname: mine\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BASE + "partitoin: gpu\n", "mine.yaml: there is no key 'partitoin'. Did you mean partition"),
+        (BASE + "limits: {node: 3}\n", "mine.yaml: there is no key 'limits.node'. Did you mean limits.nodes"),
+        (BASE + "limits: {nodes: many}\n", "mine.yaml: limits.nodes=many: it must be a whole number"),
+        (BASE + "check: perhaps\n", "mine.yaml: check=perhaps: it must be true or false"),
+        (BASE + "setup: module load cuda\n", "mine.yaml: setup: it must be a list ([one, two])"),
+        (BASE + "environment: [A]\n", "mine.yaml: a list stands where a section of its own"),
+        (BASE + "scheduler: slrum\n", "mine.yaml: scheduler=slrum: it is one of local, slurm, pbs, allocation. Did"),
+        (BASE + "required: [acount]\n", "cluster.required: there is no key cluster.acount. Did you mean account?"),
+        (BASE + "limits: {time: soon}\n", "cluster.limits of the profile of cluster=mine: 'soon' is not a time"),
+        ("defaults: [slurmm, _self_]\n", "mine.yaml: there is no cluster/slurmm to start from. Did you mean slurm"),
+        ("name: mine\npartition: gpu\n", "the profile of cluster=mine names no scheduler: begin its file with"),
+        ("- slurm\n", "mine.yaml: it must have lines of the form KEY: VALUE"),
+        (BASE + "x: [\n", "mine.yaml, line 4: this is no YAML:"),
+        (BASE + "required: [account]\n", "cluster.account is not set, and cluster=mine wants it: add cluster.account="),
+        (BASE + "queue: gpu\n", "cluster.queue is a key for pbs, and cluster=mine is slurm: use cluster.partition"),
+    ],
+)  # fmt: skip
+def test_a_wrong_profile_is_told_with_its_file_and_key(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/mine.yaml").write_text(text)
+    try:
+        code, words = submit.main(["workload=collective", "cluster=mine", "dry_run=true", "cluster.check=false"]), ""
+    except ConfigError as error:
+        code, words = error.exit_code, str(error)
+    words += capsys.readouterr().err
+    assert code == BAD_INPUT
+    assert told in words
+    assert "Traceback" not in words
+    assert len(words.strip().splitlines()) == 1, "one line"
+
+
+def test_a_profile_that_there_is_not_is_told_with_near_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    assert submit.main(["workload=collective", "cluster=perlmuter"]) == BAD_INPUT
+    assert (
+        "there is no cluster=perlmuter. Did you mean perlmutter? Known: allocation, casper" in capsys.readouterr().err
+    )

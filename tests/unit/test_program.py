@@ -1,0 +1,297 @@
+"""A rank that becomes the user's own program: what it executes, what it finds, how it is told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import saves
+from launcher.config import Program
+from launcher.node import minder, program, script
+from launcher.node.again import further
+from launcher.node.minder import Minder
+from launcher.plan import JobPlan
+from tests.unit.plans import bare_plan, plan_of
+
+PYTHON = sys.executable
+
+
+def plan(**keys: Any) -> JobPlan:
+    fields = {name: keys.pop(name) for name in ("procs_per_node", "cpus_per_proc") if name in keys}
+    return plan_of(workload=Program("program", "m:f", seed=0, **keys), **fields)
+
+
+@pytest.mark.parametrize(
+    ("keys", "executable", "words"),
+    [
+        (
+            {"script": "train.py", "args": ["--lr", "0.1"]},
+            False,
+            [PYTHON, "-u", "*", "script", "train.py", "--lr", "0.1"],
+        ),
+        ({"module": "pkg.mod", "args": []}, False, [PYTHON, "-u", "*", "module", "pkg.mod"]),
+        ({"script": "t.py", "python": "/opt/bin/python"}, False, ["/opt/bin/python", "-u", "*", "script", "t.py"]),
+        ({"script": "/bin/echo", "args": ["a b"]}, True, ["/bin/echo", "a b"]),
+    ],
+)
+def test_what_a_rank_executes(keys: dict[str, Any], executable: bool, words: list[str]) -> None:
+    told = program.command(plan(**keys).params, PYTHON, executable=executable)
+    assert told == [script.__file__ if word == "*" else word for word in words]
+
+
+def test_a_program_of_this_folder_is_not_searched_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program.command(plan(script="a.out").params, PYTHON, executable=True) == [str(tmp_path / "a.out")]
+
+
+@pytest.mark.parametrize(
+    ("procs", "cpus", "environ", "threads"),
+    [
+        (1, 1, {}, None),  # as torchrun: nothing to share
+        (2, 1, {}, "1"),
+        (1, 4, {}, "4"),
+        (2, 3, {}, "3"),
+        (2, 3, {"OMP_NUM_THREADS": "7"}, None),  # which is kept
+    ],
+)
+def test_ranks_share_the_cpus_of_their_node(
+    procs: int, cpus: int, environ: dict[str, str], threads: str | None
+) -> None:
+    found = program.variables(plan(script="t.py", procs_per_node=procs, cpus_per_proc=cpus), environ, 0, 0)
+    assert found.get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(("attempt", "lives", "told"), [(0, 0, "0"), (1, 0, "1"), (0, 2, "1"), (3, 1, "1")])
+def test_a_program_knows_whether_it_was_started_before(attempt: int, lives: int, told: str) -> None:
+    assert program.variables(plan(script="t.py"), {}, attempt, lives)["LAUNCHER_RESTART"] == told
+
+
+# -- a script is run as `python` itself runs it
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script's text or a module by the bootstrap, or by python alone."""
+
+    def call(text: str, *arguments: str, bare: bool = False, module: str = "") -> subprocess.CompletedProcess[str]:
+        folder = tmp_path / "code"
+        (folder / "pkg").mkdir(parents=True, exist_ok=True)
+        (folder / "pkg" / "__init__.py").touch()
+        (folder / "beside.py").write_text("VALUE = 7\n")
+        (folder / "train.py").write_text(text)
+        (folder / "pkg" / "train.py").write_text(text)
+        words = ["-m", f"pkg.{module}"] if module else ["code/train.py"]
+        if not bare:
+            words = [script.__file__, *(("module", f"pkg.{module}") if module else ("script", "code/train.py"))]
+        told = {"symptoms": "Connection reset by peer", "patience": 0.0}
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "LAUNCHER"))
+        }
+        environ |= {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "LAUNCHER_PROGRAM": json.dumps(told)}
+        return subprocess.run(
+            [PYTHON, "-u", *words, *arguments], cwd=folder if module else tmp_path, env=environ, text=True,
+            capture_output=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return call
+
+
+SHOWS = """
+import __main__, os, pickle, sys
+if __name__ == "__main__":
+    class Local: pass
+    print(sys.argv, __file__, __name__, __package__, __spec__ and __spec__.name)
+    print(sys.path[:2], __main__.SHOWN if "SHOWN" in vars(__main__) else None)
+    SHOWN = 1
+    assert vars(__main__)["SHOWN"] == 1 and pickle.loads(pickle.dumps(Local())).__class__ is Local
+    assert not [name for name in sys.modules if name.startswith(("torch", "launcher"))]
+"""
+
+
+@pytest.mark.parametrize("module", ["", "train"])
+def test_it_finds_what_python_would_give_it(run: Callable[..., Any], module: str) -> None:
+    ours, pythons = (run(SHOWS, "--lr", "0.1", bare=bare, module=module) for bare in (False, True))
+    assert pythons.returncode == 0, pythons.stderr
+    assert (ours.stdout, ours.stderr, ours.returncode) == (pythons.stdout, pythons.stderr, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('no data')",
+        "import os; os._exit(75)",
+        "import atexit; atexit.register(print, 'at exit')",
+        "import threading; threading.Thread(target=print, args=('late',)).start()",
+        "import beside; print(beside.VALUE); raise ValueError('banana')",
+        "def f(:",
+        "import sys\nsys.stdin.read()\nopen('no/such/file')",
+        "import multiprocessing as mp\ndef f(n): print('child', n)\n"
+        "if __name__ == '__main__':\n p = mp.get_context('spawn').Process(target=f, args=(5,)); p.start(); p.join()",
+        "import multiprocessing as mp\nmp.set_start_method('spawn')",
+    ],
+)
+def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) -> None:
+    ours, pythons = run(text), run(text, bare=True)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (pythons.returncode, pythons.stdout, pythons.stderr)
+
+
+def told(tmp_path: Path) -> tuple[str, str]:
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert (tmp_path / "error.json").stat().st_mode & 0o777 == 0o600
+    return message["message"], message["extraInfo"]["py_callstack"]
+
+
+def test_its_error_is_told_without_our_frames(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("def inner():\n    raise ValueError('banana')\ninner()\n")
+    message, trace = told(tmp_path)
+    assert message == "ValueError: banana"
+    assert trace == (
+        f'Traceback (most recent call last):\n  File "{tmp_path}/code/train.py", line 3, in <module>\n    inner()\n'
+        f"  File \"{tmp_path}/code/train.py\", line 2, in inner\n    raise ValueError('banana')\nValueError: banana\n"
+    )
+
+
+def test_words_for_sys_exit_are_told(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("import sys; sys.exit('no such file: weights.pt')")
+    assert told(tmp_path)[0] == "sys.exit('no such file: weights.pt')"
+
+
+def test_one_that_lost_another_rank_says_so_in_a_line(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("raise RuntimeError('gloo: Connection reset by peer')")
+    assert (done.returncode, done.stderr) == (1, "lost another rank: gloo: Connection reset by peer\n")
+    assert told(tmp_path)[0] == "RuntimeError: gloo: Connection reset by peer"
+
+
+def test_no_module_of_the_launchers_folder_hides_one_of_pythons(run: Callable[..., Any]) -> None:
+    done = run("import sys; print([each for each in sys.path if each.endswith('launcher/node')])")
+    assert done.stdout == "[]\n"
+
+
+# -- what counts as progress
+
+
+def files_of(tmp_path: Path, checkpoint: str | None = None) -> JobPlan:
+    (tmp_path / "work" / "out").mkdir(parents=True)
+    params = {**plan(script="t.py").params, "checkpoint": checkpoint}
+    return bare_plan(
+        workdir=str(tmp_path / "work"),
+        checkpoint_dir=str(tmp_path / "run" / "checkpoints"),
+        kind="Program",
+        params=params,
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "file", "counts"),
+    [
+        (None, "run/checkpoints/any.bin", True),
+        (None, "run/checkpoints/deep/er/any", True),
+        (None, "work/snapshot.pt", True),
+        (None, "work/model.safetensors", True),
+        (None, "work/log.txt", False),
+        (None, "work/out/last.pt", False),  # only the folder itself is looked at
+        ("out", "work/out/last.bin", True),
+        ("out/*.bin", "work/out/last.bin", True),
+        ("out/*.bin", "work/out/last.txt", False),
+        ("state.bin", "work/state.bin", True),
+        ("state.bin", "work/snapshot.pt", False),
+        ("state.bin", "run/checkpoints/any.bin", True),
+    ],
+)
+def test_what_a_program_saves_is_noticed(tmp_path: Path, checkpoint: str | None, file: str, counts: bool) -> None:
+    mine = files_of(tmp_path, checkpoint)
+    assert saves.newest(mine) == -1
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, ns=(5, 5))
+    assert saves.newest(mine) == (5 if counts else -1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "steps"),
+    [
+        ([], []),
+        ([(3, -1), (3, -1), (9, -1)], [3, 3, 9]),  # no files: the steps themselves
+        ([(-1, 5), (-1, 5), (-1, 5)], [0, 0, 0]),
+        ([(-1, -1), (-1, 5)], [-1, 0]),
+        ([(-1, 5), (-1, 9), (-1, 9), (-1, 11)], [0, 1, 1, 2]),
+        ([(10, 5), (12, 5), (11, 5), (11, 6)], [0, 1, 1, 2]),
+    ],
+)
+def test_how_far_attempts_got(ends: list[tuple[int, int]], steps: list[int]) -> None:
+    assert further(ends) == steps
+
+
+# -- when it is told to stop
+
+
+@given(st.floats(0, 1e4), st.floats(1, 1e3), st.floats(-1e3, 1e5))
+def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: float, left: float) -> None:
+    found = minder.patience(grace, lead, left)
+    assert 0 <= found <= grace
+    if left > 0 and found < grace:
+        assert found == max(0.0, left - min(minder.LAST_WORDS, lead / 2))
+
+
+def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
+    mine = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program", params=plan(script="t.py").params)
+    return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first)
+
+
+@pytest.mark.parametrize(("left", "cause"), [(10.0, "its time is nearly up"), (10_000.0, None)])
+def test_a_program_is_told_before_its_time_is_up(tmp_path: Path, left: float, cause: str | None) -> None:
+    assert minding(tmp_path, left).cause(time.monotonic()) == cause
+
+
+@pytest.mark.parametrize(("first", "cause"), [(True, "its stop file"), (False, None)])
+def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, cause: str | None) -> None:
+    (tmp_path / "stop").touch()
+    assert minding(tmp_path, 10_000, first=first).cause(time.monotonic()) == cause
+
+
+def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
+    mine = bare_plan(run_dir=str(tmp_path), kind="Program", params=plan(script="t.py").params)
+    assert Minder(mine, {}, first=True).cause(time.monotonic()) is None
+    assert Minder(mine, {}, first=True).patience(0.0) == mine.grace
+
+
+# -- its place in the agent's memory
+
+
+def test_a_program_finds_its_slot_and_what_it_starts_does_not() -> None:
+    from launcher.node import pulse
+
+    signs = pulse.Pulse(2)
+    source = (
+        "import subprocess, sys\nfrom launcher.node import pulse\n"
+        "slot = pulse.mine()\nslot.listen()\nslot.beat(41)\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', 'import sys; from launcher.node import pulse; "
+        "sys.exit(pulse.mine() is not None)'], close_fds=False))"
+    )
+    os.set_inheritable(signs.share(), True)
+    pid = os.fork()
+    if pid == 0:
+        os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{signs.share()}:1"
+        os.execv(PYTHON, [PYTHON, "-c", source])
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    nobody, mine = signs.signs()
+    assert (nobody.listens, nobody.step, mine.listens, mine.step) == (False, -1, True, 41)
+
+
+def test_every_way_to_tell_a_program_is_a_signal() -> None:
+    from launcher.config import StopSignal
+
+    assert all(each.value in signal.Signals.__members__ for each in StopSignal)

@@ -1,0 +1,171 @@
+"""The profiles of well-known sites in conf/cluster/: each renders, and has what the site's own documentation has."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from launcher import render
+from launcher.cli import schema
+from launcher.cli.submit import typed
+from launcher.config import Config, LaunchMode
+from launcher.errors import ConfigError
+from launcher.inputs import Inputs
+from launcher.paths import resource
+from launcher.plan import Site
+from launcher.submit import planned
+
+FOLDER = resource("conf") / "cluster"
+OURS = ("allocation", "local", "pbs", "slurm")
+SITES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in OURS)
+# What fills a node: GPUs, CPUs for each.
+NODE = {
+    "perlmutter": (4, 32), "lumi-g": (8, 7), "frontier": (8, 7), "roihu": (4, 72),
+    "polaris": (4, 16), "derecho": (4, 16), "casper": (4, 1),
+}  # fmt: skip
+
+
+@functools.cache
+def profile(name: str) -> Config:
+    """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
+    schema.register()
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
+
+
+def script_of(name: str, *, account: str | None = "abc123", launch: str = "agent", **keys: Any) -> list[str]:
+    """The lines of a run's script, in which it is checked against the profile's limits."""
+    config = copy.deepcopy(profile(name))
+    config.cluster.account, config.launch.mode = account, LaunchMode(launch)
+    plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
+    return render.script(plan, token="t").splitlines()
+
+
+def full_node(name: str, nodes: int, **keys: Any) -> list[str]:
+    gpus, cpus = NODE[name]
+    return script_of(name, nodes=nodes, gpus_per_node=gpus, cpus_per_proc=cpus, **keys)
+
+
+def test_every_profile_is_tested() -> None:
+    assert set(SITES) == set(NODE)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("mode", ["agent", "tasks"])
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_renders_for_whole_nodes(name: str, nodes: int, mode: str) -> None:
+    lines = full_node(name, nodes, launch=mode)
+    assert lines[0] == "#!/bin/bash"
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_renders_without_gpus(name: str) -> None:
+    assert script_of(name)
+
+
+# What an example in the site's own documentation asks for, with our way to ask for the same.
+DOCUMENTED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "perlmutter": (
+        {"launch": "tasks", "time": "10m"},
+        ["--constraint=gpu", "--account=abc123", "--qos=regular", "--nodes=2", "--ntasks-per-node=4",
+         "--gpus-per-node=4", "--cpus-per-task=32", "--time=00:10:00"],
+    ),
+    "lumi-g": (
+        {"launch": "tasks", "time": "36h"},
+        ["--partition=standard-g", "--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--time=1-12:00:00",
+         "--account=abc123", "--exclusive"],
+    ),
+    "frontier": (
+        {"time": "5m"}, ["--account=abc123", "--time=00:05:00", "--partition=batch", "--nodes=2",
+                      "--network=disable_rdzv_get"],
+    ),
+    "roihu": (
+        {"launch": "tasks", "time": "30m"},
+        ["--account=abc123", "--partition=gpularge", "--time=00:30:00", "--nodes=2", "--ntasks-per-node=4",
+         "--cpus-per-task=72", "--gres=gpu:gh200:4"],
+    ),
+    "polaris": (
+        {"time": "30m"},
+        ["-l select=2:system=polaris", "-l place=scatter", "-l walltime=00:30:00", "-l filesystems=home:eagle",
+         "-q debug", "-A abc123"],
+    ),
+    "derecho": (
+        {"launch": "tasks"},
+        ["-A abc123", "-q main", "-l walltime=01:00:00", "-l select=2:ncpus=64:mpiprocs=4:ngpus=4",
+         "-l job_priority=regular"],
+    ),
+    "casper": (
+        {"launch": "tasks", "mem": "40G"},  # 40GB, in KiB
+        ["-A abc123", "-l select=2:ncpus=4:mpiprocs=4:ngpus=4:mem=41943040kb:gpu_type=v100", "-l walltime=01:00:00",
+         "-q casper"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_asks_for_what_the_sites_own_example_asks_for(name: str) -> None:
+    keys, wanted = DOCUMENTED[name]
+    lines = [re.sub(r"^#(SBATCH|PBS) ", "", line) for line in full_node(name, 2, **keys) if line.startswith("#")]
+    missing = [option for option in wanted if option not in lines]
+    assert not missing, lines
+
+
+# What the site's documentation starts tasks with, for one agent a node.
+STARTED = {
+    "frontier": "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --unbuffered --kill-on-bad-exit=1 "
+    "--gpus-per-node=8",
+    "polaris": "mpiexec -n 2 --ppn 1 --depth=64 --cpu-bind depth",
+    "derecho": "mpiexec --cpu-bind depth -n 2 -ppn 1 -d 64",
+}
+
+
+@pytest.mark.parametrize("name", sorted(STARTED))
+def test_a_profile_starts_tasks_as_the_site_does(name: str) -> None:
+    assert STARTED[name] in "\n".join(full_node(name, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("lumi-g", "NCCL_SOCKET_IFNAME=hsn"), ("frontier", "NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3"),
+     ("polaris", "NCCL_NET='AWS Libfabric'"), ("polaris", "NCCL_CROSS_NIC=1")],
+)  # fmt: skip
+def test_a_profile_sets_the_variables_that_the_site_advises(name: str, variable: str) -> None:
+    assert f"export {variable}" in full_node(name, 2)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_tells_that_an_account_is_wanted(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster.account is not set, and cluster={name} wants it: add cluster.acc"):
+        script_of(name, account=None)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_names_its_sources(name: str) -> None:
+    """Each value has a mark [N] or stands below a key that has one; each [N] is a source at the top of the file."""
+    text = (FOLDER / f"{name}.yaml").read_text()
+    sources = set(re.findall(r"^#   (\[\d\])", text, re.MULTILINE))
+    assert sources
+    assert "https://" in text
+    assert set(re.findall(r"\[\d\]", text)) == sources, "every source is used, and every mark has one"
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_the_limits_of_a_profile_count(name: str) -> None:
+    gpus = NODE[name][0]
+    limit = OmegaConf.load(FOLDER / f"{name}.yaml").limits.gpus_per_node
+    assert limit >= gpus
+    with pytest.raises(ConfigError, match=rf"gpus_per_node={limit + 1}: the profile of cluster={name} has {limit}"):
+        script_of(name, gpus_per_node=limit + 1)
+
+
+def test_sites_are_part_of_the_wheel() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert re.search(r'^conf = "launcher/conf"$', project, re.MULTILINE)

@@ -1,0 +1,499 @@
+"""`status`: how far runs are, a table that fits, a scheduler that does not answer, and what is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launcher import live, standing
+from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.backends.pbs_query import PBS
+from launcher.backends.slurm_query import Slurm, parse_jobs, parse_records
+from launcher.cli import commands, status_rows, watch
+from launcher.cli.status_rows import Rows
+from launcher.cli.status_table import COLUMNS, brief, table
+from launcher.config import GpuDirective, Scheduler
+from launcher.live import Live, Seen, look, look_at_all
+from launcher.runs import Run
+from launcher.state import RunState, tell
+from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import begin, end, make_sweep
+
+NOW = 10_000.0
+ID = "ddp_mnist-20261121-074601-3f9c"
+
+
+def event(moment: float, name: str, **values: Any) -> dict[str, Any]:
+    return {"time": moment, "event": name, **values}
+
+
+def seen(state: RunState, *events: dict[str, Any], left: int | None = None, **plan: Any) -> Seen:
+    """A run whose last attempt has told these events."""
+    story = tell([event(0, "submitted", job="7")], 0, events)
+    return Seen(Run(Path("/runs/a")), plan_of(**plan), story, state, "", story.last("progress"), left)
+
+
+def progress(moment: float, step: int, total: int = 1000) -> dict[str, Any]:
+    return event(moment, "progress", step=step, total=total)
+
+
+# -- how far
+
+
+def test_how_far_a_training_is() -> None:
+    started = event(NOW - 600, "started", job="7")
+    run = seen(
+        RunState.RUNNING, started, progress(NOW - 500, 0), progress(NOW - 100, 400), event(NOW - 90, "saved", step=300)
+    )
+    far = standing.standing(run, NOW)
+    assert (far.step, far.steps, far.percent, far.rate) == (400, 1000, 40, 1.0)
+    assert far.needs == 500  # 600 steps at one a second, told of 100 s ago
+    assert far.elapsed == 600
+    assert far.left == run.plan.time - 600
+    assert (far.saved, far.saved_ago) == (300, 90)
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "scheduler", "left"),
+    [
+        (RunState.RUNNING, 1234, Scheduler.slurm, 1234),  # what the scheduler says counts: the limit may have changed
+        (RunState.RUNNING, None, Scheduler.slurm, 3000),
+        (RunState.RUNNING, None, Scheduler.pbs, 3000),
+        (RunState.RUNNING, None, Scheduler.local, None),
+        (RunState.QUEUED, 1234, Scheduler.slurm, None),
+        (RunState.UNKNOWN, 1234, Scheduler.slurm, None),
+        (RunState.DONE, None, Scheduler.slurm, None),
+    ],
+)
+def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: Scheduler, left: int | None) -> None:
+    run = seen(state, event(NOW - 600, "started", job="7"), left=told, time="1h", cluster={"scheduler": scheduler})
+    assert standing.standing(run, NOW).left == left
+
+
+def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not() -> None:
+    here = {"scheduler": Scheduler.local}
+    run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
+    assert standing.standing(run, NOW).left is None
+    assert standing.standing(run, NOW, before=(5, NOW - 7)).left == 3000
+    assert standing.standing(run, NOW, before=(5, NOW - 7)).saved_ago == 7
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2e4), st.integers(-5, 2000), st.integers(-5, 1000)), max_size=6),
+    st.sampled_from(RunState), st.floats(0, 2e4),
+)  # fmt: skip
+def test_numbers_are_sound_whatever_a_run_has_told(
+    told: list[tuple[float, int, int]], state: RunState, now: float
+) -> None:
+    events = [progress(moment, step, total) for moment, step, total in sorted(told)]
+    far = standing.standing(seen(state, *events), now)
+    assert far.percent is None or far.percent <= 100
+    assert all(value is None or value >= 0 for value in (far.needs, far.elapsed, far.left, far.rate))
+    assert far.needs is None or state is RunState.RUNNING
+
+
+def test_all_percent_are_done_only_when_all_steps_are() -> None:
+    assert standing.standing(seen(RunState.RUNNING, progress(1, 999_999, 1_000_000)), NOW).percent == 99
+    assert standing.standing(seen(RunState.DONE, progress(1, 1_000_000, 1_000_000)), NOW).percent == 100
+
+
+def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
+    assert standing.saved_before(str(tmp_path / "none")) is None
+    for name in ("step-000000009", "step-000000100", ".saving-step-000000200-attempt-0-ab", "step-x", "notes"):
+        (tmp_path / name).mkdir()
+    found = standing.saved_before(str(tmp_path))
+    assert found is not None
+    assert found[0] == 100
+
+
+# -- the table
+
+
+def row(**values: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(status_rows.COLUMNS), "run": ID, "state": "running", "job": "4711", "nodes": 16, **values}
+
+
+FULL = row(
+    attempt=3, step=120_000, steps=400_000, percent=30, elapsed=3 * 3600, left=1234, needs=90_000, checkpoint=119_000,
+    checkpoint_age=185,
+)  # fmt: skip
+
+
+def test_a_full_row_fits_a_terminal_80_wide_and_a_wide_one_shows_all() -> None:
+    lines = table([FULL])
+    assert lines[0].split() == ["RUN", "STATE", "TRY", "STEP", "TIME", "LEFT", "SAVED"]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == [ID, "running", "3", "120000", "30%", "3h00m", "20m", "119000", "3m"]
+    assert table([FULL], 200)[0].split() == list(COLUMNS)
+    assert "  3  " in table([FULL], 200)[1]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    assert table([row()])[0].split() == ["RUN", "STATE", "JOB", "NODES"]
+    assert table([row(job=None, nodes=None)])[0].split() == ["RUN", "STATE"]
+
+
+@given(st.integers(1, 64), st.integers(20, 200), st.integers(0, 10**9))
+def test_ids_and_states_are_never_cut(length: int, width: int, step: int) -> None:
+    name = "x" * length
+    lines = table([{**FULL, "run": name, "step": step}, row(run="y", state="unknown", before="RUNNING (None)")], width)
+    assert lines[1].startswith(f"{name}")
+    assert "unknown (running)" in lines[2]
+    fixed = max(length, 3) + 2 + len("unknown (running)")
+    assert max(map(len, lines)) <= max(width, fixed)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "-"), (0, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (3600, "1h00m"), (86399, "23h59m"),
+     (86400, "1d00h"), (9 * 86400 + 3600, "9d01h")],
+)  # fmt: skip
+def test_times_in_few_characters(seconds: float | None, words: str) -> None:
+    assert brief(seconds) == words
+
+
+# -- asking
+
+
+Jobs = dict[str, tuple[JobState, str]]
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Sets what Slurm says; an exception is raised. Returns what it was asked."""
+
+    def told_of(jobs: Jobs | Exception, ends: Jobs | Exception | None = None) -> list[str]:
+        asked: list[str] = []
+
+        def told(what: Jobs | Exception | None) -> dict[str, SchedulerJob]:
+            if isinstance(what, Exception):
+                raise what
+            return {job: SchedulerJob(job, state, word, left=100) for job, (state, word) in (what or {}).items()}
+
+        def listed(_: object) -> dict[str, SchedulerJob]:
+            asked.append("squeue")
+            return told(jobs)
+
+        def accounting(_: object, ids: list[str]) -> dict[str, SchedulerJob]:
+            asked.append(f"sacct {' '.join(ids)}")
+            return told(ends)
+
+        monkeypatch.setattr(Slurm, "jobs", listed)
+        monkeypatch.setattr(Slurm, "accounting", accounting)
+        return asked
+
+    return told_of
+
+
+RUNNING, FAILED = (JobState.RUNNING, "RUNNING"), (JobState.FAILED, "NODE_FAIL")
+
+
+def make(folder: Path, name: str, job: str, *, step: int | None = None, **plan: Any) -> Run:
+    """A run that was handed over a minute ago, and has begun if there is a step."""
+    run = Run.create(folder / name)
+    values = plan_of(**plan)
+    values = dataclasses.replace(values, checkpoint_dir=f"{run.path}/checkpoints")
+    run.write_record(values, {}, {"launcher": "1", "token": "t"})
+    line = json.dumps(event(time.time() - 60, "submitted", job=job))
+    (run.path / "journal.jsonl").write_text(f"{line}\n")
+    if step is not None:
+        begin(run, job, step=step)
+    return run
+
+
+def rows(folder: Path, *names: str) -> dict[str, dict[str, Any]]:
+    return {each["run"]: each for each in Rows(names, folder, False).look().rows}
+
+
+def test_many_forgotten_runs_are_two_questions(tmp_path: Path, says: Callable[..., list[str]]) -> None:
+    for number in range(9):
+        make(tmp_path, f"run-{number}", str(number))
+    asked = says({"0": RUNNING}, {"3": FAILED})
+    states = {name: each["state"] for name, each in rows(tmp_path).items()}
+    assert states == {
+        "run-0": "running",
+        "run-3": "failed",
+        **{f"run-{number}": "lost" for number in (1, 2, *range(4, 9))},
+    }
+    assert len(asked) == 2
+    assert sorted(asked[1].split()[1:]) == [str(number) for number in range(1, 9)]
+
+
+def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several ids make qstat open a connection for each."""
+    asked = []
+    monkeypatch.setattr(PBS, "jobs", lambda _: asked.append("qstat") or {})
+    monkeypatch.setattr(PBS, "record", lambda _, job: asked.append(job) or None)
+    monkeypatch.setattr(
+        PBS, "history",
+        lambda _: asked.append("qstat -x") or {"5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED")},
+    )  # fmt: skip
+    plan = {"cluster": {"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus}}
+    for number in range(2):
+        make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
+    assert {each["state"] for each in rows(tmp_path).values()} == {"lost"}
+    assert asked == ["qstat", "1.srv", "0.srv"]
+    asked.clear()
+    for number in range(2, 9):
+        make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
+    live.forget(plan_of(**plan))
+    assert rows(tmp_path)["run-5"]["state"] == "cancelled"
+    assert asked == ["qstat", "qstat -x"]
+
+
+def test_commands_share_an_answer_but_not_about_what_it_could_not_know(
+    tmp_path: Path, says: Callable[..., list[str]]
+) -> None:
+    make(tmp_path, "old", "1")
+    asked = says({"1": RUNNING, "2": RUNNING})
+    for _ in range(3):
+        assert rows(tmp_path)["old"]["state"] == "running"
+    assert asked == ["squeue"]
+    # The answer that is shared was given before this one was handed over, and it is not lost.
+    run = make(tmp_path, "new", "3")
+    run.journal("submitted", job="3")
+    again = says({"1": RUNNING, "3": (JobState.PENDING, "PENDING")})
+    assert {name: each["state"] for name, each in rows(tmp_path).items()} == {"old": "running", "new": "queued"}
+    assert again.count("squeue") == 1
+
+
+def test_what_acts_upon_an_answer_asks_for_itself(tmp_path: Path, says: Callable[..., list[str]]) -> None:
+    run = make(tmp_path, "a", "1")
+    says({"1": RUNNING})
+    rows(tmp_path)
+    says({}, {"1": FAILED})
+    assert look(run, Live()).state is RunState.FAILED
+    assert look_at_all([run], strict=True)[0].state is RunState.RUNNING  # the answer of a moment ago
+
+
+def test_after_a_cancel_nobody_believes_the_answer_before(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a", "1")
+    says({"1": RUNNING})
+    rows(tmp_path)
+    monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
+    Live().cancel(run)
+    says({}, {"1": (JobState.CANCELLED, "CANCELLED")})
+    assert rows(tmp_path)["a"]["state"] == "cancelled"
+
+
+def test_a_follower_asks_less_often_while_nothing_changes(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
+    ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
+    monkeypatch.setattr("launcher.live.time", ticking)
+    monkeypatch.setattr("launcher.answers.time", ticking)
+    asked, follower = says({"1": RUNNING}), Live()
+    for _ in range(300):
+        look(run, follower)
+    assert 5 < len(asked) < 100  # a look takes a second or more by this clock: every 2 s would be 150 or more
+    end(run, 1, job="1", number=1)  # the run's own record tells of a change
+    asked = says({"1": FAILED})
+    assert RunState.FAILED in [look(run, follower).state for _ in range(4)]
+    assert asked
+
+
+# -- no answer
+
+SILENT = NoAnswerInTime("squeue did not answer within 10 s")
+
+
+def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    for number in range(2):
+        make(tmp_path, f"run-{number}", str(number), step=5)
+    end(make(tmp_path, "done", "9"), 0, job="9")
+    here = make(tmp_path, "here", "local-x", cluster={"scheduler": Scheduler.local})
+    here.journal("process", pid=10**7, start=1, host="elsewhere")
+    says({"0": RUNNING})
+    states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
+    assert states == {"run-0": "running", "done": "done"}
+    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    asked = says(SILENT)
+    told = rows(tmp_path)
+    assert {name: each["state"] for name, each in told.items()} == {
+        "run-0": "unknown", "run-1": "unknown", "done": "done", "here": "unknown",
+    }  # fmt: skip
+    assert {name: each["unanswered"] for name, each in told.items()} == {
+        "run-0": "slurm", "run-1": "slurm", "done": None, "here": None,
+    }  # fmt: skip
+    assert (told["run-0"]["before"], told["run-1"]["before"]) == ("RUNNING", None)
+    assert 0 <= told["run-0"]["answer_age"] < 60
+    assert told["run-0"]["reason"] == "squeue did not answer within 10 s"
+    assert told["run-0"]["step"] == 5
+    assert asked  # once for each time that it is due, which is always here
+    assert commands.main(["status"]) == 0
+    printed = capsys.readouterr().out
+    assert "unknown (running)" in printed
+    assert "This is not all: slurm does not answer (squeue did not answer within 10 s)." in printed
+    assert "2 states are unknown; in brackets is what it said 0s ago." in printed
+    assert commands.main(["status", "--json"]) == 0
+    assert {each["state"] for each in json.loads(capsys.readouterr().out)} == {"unknown", "done"}
+
+
+def test_accounting_that_is_slow_leaves_a_run_unknown_and_one_that_is_not_there_leaves_it_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "a", "1")
+    monkeypatch.setattr(Slurm, "jobs", lambda _: {})
+
+    def run(problem: QueryError) -> str:
+        def fails(*_: object) -> str:
+            raise problem
+
+        monkeypatch.setattr(Slurm, "run", fails)
+        return str(rows(tmp_path)["a"]["state"])
+
+    assert run(NoAnswerInTime("sacct did not answer within 10 s")) == "unknown"
+    assert run(QueryError("sacct failed (exit 1): Slurm accounting storage is disabled")) == "lost"
+
+
+def test_states_are_not_waited_for_as_long_as_a_submission() -> None:
+    assert live.queries(plan_of(), live.PATIENCE) == Slurm(10)
+    assert live.queries(plan_of(cluster={"submit_timeout": 3}), live.PATIENCE) == Slurm(3)
+    assert live.queries(plan_of()) == Slurm(60)
+
+
+def test_who_waits_for_a_scheduler_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.live.TELL", 0.05)
+    monkeypatch.setattr(Slurm, "jobs", lambda _: time.sleep(0.5) or {"1": SchedulerJob("1", *RUNNING)})
+    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    run, asks = make(tmp_path, "a", "1"), Live()
+    for _ in range(2):
+        look(run, asks)
+    assert capsys.readouterr().err == "launcher: waiting for slurm to answer, up to 10 s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1-02:03:04", 93784), ("2:03:04", 7384), ("59:59", 3599), ("0:00", 0), ("UNLIMITED", None), ("NOT_SET", None),
+     ("INVALID", None), ("", None)],
+)  # fmt: skip
+def test_squeue_tells_what_is_left_of_the_wall_time(text: str, seconds: int | None) -> None:
+    line = f"{'7':64}{'RUNNING':32}{'None':64}{'launcher-1':256}{text:32}"
+    assert parse_jobs(line)["7"].left == seconds
+    assert parse_jobs(line[:416])["7"].left is None  # of a site whose squeue tells less
+
+
+RECORDS = (
+    "JobId=12 JobName=a b UserId=me(1000) GroupId=me(1000) JobState=RUNNING Reason=None Dependency=(null) "
+    "Comment=launcher-1 x=y Power=\n"
+    "JobId=14 ArrayJobId=14 ArrayTaskId=2-4,7%2 JobName=c UserId=me(1000) JobState=PENDING Reason=Resources Power=\n"
+    "JobId=15 ArrayJobId=14 ArrayTaskId=0 JobName=c UserId=me(1000) JobState=COMPLETED Reason=None Power=\n"
+    "JobId=16 JobName=d UserId=you(1001) JobState=RUNNING Reason=None Power=\n"
+)
+
+
+def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = parse_records(RECORDS, 1000)
+    assert {job: each.state for job, each in jobs.items()} == {
+        "12": JobState.RUNNING, "14_0": JobState.DONE,
+        **dict.fromkeys(("14_2", "14_3", "14_4", "14_7"), JobState.PENDING),
+    }  # fmt: skip
+    assert (jobs["14_7"].reason, jobs["12"].reason) == ("Resources", "")
+
+    def run(_: object, *command: str) -> str:
+        if command[0] == "squeue":
+            raise QueryError("squeue: unrecognized option '--me'")
+        return RECORDS
+
+    monkeypatch.setattr(Slurm, "run", run)
+    monkeypatch.setattr("launcher.backends.slurm_query.os.getuid", lambda: 1001)
+    assert list(Slurm().jobs()) == ["16"]
+
+
+# -- watching
+
+
+@pytest.mark.parametrize(("calm", "took", "seconds"), [(0, 0, 1), (10, 0, 1), (20, 0, 6.2), (99, 0, 60), (0, 2, 20)])
+def test_what_is_watched_is_looked_at_less_often_while_nothing_happens(calm: int, took: float, seconds: float) -> None:
+    assert watch.pause(calm, took) == pytest.approx(seconds, abs=0.1)
+
+
+def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    run = make(tmp_path, "a", "1")
+    says({"1": (JobState.PENDING, "PENDING")})
+
+    def happens() -> Iterator[None]:
+        yield  # nothing: no line
+        says({"1": RUNNING})
+        events = begin(run, "1", step=1)
+        yield
+        with (events / "rank-0.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time() + 5, "event": "progress", "step": 55, "total": 100}) + "\n")
+        yield
+        says(SILENT)
+        yield
+        says({"1": RUNNING})
+        yield
+        with (events / "script.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time() + 9, "event": "ended", "code": 0}) + "\n")
+        yield
+
+    story = happens()
+    monkeypatch.setattr("launcher.cli.watch.time.sleep", lambda _: next(story))
+    assert watch.show(Rows(["a"], tmp_path, False)) == 0
+    lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
+    assert [line.split(":")[0].split(", needs")[0] for line in lines] == [
+        "a  queued", "a  running, step 1/100 (1%), 1m left", "a  running, step 55/100 (55%), 1m left",
+        "a  unknown, step 55/100 (55%)", "slurm does not answer (squeue did not answer within 10 s)",
+        "a  running, step 55/100 (55%), 1m left", "slurm answers again", "a  done, step 55/100 (55%)",
+    ]  # fmt: skip
+
+
+def test_ctrl_c_leaves_a_watch_without_a_complaint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rows, "look", interrupted)
+    assert watch.show(Rows([], tmp_path, False)) == 0
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable[..., list[str]], width: int) -> None:
+    says({"1": RUNNING, **{f"100_{index}": RUNNING for index in range(3)}})
+    make(tmp_path, ID, "1", step=30)
+    make(tmp_path, "other", "2")
+    sweep = make_sweep(tmp_path, 3)
+    end(sweep.run(0), 0)
+    console = Console(
+        width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False
+    )
+    console.print(watch.picture(Rows([], tmp_path, False).look(), console))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    mine = next(line for line in lines if line.startswith(ID))
+    assert "running" in mine
+    assert "30%" in mine
+    assert any(line.startswith("lr-1") and "33%" in line for line in lines)
+    small = Console(width=width, height=6, file=io.StringIO(), force_terminal=True, color_system=None)
+    small.print(watch.picture(Rows([], tmp_path, False).look(), small))
+    assert "... and 1 more, which do not fit" in small.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_watch_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="--json does not go with --watch"):
+        commands.main(["status", "--watch", "--json"])

@@ -1,0 +1,274 @@
+"""What rank 0 reports reaches trackers, later attempts go on with the same log, and no tracker harms the work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import trackers
+from launcher.errors import ConfigError
+from launcher.node import tracking
+from launcher.node.events import Reporter
+from launcher.node.tracking import About, Entry, Tracking, flat, numbers_in
+from launcher.runs import Run
+from tests.unit.plans import SITE, bare_plan, make_config, plan_of
+
+
+class Fake:
+    """A tracker that keeps what it gets, fails as often as it is told to, and waits while it is told to."""
+
+    def __init__(self, fails: int = 0, *, held: bool = False) -> None:
+        self.entries: list[Entry] = []
+        self.done: bool | None = None
+        self._fails, self._free = fails, threading.Event()
+        self.reached = threading.Event()
+        if not held:
+            self._free.set()
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        self.reached.set()
+        self._free.wait(30)
+        if self._fails:
+            self._fails -= 1
+            raise ConnectionError("nobody\nanswers")
+        self.entries += entries
+
+    def close(self, done: bool) -> None:
+        self.done = done
+
+    def free(self) -> None:
+        self._free.set()
+
+
+def tracked(**fakes: Fake) -> Tracking:
+    return Tracking({name: (lambda fake=fake: fake) for name, fake in fakes.items()})  # type: ignore[misc]
+
+
+# -- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("track", "run_id", "track_of", "experiment"),
+    [
+        (None, "run-1", (), "job"),
+        ("mlflow", "run-1", ("mlflow",), "job"),
+        (["tensorboard", "mlflow", "mlflow"], "lr-3f/7", ("tensorboard", "mlflow"), "lr-3f"),
+    ],
+)
+def test_trackers_of_a_config(track: Any, run_id: str, track_of: tuple[str, ...], experiment: str) -> None:
+    fields = trackers.fields_of(make_config(track=track), run_id)
+    assert (fields["track"], fields["tracking_experiment"]) == (track_of, experiment)
+
+
+def test_a_tracker_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match="track=tensorbord: there is no such tracker"):
+        trackers.fields_of(make_config(track="tensorbord"), "run-1")
+
+
+def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_here", lambda name: name != "mlflow")
+    assert trackers.check(bare_plan(track=("tensorboard",))) == ()
+    with pytest.raises(ConfigError, match=r"/usr/bin/python3 does not have: pip install 'launcher\[mlflow\]'"):
+        trackers.check(bare_plan(track=("tensorboard", "mlflow")))
+    (note,) = trackers.check(bare_plan(track=("mlflow",), setup=("module load mlflow",)))
+    assert "pip install 'launcher[mlflow]'" in note  # the set-up lines may bring it
+
+
+# -- the thread
+
+
+def test_numbers_alone_are_tracked() -> None:
+    values = {"loss": 1, "name": "x", "ok": True, "none": None, "inner": {"a": 0.5}}
+    assert dict(numbers_in("train", values)) == {"train/loss": 1.0, "train/ok": 1.0, "train/inner/a": 0.5}
+
+
+def test_a_config_becomes_flat() -> None:
+    config = {"workload": {"lr": 0.1, "empty": None}, "nodes": 2, "list": [1, 2], "none": [], "dict": {}}
+    assert dict(flat(config)) == {"workload.lr": "0.1", "nodes": "2", "list": "[1, 2]"}
+
+
+def test_entries_reach_all_trackers_in_order() -> None:
+    one, two = Fake(), Fake()
+    both = tracked(one=one, two=two)
+    for step in range(1000):
+        both.log("train", {"loss": step}, step)
+    both.log("result", {"loss": 7})
+    both.finished()
+    both.close()
+    for fake in (one, two):
+        assert [entry.step for entry in fake.entries] == [*range(1000), 999]
+        assert fake.entries[-1].values == {"result/loss": 7.0} and fake.done is True
+
+
+def test_a_tracker_that_fails_for_a_while_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
+    fake, other = Fake(fails=tracking.FAILURES - 1), Fake()
+    both = tracked(mlflow=fake, other=other)
+    for step in range(4):
+        both.log("train", {"loss": step}, step)
+        _settle(both)
+    both.close()
+    assert len(other.entries) == 4 and 1 <= len(fake.entries) < 4
+    assert capfd.readouterr().err == "launcher: mlflow failed, the work goes on: ConnectionError: nobody answers\n"
+
+
+def test_a_tracker_that_keeps_failing_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+    fake = Fake(fails=1000)
+    both = tracked(mlflow=fake)
+    for step in range(10):
+        both.log("train", {"loss": step}, step)
+        _settle(both)
+    both.close()
+    assert 1000 - fake._fails == tracking.FAILURES and fake.done is None
+    assert capfd.readouterr().err.splitlines()[1:] == ["launcher: mlflow is given up: no more is tracked there"]
+
+
+def _settle(both: Tracking) -> None:
+    """Waits until all that was logged has been handed on, or given up."""
+    give_up = time.monotonic() + 30
+    for feed in both._feeds:
+        while feed._thread.is_alive() and feed._queue.unfinished_tasks:
+            assert time.monotonic() < give_up
+            time.sleep(0.001)
+
+
+def test_one_that_hangs_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE", 2.0)
+    hangs, other = Fake(held=True), Fake()
+    both = tracked(mlflow=hangs, tensorboard=other)
+    both.log("train", {"loss": 1}, 1)
+    assert hangs.reached.wait(30) and other.reached.wait(30)
+    both.close()
+    assert len(other.entries) == 1 and not hangs.entries
+    hangs.free()
+
+
+def test_what_a_tracker_does_not_take_in_time_is_dropped_and_counted(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "QUEUE", 3)
+    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    fake = Fake(held=True)
+    slow = tracked(mlflow=fake)
+    slow.log("train", {"loss": 0}, 0)
+    assert fake.reached.wait(30)
+    for step in range(1, 11):  # none of these waits for the tracker
+        slow.log("train", {"loss": step}, step)
+    slow.close()
+    # 7 were dropped, 3 wait, and one is on its way.
+    assert "launcher: 11 entries did not reach mlflow" in capfd.readouterr().err
+    fake.free()
+
+
+def test_a_missing_package_is_told_once_in_the_job(capfd: pytest.CaptureFixture[str]) -> None:
+    def missing() -> Fake:
+        raise ModuleNotFoundError("No module named 'mlflow'")
+
+    lost = Tracking({"mlflow": missing})
+    for step in range(3):
+        lost.log("train", {"loss": step}, step)
+    lost.close()
+    told = capfd.readouterr().err.splitlines()
+    assert told == [
+        "launcher: mlflow failed, the work goes on: ModuleNotFoundError: No module named 'mlflow'",
+        "launcher: mlflow is given up: no more is tracked there",
+    ]
+
+
+# -- in a run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path / "run-1")
+    plan = plan_of(SITE, track=["tensorboard", "mlflow"], name="job")
+    run.write_record(plan, {"workload": {"lr": 0.1}, "nodes": 2}, {"launcher": "1", "token": "t"})
+    for number in range(2):
+        (run.path / "attempts" / str(number) / "events").mkdir(parents=True)
+    return run
+
+
+def test_what_rank_0_reports_is_tracked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    both = tracked(fake=fake)
+    monkeypatch.setattr(tracking, "of", lambda _: both)
+    attempt = run.attempts()[0]
+    for rank in (0, 1):
+        reporter = Reporter(attempt, rank)
+        reporter.progress(1, 2, loss=0.5)
+        reporter.evaluated(1, accuracy=0.9)
+        reporter.report(loss=0.4, name="x")
+    both.close()
+    told = [(entry.step, dict(entry.values)) for entry in fake.entries]
+    assert told == [(1, {"train/loss": 0.5}), (1, {"eval/accuracy": 0.9}), (1, {"result/loss": 0.4})]
+    assert fake.done is True
+
+
+def test_a_run_that_is_not_tracked_has_no_thread(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run-1")
+    run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
+    (run.path / "attempts" / "0").mkdir()
+    before = threading.active_count()
+    Reporter(run.attempts()[0], 0).report(loss=0.4)
+    assert threading.active_count() == before
+
+
+def about(run: Run, attempt: int) -> About:
+    return About(
+        "run-1", attempt, run.path, "job", (run.path / "mlflow").as_uri(), run.path / "tensorboard",
+        {"workload.lr": "0.1", "text": "a|b"}, {"attempt": str(attempt), "job": "7"},
+    )  # fmt: skip
+
+
+def two_attempts(make: Callable[[About], tracking.Tracker], run: Run) -> None:
+    """Steps 1 to 5; then, after a restart from step 2, steps 3 to 6 again, with other values."""
+    for attempt, steps, done in ((0, range(1, 6), False), (1, range(3, 7), True)):
+        tracker = make(about(run, attempt))
+        for step in steps:
+            tracker.log([Entry(step, 1000.0 + 10 * attempt + step, {"train/loss": step + attempt / 10})])
+        tracker.close(done)
+
+
+def test_tensorboard_shows_no_step_twice(run: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from launcher.node.tracking_tensorboard import TensorBoard
+
+    two_attempts(TensorBoard, run)
+    shown = EventAccumulator(str(run.path / "tensorboard"))
+    shown.Reload()
+    loss = [(event.step, round(event.value, 3)) for event in shown.Scalars("train/loss")]
+    assert loss == [(1, 1.0), (2, 2.0), (3, 3.1), (4, 4.1), (5, 5.1), (6, 6.1)]
+    (text, *_) = shown.Tensors("config/text_summary")
+    assert b"| workload.lr | `0.1` |" in text.tensor_proto.string_val[0]
+    assert (run.path / "tensorboard").stat().st_mode & 0o777 == 0o700
+
+
+def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
+    from launcher.node.tracking_mlflow import MLflow
+
+    two_attempts(MLflow, run)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=about(run, 0).uri)
+    experiment = client.get_experiment_by_name("job")
+    assert experiment is not None
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert (kept.info.run_name, kept.info.status) == ("run-1", "FINISHED")
+    assert kept.data.params == {"workload.lr": "0.1", "text": "a|b"}
+    assert (kept.data.tags["launcher.attempt"], kept.data.tags["launcher.job"]) == ("1", "7")
+    history = client.get_metric_history(kept.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in history] == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6.1)]
+
+
+def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
+    from launcher.node.tracking_mlflow import RUN, MLflow
+
+    (run.path / RUN).write_text("http://another.server.example 1234\n")
+    tracker = MLflow(about(run, 0))
+    tracker.log([Entry(1, 1000.0, {"train/loss": 1.0})])
+    assert (run.path / RUN).read_text().startswith("file:///")

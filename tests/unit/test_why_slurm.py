@@ -1,0 +1,385 @@
+"""Why a job of Slurm waits: reasons in words, recorded answers, and which changes are tried."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from launcher.backends import slurm_facts
+from launcher.backends.base import QueryError
+from launcher.backends.slurm_facts import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.why import slurm, slurm_changes
+from launcher.why.explanation import Option, sooner
+from launcher.why.slurm_reasons import Kind, in_words
+from tests.unit.plans import plan_of
+
+# All codes of slurm.schedmd.com/job_reason_codes.html that a pending job may have, and what 22.05 printed besides.
+RESOURCES = ("BB", "Billing", "Energy", "GRES", "License", "Unknown")
+CODES = [
+    "None", "Resources", "Priority", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit",
+    "JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "JobLaunchFailure", "Reservation", "ReservationDeleted",
+    "ReqNodeNotAvail", "NodeDown", "BadConstraints", "Constraints", "PartitionConfig", "PartitionDown",
+    "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed",
+    "InvalidAccount", "InvalidQOS", "Licenses", "MaxMemPerLimit", "QOSUsageThreshold", "DeadLine", "Prolog", "Cleaning",
+    "SchedDefer", "FedJobLock", "BurstBufferResources", "BurstBufferStageIn", "BurstBufferOperation", "SystemFailure",
+    "AssociationJobLimit", "AssociationResourceLimit", "AssociationTimeLimit", "AccountingPolicy", "QOSJobLimit",
+    "QOSResourceLimit", "QOSTimeLimit",
+    *(f"{scope}Grp{what}{minutes}" for scope in ("Assoc", "QOS") for what in RESOURCES
+      for minutes in ("", "Minutes", "RunMinutes")),
+    *(f"{scope}Max{what}{per}" for scope in ("Assoc", "QOS") for what in RESOURCES
+      for per in ("MinutesPerJob", "PerJob", "PerNode")),
+    *(f"QOSMax{what}PerUser" for what in RESOURCES), *(f"QOSMin{what}" for what in (*RESOURCES, "Memory", "Node")),
+    *(f"Max{what}PerAccount" for what in (*RESOURCES, "Cpu", "Jobs", "Memory", "Node", "SubmitJobs")),
+    *(f"{scope}Grp{rest}" for scope in ("Assoc", "QOS") for rest in (
+        "CpuLimit", "CPUMinutesLimit", "CPURunMinutesLimit", "JobsLimit", "MemLimit", "NodeLimit", "NodeMinutes",
+        "NodeRunMinutes", "SubmitJobsLimit", "WallLimit")),
+    "AssocGrpMemMinutes", "AssocGrpMemRunMinutes", "QOSGrpMemoryMinutes", "QOSGrpMemoryRunMinutes",
+    *(f"{scope}Max{rest}" for scope in ("Assoc", "QOS") for rest in (
+        "CpuMinutesPerJobLimit", "CpuPerJobLimit", "CpuPerNode", "NodeMinutesPerJob", "NodePerJobLimit",
+        "WallDurationPerJobLimit")),
+    "AssocMaxJobsLimit", "AssocMaxMemPerJob", "AssocMaxMemPerNode", "AssocMaxSubmitJobLimit", "QOSMaxJobsPerUserLimit",
+    "QOSMaxCpuPerUserLimit", "QOSMaxNodePerUserLimit", "QOSMaxMemoryPerUser", "QOSMaxSubmitJobPerUserLimit",
+    "QOSMinCpuNotSatisfied",
+    "ReqNodeNotAvail, Reserved for maintenance", "ReqNodeNotAvail,_Reserved_for_maintenance",
+    "ReqNodeNotAvail, May be reserved for other job", "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+    "launch_failed_requeued_held", "launch failed requeued held", "job requeued in held state",
+    "user env retrieval failed requeued held", "Job's account not permitted to use this partition (gpu allows x)",
+]  # fmt: skip
+
+SHOWN = """\
+JobId=2 JobName=collective
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=4294901758 Nice=0 Account=root QOS=normal
+   JobState=PENDING Reason=Resources Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:00 TimeLimit=01:00:00 TimeMin=N/A
+   SubmitTime=2026-11-21T21:05:00 EligibleTime=2026-11-21T21:05:00
+   AccrueTime=2026-11-21T21:05:00
+   StartTime=2026-11-21T21:34:59 EndTime=2026-11-21T22:34:59 Deadline=N/A
+   Partition=gpu AllocNode:Sid=localhost:6107
+   ReqNodeList=(null) ExcNodeList=(null)
+   NumNodes=4-4 NumCPUs=16 NumTasks=4 CPUs/Task=4 ReqB:S:C:T=0:0:*:*
+   TRES=cpu=16,mem=24000M,node=4,billing=16
+   Features=(null) DelayBoot=00:00:00
+   OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null)
+   Comment=launcher-3add361977c0d8c1ca76 
+"""  # noqa: W291  as scontrol prints it
+PARTITIONS = (
+    "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
+    "DefaultTime=NONE Hidden=NO MaxNodes=UNLIMITED MaxTime=02:00:00 MinNodes=0 Nodes=node[1-4] PriorityTier=1 "
+    "RootOnly=NO State=UP TotalCPUs=16 TotalNodes=4\n"
+    "PartitionName=debug AllowAccounts=a,b DenyAccounts=c Default=NO QoS=part MaxNodes=2 MaxTime=1-00:00:00 MinNodes=1 "
+    "Nodes=node[1-2] PriorityTier=1 RootOnly=NO State=DOWN TotalCPUs=8 TotalNodes=2\n"
+)
+NODES = "gpu*|1|planned|(null)|node4|none\ngpu*|2|allocated|a100,ib|node[1-2]|none\ngpu*|1|down*|a100|node3|bad | GPU\n"
+RESERVATIONS = (
+    "ReservationName=maint StartTime=2026-11-21T21:48:12 EndTime=2026-11-21T22:48:12 Duration=01:00:00 "
+    "Nodes=node[1-4] NodeCnt=4 Features=(null) PartitionName=(null) Flags=MAINT,SPEC_NODES,ALL_NODES Users=root "
+    "Accounts=(null) State=INACTIVE\n"
+)
+NOW = time.mktime((2026, 11, 21, 21, 8, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_reason_that_slurm_documents_has_words(code: str) -> None:
+    reason = in_words(code)
+    assert reason.kind is not Kind.UNKNOWN
+    assert reason.words
+    assert "{what}" not in reason.words
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "column"),
+    [
+        ("QOSMaxJobsPerUserLimit", "limit of jobs that its QOS gives one user", "MaxJobsPU"),
+        ("QOSMaxSubmitJobPerUserLimit", "submitted jobs", "MaxSubmitPU"),
+        ("QOSMaxCpuPerUserLimit", "CPUs", "MaxTRESPU"),
+        ("QOSMaxNodePerJobLimit", "more nodes than its QOS gives one job, so it will never start", "MaxTRES"),
+        ("QOSMaxWallDurationPerJobLimit", "wall time", "MaxWall"),
+        ("QOSMaxGRESPerNode", "on one node", "MaxTRESPerNode"),
+        ("QOSGrpNodeLimit", "all jobs of its QOS together", "GrpTRES"),
+        ("QOSMinGRES", "less than its QOS wants", "MinTRES"),
+        ("AssocGrpCPURunMinutesLimit", "minutes of CPUs of running jobs", "GrpTRESRunMins"),
+        ("AssocGrpGRESMinutes", "minutes of GPUs", "GrpTRESMins"),
+        ("AssocGrpJobsLimit", "your account (association)", "GrpJobs"),
+        ("AssocMaxJobsLimit", "one user", "MaxJobs"),
+        ("AssocMaxCpuMinutesPerJobLimit", "minutes of CPUs", "MaxTRESMins"),
+        ("MaxNodePerAccount", "one account", "MaxTRESPA"),
+        ("MaxJobsPerAccount", "one account", "MaxJobsPA"),
+    ],
+)
+def test_a_limit_says_what_it_limits_and_where_its_value_is(code: str, words: str, column: str) -> None:
+    reason = in_words(code)
+    assert words in reason.words
+    assert reason.column == column
+    assert reason.scope == ("association" if code.startswith("Assoc") else "qos")
+
+
+def test_an_unknown_reason_is_shown_as_it_is() -> None:
+    assert in_words("Something_new").words == "Slurm says Something new"
+
+
+def test_nodes_that_are_not_available_are_named() -> None:
+    assert "node[1-2]" in in_words("ReqNodeNotAvail, UnavailableNodes:node[1-2]").words
+
+
+def test_a_job_is_read_from_scontrol() -> None:
+    job = slurm_facts.parse_pending(SHOWN)
+    assert (job.id, job.state, job.reason, job.partition) == ("2", "PENDING", "Resources", "gpu")
+    assert (job.nodes, job.cpus, job.time, job.account, job.qos) == (4, 16, 3600, "root", "normal")
+    assert (job.features, job.dependency, job.throttle) == ("", "", None)
+    assert job.starts == time.mktime((2026, 11, 21, 21, 34, 59, 0, 0, -1))
+    with pytest.raises(QueryError, match="could not be read"):
+        slurm_facts.parse_pending("slurm_load_jobs error")
+
+
+def test_of_an_array_the_first_record_counts() -> None:
+    text = (
+        "JobId=71 ArrayJobId=71 ArrayTaskId=1-3%1 ArrayTaskThrottle=1\n   JobState=PENDING Reason=JobArrayTaskLimit\n"
+    )
+    job = slurm_facts.parse_pending(text + "\nJobId=72 ArrayJobId=71\n   JobState=RUNNING Reason=None\n")
+    assert (job.id, job.throttle, job.reason) == ("71", 1, "JobArrayTaskLimit")
+
+
+def test_partitions_nodes_and_reservations_are_read() -> None:
+    gpu, debug = slurm_facts.parse_partitions(PARTITIONS)
+    assert gpu == PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
+    assert debug == PartitionFacts("debug", False, "DOWN", 86400, 2, 1, 2, 8, ("a", "b"), ("c",), "part", 1)
+    assert slurm_facts.parse_nodes(NODES) == [
+        Nodes("gpu", 1, "planned", (), "node4"),
+        Nodes("gpu", 2, "allocated", ("a100", "ib"), "node[1-2]"),
+        Nodes("gpu", 1, "down*", ("a100",), "node3", "bad | GPU"),
+    ]
+    (window,) = slurm_facts.parse_reservations(RESERVATIONS)
+    assert (window.name, window.maintenance, window.nodes, window.who) == ("maint", True, "node[1-4]", "root")
+    assert slurm_facts.parse_reservations("No reservations in the system\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "trial"),
+    [
+        (
+            "sbatch: Job 4 to start at 2026-11-21T21:08:00 using 16 processors on nodes node[1-4] in partition gpu\n",
+            Trial(NOW),
+        ),
+        (
+            "allocation failure: Requested node configuration is not available\n",
+            Trial(None, "Requested node configuration is not available"),
+        ),
+        ("sbatch: error: no such x\nsbatch: error: allocation failure: Invalid", Trial(None, "Invalid")),
+        ("", Trial(None, "sbatch did not say why")),
+    ],
+)  # fmt: skip
+def test_a_trial_is_read(text: str, trial: Trial) -> None:
+    assert slurm_facts.parse_trial(text) == trial
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("few|1\n", "QOS few: MaxJobsPU=1"),
+        ("few|\n", ""),
+        ("root|me|\nroot||cpu=4\n", "QOS root: MaxJobsPU=cpu=4"),
+        ("root|me|7\n", "QOS root, user me: MaxJobsPU=7"),
+        ("", ""),
+    ],
+)
+def test_a_limit_of_sacctmgr_is_told_with_its_owner(text: str, told: str) -> None:
+    assert slurm_facts.parse_limit(text, "QOS", "MaxJobsPU") == told
+
+
+GPU = PartitionFacts("gpu", True, "UP", 7200, None, 0, 4, 16, tier=1)
+DEBUG = PartitionFacts("debug", False, "UP", 600, None, 0, 2, 8, tier=1)
+LONG = PartitionFacts("long", False, "UP", None, None, 0, 4, 16, tier=1)
+URGENT = PartitionFacts("urgent", False, "UP", 7200, None, 0, 4, 16, tier=9)
+IDLE = [Nodes(name, 3, "idle", ("a100",)) for name in ("gpu", "long", "urgent")] + [Nodes("debug", 2, "idle")]
+BUSY = [Nodes(name, 4, "allocated") for name in ("gpu", "long", "urgent")]
+WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
+
+
+@pytest.mark.parametrize(
+    ("keys", "partitions", "nodes", "windows", "tried"),
+    [
+        # 3 of 4 nodes are idle; half of the nodes needs room left
+        ({"nodes": 4}, [GPU], IDLE, [], ["nodes=3", "nodes=2", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 1}, [GPU], BUSY, [], ["time=00:30:00"]),
+        # the run's own least
+        ({"nodes": 4, "min_nodes": 3}, [GPU], BUSY, [], ["nodes=3", "time=00:30:00"]),
+        # other partitions: debug is too short, urgent is dearer than fewer nodes
+        ({"nodes": 4}, [GPU, DEBUG, URGENT], BUSY, [], ["nodes=2", "cluster.partition=urgent", "time=00:30:00"]),
+        ({"nodes": 2, "time": "10m"}, [GPU, DEBUG], IDLE, [], ["cluster.partition=debug", "nodes=1", "time=00:05:00"]),
+        ({"nodes": 4}, [GPU, replace(LONG, state="DOWN")], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU, replace(LONG, accounts=("x",))], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU, replace(LONG, accounts=("mine",))], BUSY, [],
+         ["cluster.partition=long", "nodes=2", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU, replace(LONG, denied=("mine",))], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        ({"nodes": 4}, [GPU, replace(LONG, max_nodes=3)], BUSY, [], ["nodes=2", "time=00:30:00"]),
+        # a maintenance window: as long as there is time before it
+        ({"nodes": 2}, [GPU], BUSY, [WINDOW], ["time=00:39:00", "nodes=1"]),
+        ({"nodes": 2, "time": "30m"}, [GPU], BUSY, [WINDOW], ["nodes=1", "time=00:15:00"]),
+        # more than the partition allows
+        ({"nodes": 1, "time": "3h"}, [GPU], BUSY, [], ["time=02:00:00"]),
+        # what it was kept from
+        ({"nodes": 1, "cluster": {"exclude": "node3", "constraint": "a100"}}, [GPU], IDLE, [],
+         ["cluster.exclude=null", "cluster.constraint=null", "time=00:30:00"]),
+        ({"nodes": 1, "cluster": {"reservation": "course"}}, [GPU], BUSY, [],
+         ["cluster.reservation=null", "time=00:30:00"]),
+    ],
+)  # fmt: skip
+def test_changes_are_tried_from_the_smallest_on(
+    keys: dict[str, Any], partitions: list[PartitionFacts], nodes: list[Nodes], windows: list[Reservation],
+    tried: list[str],
+) -> None:  # fmt: skip
+    plan = plan_of(**keys)
+    job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=plan.nodes, account="mine")
+    found = slurm_changes.changes(plan, job, partitions, nodes, windows, now=NOW)
+    assert [" ".join(each.overrides) for each in found] == tried
+
+
+def test_fewer_nodes_are_not_offered_below_what_the_user_or_the_workload_wants() -> None:
+    plan = plan_of(nodes=4)
+    job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4)
+    for given, fixed in ((plan, True), (replace(plan, params={"min_ranks": 4}), False)):
+        found = slurm_changes.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
+        assert not any("nodes=" in each.overrides[0] for each in found)
+
+
+def test_a_trial_asks_for_what_the_script_asks_for() -> None:
+    plan = plan_of(
+        nodes=2, cpus_per_proc=3, time="90m", cluster={"partition": "gpu", "directives": {"licenses": "a:1"}}
+    )
+    options = slurm_changes.arguments(plan)
+    for option in ("--nodes=2", "--cpus-per-task=3", "--time=01:30:00", "--partition=gpu", "--licenses=a:1"):
+        assert option in options
+    assert not any(option.startswith(("--output", "--array", "--comment")) for option in options)
+
+
+def test_nodes_are_counted_by_state_and_broken_ones_are_named() -> None:
+    nodes = slurm_facts.parse_nodes(NODES)
+    assert slurm_changes.node_lines(nodes, "gpu", "") == (
+        "partition gpu: 4 nodes: 2 allocated, 1 planned, 1 down",
+        "node3 is down: bad | GPU",
+    )
+    with_feature = slurm_changes.usable(nodes, ["gpu"], "a100&ib")
+    assert [each.names for each in with_feature] == ["node[1-2]"]
+    assert slurm_changes.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "better"),
+    [
+        (None, None, False),
+        (None, NOW + 9000, True),
+        (NOW + 600, None, False),
+        (NOW + 600, NOW, True),
+        (NOW + 600, NOW + 550, False),  # less than a minute
+        (NOW + 6000, NOW + 5500, False),  # less than a tenth
+        (NOW + 6000, NOW + 5300, True),
+    ],
+)
+def test_a_change_is_worth_it_when_it_starts_clearly_sooner(
+    before: float | None, after: float | None, better: bool
+) -> None:
+    tried = (Option((), before), Option(("nodes=1",), after))
+    assert sooner(tried, NOW) == (tried[1:] if better else ())
+
+
+def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
+    """Recorded: 4 nodes for an hour at the end of the queue, of which the job itself is an hour."""
+    job = Pending("1", "PENDING", "Resources", starts=NOW + 1700, partition="gpu", nodes=4, cpus=16, time=3600)
+    tried = (Option((), NOW + 5400), Option(("nodes=2",), NOW + 5400), Option(("cluster.partition=x",), NOW + 5400),
+             Option(("nodes=1",), NOW + 60))  # fmt: skip
+    starts = [each.starts for each in slurm.corrected(tried, job, [GPU], [], NOW)]
+    assert starts == [NOW + 1700, NOW + 1800, NOW + 5400, NOW + 60]
+    window = Reservation("maint", NOW + 900, NOW + 4500)
+    starts = [each.starts for each in slurm.corrected(tried, job, [GPU], [window], NOW)]
+    assert starts[1] == NOW + 4500  # not into the window
+
+
+@dataclass
+class Recorded(slurm_facts.Facts):
+    """Answers from records."""
+
+    answers: dict[str, str] = field(default_factory=dict)
+
+    def _run(self, *command: str) -> str:
+        self.asked += 1
+        for words, text in self.answers.items():
+            if words in " ".join(command):
+                return text
+        raise QueryError(f"{command[0]} did not answer within 10 s")
+
+    def trial(self, options: object, environment: object) -> Trial:
+        self.asked += 1
+        return Trial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
+
+
+def explained(**answers: str) -> tuple[slurm.Explanation, Recorded]:
+    told = {"show job": SHOWN, "show partition": PARTITIONS, "sinfo": NODES, "show reservation": RESERVATIONS}
+    facts = Recorded(answers={**told, **answers})
+    plan = plan_of(nodes=4, cpus_per_proc=4)
+    return slurm.explain("run-1", plan, "2", facts=facts, program="launcher", patience=60), facts
+
+
+def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
+    found, facts = explained()
+    assert "nodes it asks for are in use" in found.why
+    assert found.code == "Resources"
+    assert [each.overrides for each in found.tried][:2] == [(), ("nodes=2",)]
+    assert found.options[0].overrides == ("nodes=2",)
+    assert found.commands == ("launcher cancel run-1", "launcher resume run-1 nodes=2")
+    assert "node3 is down: bad | GPU" in found.nodes
+    assert facts.asked <= 9
+
+
+def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
+    told = {"show job": SHOWN}
+    facts = Recorded(answers=told)
+    found = slurm.explain("run-1", plan_of(nodes=4), "2", facts=facts, program="launcher", patience=60)
+    assert "in use" in found.why
+    assert [note for note in found.notes if "did not answer" in note] == [
+        "not answered: scontrol did not answer within 10 s"
+    ]
+    assert facts.asked == 2  # nobody waits for a third one
+    with pytest.raises(QueryError):
+        slurm.explain("run-1", plan_of(), "2", facts=Recorded(), program="launcher", patience=60)
+
+
+@pytest.mark.parametrize(
+    ("reason", "answers", "limit"),
+    [
+        ("QOSMaxJobsPerUserLimit", {"show qos name=normal": "normal|2\n"}, "QOS normal: MaxJobsPU=2"),
+        ("AssocGrpNodeLimit", {"show associations": "root|somebody|node=9\nroot||node=1\n"},
+         "account root: GrpTRES=node=1"),
+        ("PartitionTimeLimit", {"show partition": PARTITIONS.replace("02:00:00", "00:30:00")},
+         "partition gpu: MaxTime=00:30:00, and it asks for 01:00:00"),
+        ("PartitionNodeLimit", {"show partition": PARTITIONS.replace("MaxNodes=UNLIMITED", "MaxNodes=3")},
+         "partition gpu: MaxNodes=3, and it asks for 4"),
+        ("PartitionDown", {"show partition": PARTITIONS.replace("State=UP", "State=DOWN")},
+         "partition gpu: State=DOWN"),
+    ],
+)  # fmt: skip
+def test_the_limit_that_binds_has_its_value_and_where_it_is_set(
+    reason: str, answers: dict[str, str], limit: str
+) -> None:
+    found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", f"Reason={reason}"), **answers})
+    assert limit in found.limits
+
+
+def test_what_never_starts_is_not_said_to_start() -> None:
+    """A trial accepts a time that is more than the partition allows."""
+    found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=PartitionTimeLimit")})
+    assert found.tried[0].starts is None
+    assert found.options
+
+
+def test_a_held_job_is_not_offered_changes() -> None:
+    found, facts = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=JobHeldUser")})
+    assert found.do == "`scontrol release 2` lets it go on"
+    assert found.tried == ()
+    assert facts.asked <= 2
