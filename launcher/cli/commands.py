@@ -73,12 +73,12 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int:
     """Runs a sub-command and returns its exit code."""
     name, *words = arguments
-    if name in ("-h", "--help"):
+    if name in ("help", "-h", "--help"):
         _overview()
         return 0
     if name not in COMMANDS:
         raise ConfigError(
-            f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
+            f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}, help; "
             "anything else is KEY=VALUE and submits a run"
         )
     command = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
@@ -93,6 +93,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _overview() -> None:
-    print(f"usage: {PROGRAM} COMMAND ...\n\nCommands on runs that are there already. Each has a --help.\n")
+    print(f"usage: {PROGRAM} COMMAND ...\n\nEach has a --help; `{PROGRAM} --help` tells how a run is submitted.\n")
     for name, line in COMMANDS.items():
         print(f"  {name:<12}{line}")
