@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher import config
-from launcher.cli.schema import WORKLOADS, keys_of
+from launcher.cli.schema import SECTIONS, Section, keys_of
 
 PAGE = Path(__file__).with_name("config.md")
 HEAD = """\
@@ -23,21 +23,18 @@ This page is made from the schema (launcher/config.py) by `make docs`.
 
 def page() -> str:
     """The page's text."""
-    parts = [HEAD, *_section("Every run", config.Config, "")]
-    for field in dataclasses.fields(config.Config):
-        kind = get_type_hints(config.Config)[field.name]
-        if dataclasses.is_dataclass(kind) and field.name != "workload":
-            parts += _section(f"`{field.name}.`", kind, f"{field.name}.")  # type: ignore[arg-type]
-    parts += _section("`cluster.limits.`", config.Limits, "cluster.limits.")
-    for name, kind in WORKLOADS.items():
-        parts += _section(f"`workload={name}`", kind, "workload.")
+    parts = [HEAD]
+    for section in SECTIONS:
+        parts += _section(section)
     return "\n".join(parts)
 
 
-def _section(title: str, kind: type, prefix: str) -> list[str]:
+def _section(section: Section) -> list[str]:
+    kind, prefix = section.kind, section.prefix
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    lines = ["", f"## {title}", "", (kind.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
+    words = (kind.__doc__ or "").strip()
+    lines = ["", f"## {section.title}", "", words, "", "| key | default | meaning |", "|---|---|---|"]
     for key in keys_of(kind, prefix):
         hint, field = hints[key.name.removeprefix(prefix)], fields[key.name.removeprefix(prefix)]
         if dataclasses.is_dataclass(hint):  # a section of its own
@@ -51,7 +48,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if value is None:
         return ""
     if value == config.MISSING:
-        return "from the group's file"
+        return "in conf/"
     words = value.value if isinstance(value, Enum) else str(value).lower() if isinstance(value, bool) else value
     return f"`{_cell(str(words))}`"
 

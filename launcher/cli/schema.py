@@ -74,27 +74,33 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
         yield Key(prefix + field.name, docs.get(field.name, ""))
 
 
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Keys that stand together: `prefix` is in front of each of them."""
+
+    prefix: str
+    title: str
+    kind: type
+
+
+SECTIONS = (
+    Section("", "Keys of every run (KEY=VALUE)", config.Config),
+    Section("cluster.", "cluster.KEY: where", config.Cluster),
+    Section("cluster.limits.", "cluster.limits.KEY: what one job may ask for", config.Limits),
+    Section("launch.", "launch.KEY: how ranks are started", config.Launch),
+    Section("checkpoint.", "checkpoint.KEY: when a training saves", config.Checkpoint),
+    Section("resume.", "resume.KEY: how a run goes on", config.Resume),
+    Section("train.", "train.KEY: all trainings", config.Train),
+    Section("debug.", "debug.KEY: breakpoints in the job", config.Debug),
+    Section("tracking.", "tracking.KEY: trackers", config.Tracking),
+    Section("sweep.", "sweep.KEY: multiruns (-m)", config.Sweep),
+    *(Section("workload.", f"workload.KEY with workload={name}", kind) for name, kind in WORKLOADS.items()),
+)
+
+
 def all_keys() -> list[str]:
     """Every key of every group, for near matches."""
-    names = [key.name for key in keys_of(config.Config)]
-    for prefix, kind in _sections():
-        names += [key.name for key in keys_of(kind, prefix)]
-    names += [key.name for key in keys_of(config.Limits, "cluster.limits.")]
-    return names
-
-
-def _sections() -> list[tuple[str, type]]:
-    return [
-        ("cluster.", config.Cluster),
-        ("launch.", config.Launch),
-        ("checkpoint.", config.Checkpoint),
-        ("resume.", config.Resume),
-        ("train.", config.Train),
-        ("debug.", config.Debug),
-        ("tracking.", config.Tracking),
-        ("sweep.", config.Sweep),
-        *(("workload.", kind) for kind in WORKLOADS.values()),
-    ]
+    return [key.name for section in SECTIONS for key in keys_of(section.kind, section.prefix)]
 
 
 def groups_help(width: int = 79) -> str:
@@ -116,26 +122,14 @@ def keys_help(width: int = 79) -> str:
     """The keys with their meaning, for --help; two columns, 80 wide."""
     import textwrap
 
-    def table(title: str, keys: Iterator[Key]) -> list[str]:
-        lines = [f"== {title} =="]
-        for key in keys:
-            if key.name in ("name", "entry", "min_ranks", "seed") and "workload" in title:
+    lines = []
+    for section in SECTIONS:
+        lines.append(f"== {section.title} ==")
+        for key in keys_of(section.kind):
+            if section.prefix == "workload." and key.name in ("name", "entry", "min_ranks", "seed"):
                 continue
             doc = textwrap.wrap(key.doc, width - 24) or [""]
             name = key.name if len(key.name) < 23 else f"{key.name}\n{'':22}"
             lines += [f"  {name:<21} {doc[0]}", *(f"{'':24}{line}" for line in doc[1:])]
-        return [*lines, ""]
-
-    lines = table("Keys of every run (KEY=VALUE)", keys_of(config.Config))
-    lines += table("cluster.KEY: where", keys_of(config.Cluster))
-    lines += table("cluster.limits.KEY: what one job may ask for", keys_of(config.Limits))
-    lines += table("launch.KEY: how ranks are started", keys_of(config.Launch))
-    lines += table("checkpoint.KEY: when a training saves", keys_of(config.Checkpoint))
-    lines += table("resume.KEY: how a run goes on", keys_of(config.Resume))
-    lines += table("train.KEY: all trainings", keys_of(config.Train))
-    lines += table("debug.KEY: breakpoints in the job", keys_of(config.Debug))
-    lines += table("tracking.KEY: trackers", keys_of(config.Tracking))
-    lines += table("sweep.KEY: multiruns (-m)", keys_of(config.Sweep))
-    for name, kind in WORKLOADS.items():
-        lines += table(f"workload.KEY with workload={name}", keys_of(kind))
+        lines.append("")
     return "\n".join(lines)
