@@ -100,6 +100,7 @@ def test_weights_are_those_of_an_undisturbed_run_after_three_attempts(launcher: 
     assert weights["disturbed"] == weights["whole"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_at_other_sizes_with_the_same_weights(launcher: Launcher) -> None:
     """train.invariant: 2 ranks, then 3, then 1."""
     ddp = ("workload=ddp_mnist", "workload.dataset=digits", "workload.epochs=300", "train.invariant=true")

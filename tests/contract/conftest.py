@@ -10,7 +10,8 @@ import pytest
 from tests.launch import Launcher
 
 NODES = ("node1", "node2")
-BACKENDS = ("local", "slurm", "pbs", "allocation")
+# What is particular to a held allocation is in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
+BACKENDS = ("local", "slurm", "pbs", pytest.param("allocation", marks=pytest.mark.slow))
 
 
 @pytest.fixture(params=BACKENDS)

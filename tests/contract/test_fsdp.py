@@ -12,7 +12,6 @@ import torch
 
 from tests.launch import Launcher
 
-BACKENDS = pytest.mark.parametrize("launcher", ["local", "slurm"], indirect=True)
 SMALL = (
     "workload=fsdp_lm", "workload.layers=2", "workload.heads=2", "workload.width=18", "workload.context=16",
     "workload.batch_size=7", "workload.log_every=2", "workload.eval_windows=8", "workload.sample=20",
