@@ -34,6 +34,7 @@ from launcher.state import RunState, Story, run_state, tell
 SCHEDULER_INTERVAL = QUICKEST  # seconds for which a scheduler's answer is good enough
 PATIENCE = 10.0  # seconds that a question about states may take; whoever submits waits longer (cluster.submit_timeout)
 TELL = 3.0  # seconds of waiting after which that is told
+ENDING = 60.0  # seconds after an attempt's end in which that of its job is expected, or another one
 APART = 5.0  # seconds by which clocks of machines may differ
 ENDS = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)  # of jobs, after which nothing else comes
 # What a record may lead to that was cut off or changed at any place; `unreadable` says which record.
@@ -135,8 +136,6 @@ class Live:
                 job = self.ended(plan, story.job_id) or job
             except QueryError as error:
                 return None, str(error), False
-            if job is not None:
-                answer.jobs[key] = job
         if job is None:
             return None, "", True
         return job.state, _word(job), True
@@ -158,7 +157,7 @@ class Live:
             if plan.queued and story.job_id is not None and _open_end(story):
                 answer, key = self._ask(plan), queries(plan).key(story.job_id)
                 job = answer.jobs.get(key)
-                known = (plan.scheduler, key) in self._remembered
+                known = self._knows(plan.scheduler, key)
                 if not (answer.problem or known) and (job is None or job.state is JobState.GONE):
                     gone.setdefault(plan.scheduler, (plan, []))[1].append(story.job_id)
         for scheduler, (plan, job_ids) in gone.items():
@@ -180,19 +179,33 @@ class Live:
         Raises:
             QueryError: it does not answer.
         """
-        when, known = self._remembered.get((plan.scheduler, queries(plan).key(job_id)), (float("-inf"), None))
+        asks = queries(plan, PATIENCE)
+        place = plan.scheduler, asks.key(job_id)
+        known: SchedulerJob | QueryError | None
+        if self._knows(*place):
+            known = self._remembered[place][1]
+        else:
+            try:
+                known = asks.ended(job_id)
+            except QueryError as error:
+                known = error
+            self._remembered[place] = time.monotonic(), known
+        if isinstance(known, QueryError):
+            raise known
+        return known
+
+    def _knows(self, scheduler: str, key: str) -> bool:
+        """Whether its end need not be asked for: it was told, or nobody could tell a moment ago."""
+        when, known = self._remembered.get((scheduler, key), (float("-inf"), None))
         final = isinstance(known, SchedulerJob) and known.state in ENDS
-        if final or time.monotonic() - when <= SCHEDULER_INTERVAL:
-            if isinstance(known, QueryError):
-                raise known
-            return known
-        return queries(plan, PATIENCE).ended(job_id)
+        return final or time.monotonic() - when <= self._good_for(scheduler)
 
     def _has_moved(self, run: Run, story: Story) -> bool:
         """Whether the run's own record tells that its job may be in another state than before."""
         signs = (story.job_id, story.attempt, story.ended, story.cancelled)
         before, self._signs[run] = self._signs.get(run, signs), signs
-        return before != signs or story.ended is not None
+        ends = story.ended is not None and time.time() - story.moved < ENDING  # or it would be asked about for ever
+        return before != signs or ends
 
     def _ask(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> Answer:
         """All jobs that the plan's scheduler knows, or why it does not answer.
@@ -207,7 +220,7 @@ class Live:
         if quick:
             self._unchanged[name] = 0
         unchanged = self._unchanged.get(name, 0)
-        good_for = interval(unchanged, before.took if before else 0.0, SCHEDULER_INTERVAL)
+        good_for = self._good_for(name)
         if before and before.good(good_for, time.time()) and (before.problem or (before.asked or 0.0) >= newer):
             return before
         jobs = queries(plan, PATIENCE).jobs
@@ -220,6 +233,11 @@ class Live:
         self._unchanged[name] = unchanged + 1 if same else 0
         self._answers[name] = answer
         return answer
+
+    def _good_for(self, scheduler: str) -> float:
+        """Seconds for which what this scheduler said is good enough."""
+        before = self._answers.get(scheduler)
+        return interval(self._unchanged.get(scheduler, 0), before.took if before else 0.0, SCHEDULER_INTERVAL)
 
     @contextlib.contextmanager
     def _patiently(self, scheduler: str) -> Iterator[None]:

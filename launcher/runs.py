@@ -58,6 +58,8 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "stays": {"what": str, "why": str},
     "progress": {"step": (int, float), "total": (int, float)},
     "saved": {"step": int},
+    "breakpoint": {"rank": int, "host": str, "where": str, "socket": str},
+    "continued": {"rank": int},
 }
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
@@ -570,7 +572,9 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
         path = Path(name).expanduser().resolve()
         if (path / record).exists():
             return path
-        raise RunError(f"{path} is not a {what}: it has no {record}")
+        if "/" in name[:-1] or not name.strip("./"):
+            raise RunError(f"{path} is not a {what}: it has no {record}")
+        name = name[:-1]  # a sweep's points are completed behind `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"
         if not (link / record).exists():

@@ -83,7 +83,7 @@ def lines(group: Group) -> list[str]:
     ranks = group.ranks
     hosts = ", ".join(dict.fromkeys(str(each["host"]) for each in ranks))
     where = f"on {hosts}"
-    if len(ranks) == 1:
+    if len(ranks) == 1 and ranks[0]["pid"]:  # none of one that has ended
         where += f", process {ranks[0]['pid']}"
     steps = sorted({int(each["step"]) for each in ranks if each["step"] >= 0})
     if steps:

@@ -22,14 +22,17 @@ def ask(
 
     Raises:
         NoAnswerInTime: it takes too long.
-        QueryError: it is not there, or exits with another code.
+        QueryError: it is not there, cannot be started, or exits with another code.
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout, env=environment, check=False
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout,
+            env=environment, check=False,
+        )  # fmt: skip
     except FileNotFoundError:
         raise QueryError(f"{command[0]} is not on this machine's PATH") from None
+    except OSError as error:  # too many processes, say
+        raise QueryError(f"{command[0]} cannot be started: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:
         raise NoAnswerInTime(f"{command[0]} did not answer within {timeout:g} s") from None
     if done.returncode not in good:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.cli.options import RUN, add_runs_dir, find, whole_number
 from launcher.errors import RunError
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument(
-        "--rank", type=_number, metavar="R", help="this rank (default: 0; stacks: all; debugger: the one that waits)"
-    )
+        "--rank", type=whole_number, metavar="R",
+        help="this rank (default: 0; stacks: all; debugger: the one that waits)",
+    )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--shell", action="store_const", const="shell", dest="what",
@@ -51,14 +52,6 @@ def run(arguments: Namespace) -> int:
     if what == "debug":
         return _debug(seen, attempt, members, arguments.rank)
     return _shell(seen, attempt, members, arguments.rank or 0)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        from argparse import ArgumentTypeError
-
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
 
 
 def _running(seen: Seen) -> Attempt:

@@ -95,4 +95,4 @@ def main(arguments: list[str]) -> int:
 def _overview() -> None:
     print(f"usage: {PROGRAM} COMMAND ...\n\nEach has a --help; `{PROGRAM} --help` tells how a run is submitted.\n")
     for name, line in COMMANDS.items():
-        print(f"  {name:<12}{line}")
+        print(f"  {name:<13}{line}")

@@ -72,7 +72,7 @@ def _config(cluster: str | None) -> Config:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import schema, submit
+    from launcher.cli import profile_errors, schema, submit
 
     schema.register()
     overrides = ["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]
@@ -83,7 +83,7 @@ def _config(cluster: str | None) -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(submit.explain(error, overrides)) from None
     except YAMLError as error:  # it names the file and the line
-        raise ConfigError(f"a file of yours is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(profile_errors.in_yaml(error)) from None
     found: Config = typed
     return found
 

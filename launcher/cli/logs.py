@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find_either
+from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
 from launcher.errors import RunError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rank", type=_ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); one alone: its own files"
     )
-    parser.add_argument("--attempt", type=_number, metavar="N", help="only this attempt (default: all)")
+    parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt (default: all)")
     parser.add_argument("--tail", type=_positive, metavar="N", help="begin with the last N lines")
     add_runs_dir(parser)
 
@@ -50,9 +50,13 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
     if arguments.tail:
         stream.skip_to_last(arguments.tail)
     if not arguments.follow:
+        nothing = True
         for text in stream.new(last=True):
             sys.stdout.buffer.write(text)
+            nothing = False
         sys.stdout.flush()
+        if nothing and not run.attempts():
+            print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
         return 0
     pace = Pace(time.monotonic())
     over: Callable[[], bool] | None = None
@@ -200,14 +204,6 @@ class OneRank:
                 self._shown = attempt.number
                 self._read[path] = self._read.get(path, 0) + len(text)
                 yield text
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        from argparse import ArgumentTypeError
-
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
 
 
 def _positive(text: str) -> int:

@@ -32,6 +32,15 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def whole_number(text: str) -> int:
+    """An option's value as a number from 0 up."""
+    if not text.isdecimal():
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
 def find(name: str, runs_dir: Path | None) -> Run:
     """The run meant by `name`; see `runs.find`."""
     from launcher import runs  # not for --help

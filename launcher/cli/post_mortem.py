@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.cli.options import RUN, add_runs_dir, find, whole_number
 from launcher.errors import DONE, FAILED, RunError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ WIDTH = 80
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--attempt", type=_number, metavar="N", help="of this attempt (default: the last one)")
+    parser.add_argument("--attempt", type=whole_number, metavar="N", help="of this attempt (default: the last one)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
     add_runs_dir(parser)
 
@@ -66,14 +66,6 @@ def _examine(found: Run, arguments: Namespace) -> int:
     else:
         _print_none(seen, program(), arguments.name)
     return DONE if over else FAILED
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        from argparse import ArgumentTypeError
-
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
 
 
 def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
@@ -124,6 +116,7 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
 def _print(seen: Seen, told: Findings) -> None:
     from launcher.post_mortem.kinds import Kind
     from launcher.post_mortem.verdict import amount
+    from launcher.public import clean
 
     verdict = told.verdict
     number = f", attempt {told.attempt}" if told.attempt else ""
@@ -157,15 +150,15 @@ def _print(seen: Seen, told: Findings) -> None:
     for head, path in told.files.items():
         print(f"{head:<11}{path}")  # never cut: it is what one copies
     if told.traceback and "\n" in told.traceback:
-        print(f"\nTraceback of rank {told.rank}:\n{_clean(told.traceback)}")
+        print(f"\nTraceback of rank {told.rank}:\n{clean(told.traceback)}")
     if told.log:
         print(f"\nLast words of rank {told.rank}:")
         for line in told.log:
-            print(f"  {_clean(line)}")
+            print(f"  {clean(line)}")
     for stack in told.stacks:
         print(f"\nStack of {_ranks(stack.ranks)}, the newest frame first:")
         for frame in stack.frames:
-            print(f"  {_clean(frame)}")
+            print(f"  {clean(frame)}")
 
 
 def _at(time: float | None) -> str:
@@ -186,20 +179,15 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
 
 
-def _clean(text: str) -> str:
-    """Without control characters: what ranks print is not to reach the terminal."""
-    import re
-
-    return re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
-
-
 def _wrapped(head: str, text: str) -> None:
     """A line with its name in front, broken at spaces; a word (a path, a command's part) is never cut."""
     import textwrap
 
+    from launcher.public import clean
+
     print(
         textwrap.fill(
-            _clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
+            clean(text), WIDTH, initial_indent=f"{head:<11}", subsequent_indent=" " * 11, break_long_words=False,
             break_on_hyphens=False,
         )
     )  # fmt: skip

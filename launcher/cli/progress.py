@@ -1,7 +1,7 @@
 """How far something is: a bar where there is a terminal, a line now and then where there is none.
 
-The one place that makes bars, for a training, a sweep and a download. What stands behind a bar is the same text that is
-printed without one. rich leaves colours out where NO_COLOR is set.
+The one place that makes bars, for a training, a sweep, a download and `status --watch`. What stands behind a bar is the
+same text that is printed without one. rich leaves colours out where NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from rich.progress_bar import ProgressBar
 
 EVERY = 10.0  # seconds between two lines about the same thing where there is no terminal
 WINDOW = 30.0  # seconds over which a rate is taken
@@ -200,10 +202,16 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
         yield bars
 
 
+def still(done: float, total: float, width: int) -> ProgressBar:
+    """A bar that stands still, for a cell of a table."""
+    from rich.progress_bar import ProgressBar
+
+    return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
+
+
 def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
     """One bar that stands still, if the stream is a terminal."""
     if on_terminal(stream):
         from rich.console import Console
-        from rich.progress_bar import ProgressBar
 
-        Console(file=stream).print(ProgressBar(total=max(total, 1), completed=done, width=width), "")
+        Console(file=stream).print(still(done, total, width), "")

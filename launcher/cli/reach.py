@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import RunError
@@ -163,11 +162,17 @@ def enter(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, *
     for name in names:
         try:
             connection = socket.create_connection((name, served["port"]), CONNECTS_WITHIN)
-            as_client(connection, secret.encode())
-            connection.settimeout(None)
-            return connection
-        except (OSError, Stranger) as error:
+        except OSError as error:
             problems.append(f"{name}: {error}")
+            continue
+        try:
+            as_client(connection, secret.encode())
+        except (OSError, Stranger) as error:
+            connection.close()
+            problems.append(f"{name}: {error}")
+            continue
+        connection.settimeout(None)
+        return connection
     raise RunError(
         f"port {served['port']} of {host} cannot be reached from here ({'; '.join(problems)}): where you may log in to "
         f"the node (ssh {host}), give the same command there"
@@ -180,8 +185,3 @@ def until(look: Callable[[], Any], patience: float = ANSWERS_WITHIN) -> Any:
     while (found := look()) is None and time.monotonic() < give_up:
         time.sleep(0.1)
     return found
-
-
-def answer_file(folder: Path, place: int) -> Path:
-    """Where the agent at a place has answered."""
-    return folder / f"member-{place}"

@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> int:
             raise ConfigError(f"{word!r} is not KEY=VALUE")
         if key in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
-    overrides = merged(record["overrides"], arguments.overrides)
+    overrides = merged(record["overrides"], submit.opened(arguments.overrides))
     _go_to(found)
     schema.register()
     try:

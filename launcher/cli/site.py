@@ -68,7 +68,7 @@ def _list() -> int:
     for each in folders.profiles():
         rows.append((each.name, each.scheduler or "?", str(each.path) if each.own else f"ours: {each.path.name}"))
     print_columns(rows)
-    print(f"\nYours are in {folders.own_folder()}. `site show NAME` prints one, `site init` writes one.")
+    print(f"\nYours are in {folders.own_folder()}.\n`site show NAME` prints one, `site init` writes one.")
     return 0
 
 
@@ -105,19 +105,14 @@ def _init(arguments: Namespace) -> int:
 
 
 def _check(name: str) -> int:
-    from yaml import YAMLError
-
-    from launcher.cli import doctor, profile_errors
+    from launcher.cli import doctor
     from launcher.config import Scheduler
     from launcher.doctor.finding import Level, worst
     from launcher.sites import folders, profile
     from launcher.sites.survey import survey
 
     folders.find(name)
-    try:
-        cluster = doctor._config(name).cluster
-    except YAMLError as error:
-        raise ConfigError(profile_errors.in_yaml(error)) from None
+    cluster = doctor._config(name).cluster
     if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
         return 0

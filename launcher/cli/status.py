@@ -74,7 +74,7 @@ def run(arguments: Namespace) -> int:
     for number, line in enumerate(unanswered(view)):
         print(line if number else f"\n{line}")
     if view.older:
-        print(f"... and {view.older} older ones; --all shows them")
+        print(f"... and {view.older} older; --all shows them")
     return 0
 
 

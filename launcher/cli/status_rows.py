@@ -95,7 +95,7 @@ class Rows:
         paths = newest(self._folder)
         noted = live_index.noted(self._folder)
         wanted: list[Run | Sweep] = []
-        recent = 0
+        recent = others = 0
         self._done = {_name(path) for path in paths if noted is None and done(Run(Path(path)))}
         for path in paths:
             may_live = _name(path) not in self._done if noted is None else _name(path) in noted
@@ -103,10 +103,11 @@ class Rows:
                 found = _at(path)
                 wanted += [] if found is None else [found]
                 recent += found is not None and not may_live
+                others += found is None  # a folder of something else, as MLflow's
         known = set(map(_name, paths))
         for name in noted - known if noted else ():
             live_index.remove(self._folder, name)
-        return wanted, len(paths)
+        return wanted, len(paths) - others
 
     def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
         """Notes which of them are over for good, and which live ones the index has not."""

@@ -117,7 +117,7 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
 
 
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-    """Metrics that fit, and those left out: `first` first, then those in which points differ. Pure.
+    """Metrics that fit, and those left out: `first` first, then those in which points differ (of one point: all). Pure.
 
     Args:
         metrics: of each point.
@@ -127,7 +127,7 @@ def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room
     known = names_of(metrics.values())
     values = {name: [each.get(name) for each in metrics.values()] for name in known}
     plain = [name for name in known if not any(isinstance(value, (list, tuple)) for value in values[name])]
-    varied = [name for name in plain if len({repr(value) for value in values[name]}) > 1]
+    varied = [name for name in plain if len(metrics) == 1 or len({repr(value) for value in values[name]}) > 1]
     shown: list[str] = []
     for name in dict.fromkeys((*(each for each in first if each in known), *varied)):
         width = 2 + max(len(name), *(len(text(value)) for value in values[name]))
@@ -193,7 +193,7 @@ def _tell_best(
         return
     best = next(each.point for each in seen if each.point.index == ranked[0])
     if order.metric is None:
-        print("no objective: `--sort METRIC` orders them, sweep.objective=METRIC is for the next sweep")
+        print("no objective: `--sort METRIC` orders them; sweep.objective=METRIC sets one")
     elif order.metric not in metrics[best.index]:
         print(f"no point has the objective {order.metric!r} among its metrics")
     else:

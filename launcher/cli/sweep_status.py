@@ -39,7 +39,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
         return 0
     print_columns([("SWEEP", "POINTS"), *((name, summary(number)) for name, number in numbers.items())])
     if len(shown) < len(found):
-        print(f"... and {len(found) - len(shown)} older ones; --all shows them")
+        print(f"... and {len(found) - len(shown)} older; --all shows them")
     return 0
 
 

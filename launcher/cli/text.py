@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from launcher.public import clean
 from launcher.state import RunState
 from launcher.units import format_size, format_time
 
@@ -60,7 +61,8 @@ def cause(seen: Seen) -> str | None:
     from launcher.post_mortem.evidence import of
     from launcher.post_mortem.verdict import classify
 
-    return classify(of(seen)).cause
+    why = classify(of(seen)).cause
+    return None if why is None else clean(why)
 
 
 def outcome(seen: Seen) -> str:
@@ -75,7 +77,7 @@ def outcome(seen: Seen) -> str:
     else:
         fault = seen.story.fault or {}
         if trace := fault.get("traceback"):
-            lines += [f"Traceback of rank {fault['rank']}:", trace.rstrip(), ""]
+            lines += [f"Traceback of rank {fault['rank']}:", clean(trace.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.answers import SHARE, SLOWEST
+from launcher.cli.progress import on_terminal, still
 from launcher.cli.status_rows import Rows, View
 from launcher.cli.status_table import brief
 from launcher.sweep_live import summary
@@ -28,7 +29,7 @@ def show(rows: Rows) -> int:
     Where no run was named, new ones are shown as they come.
     """
     try:
-        return _live(rows) if sys.stdout.isatty() else _plain(rows)
+        return _live(rows) if on_terminal(sys.stdout) else _plain(rows)
     except KeyboardInterrupt:
         return 0
 
@@ -167,14 +168,11 @@ def _done(row: Mapping[str, Any], done: int | None, total: int | None) -> str:
 
 
 def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     if done is None or not total:
         return Text("-")
     bar = Table.grid(padding=(0, 1, 0, 0))
-    bar.add_row(
-        ProgressBar(total=total, completed=min(done, total), width=20 if wide else 10), f"{100 * done // total}%"
-    )
+    bar.add_row(still(done, total, 20 if wide else 10), f"{100 * done // total}%")
     return bar

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from launcher.doctor.finding import Finding, ok, problem, warning
+from launcher.public import HIDDEN, without_password
 from launcher.units import format_size
 
 MIB, GIB = 2**20, 2**30
@@ -31,7 +31,7 @@ LEAST_FILES, LEAST_PROCESSES = 4096, 1024
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter, by name; a secret one is named and its value is not."""
     return {
-        name: "(not shown)" if SECRET.search(name) else _without_password(environ[name])
+        name: HIDDEN if SECRET.search(name) else without_password(environ[name])
         for name in sorted(environ)
         if TELLING.match(name)
     }
@@ -52,20 +52,8 @@ def environment(environ: Mapping[str, str]) -> Iterator[Finding]:
 def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Proxies for downloads (`data fetch`); a user and password in them are not shown."""
     names = [name for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (name, name.upper())]
-    told = [f"{name}={_without_password(environ[name])}" for name in names if environ.get(name)]
+    told = [f"{name}={without_password(environ[name])}" for name in names if environ.get(name)]
     yield ok("proxies", "; ".join(told) if told else "none set")
-
-
-def _without_password(text: str) -> str:
-    """Values of variables may be URLs with a user and password."""
-    try:
-        parts = urlsplit(text)
-        if parts.hostname and (parts.username or parts.password):
-            port = f":{parts.port}" if parts.port else ""
-            return f"{parts.scheme}://(not shown)@{parts.hostname}{port}"
-    except ValueError:
-        return "(not shown)"
-    return re.sub(r"(^|//)[^/@\s]+@", r"\1(not shown)@", text)
 
 
 def locale(encoding: str, umask: int) -> Iterator[Finding]:

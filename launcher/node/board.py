@@ -65,6 +65,7 @@ class Board:
         self._next_look = self._next_beat = 0.0
         self._beats, self._news = 0, 0
         self._others: dict[int, tuple[bytes, float]] = {}
+        self._looked = time.monotonic()
 
     def ask(self, call: Callable[[Store], T]) -> T:
         """The store's answer.
@@ -151,6 +152,9 @@ class Board:
         """
         self._line.require()
         now = time.monotonic()
+        if now - self._looked > self._heartbeat / 2:  # this agent itself was away: stopped, or held up by a file server
+            self._others = {place: (beat, now) for place, (beat, _) in self._others.items()}
+        self._looked = now
         if self._look is not None and self._look.done():
             look, self._look = self._look, None
             found = self._line.answer(look)

@@ -53,6 +53,7 @@ from launcher.post_mortem.symptoms import LOST_PEER
 LATE = 3.0  # seconds that one who had to kill its ranks waits for the others
 CLOSING = 10.0  # seconds that the master's agent waits for the others to have read the outcome
 AT_ONCE = 0.2  # seconds for which the first agent's fork is awaited before this agent looks after its ranks
+GONE = 0  # in the place of the process id of a rank that has ended: another process may have got its own
 STACKS = 5.0  # seconds in which all agents have told the stacks of their ranks
 
 
@@ -633,9 +634,14 @@ class Agent(LocalElasticAgent):
             self.means.desk.answer(asked, self._index, self._me.host, lambda: self._processes(signs))
 
     def _processes(self, signs: Sequence[Sign]) -> list[Process]:
-        pids = self._context.pids()
+        pids, codes = self._context.pids(), self._codes()
         return [
-            Process(self._first_rank + place, pids[place], sign.step, self._environment(place))
+            Process(
+                self._first_rank + place,
+                pids[place] if codes[place] is None else GONE,
+                sign.step,
+                self._environment(place),
+            )
             for place, sign in enumerate(signs)
         ]
 

@@ -90,7 +90,7 @@ class Reporter:
 
             try:
                 self._tracking = tracking.of(self._attempt) if self._attempt else None
-            except LauncherError as error:
+            except (LauncherError, RuntimeError) as error:  # the latter where no thread can be started
                 print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
             self._tracked = self._tracking is not None
         if self._tracking is not None:

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+import time
 
 SIZE = 32  # bytes of a nonce and of a proof
 
@@ -28,15 +29,15 @@ def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
 
 
 def as_server(connection: socket.socket, secret: bytes) -> None:
-    """Lets a client in.
+    """Lets a client in. The connection's timeout is for all that it has to say.
 
     Raises:
         Stranger: it does not know the secret; it has been told nothing.
         OSError: the connection broke, or its timeout is over.
     """
-    server = secrets.token_bytes(SIZE)
+    server, patience = secrets.token_bytes(SIZE), connection.gettimeout()
     connection.sendall(server)
-    answer = exactly(connection, 2 * SIZE)
+    answer = exactly(connection, 2 * SIZE, None if patience is None else time.monotonic() + patience)
     client, theirs = answer[:SIZE], answer[SIZE:]
     if not hmac.compare_digest(theirs, proof(secret, b"client", server + client)):
         raise Stranger("the other end does not know the secret")
@@ -55,14 +56,24 @@ def as_client(connection: socket.socket, secret: bytes) -> None:
         raise Stranger("the other end does not know the secret")
 
 
-def exactly(connection: socket.socket, size: int) -> bytes:
+def exactly(connection: socket.socket, size: int, give_up: float | None = None) -> bytes:
     """So many bytes.
+
+    Args:
+        connection: where they come from.
+        size: how many.
+        give_up: when they must be there, by the monotonic clock; a byte now and then does not put that off.
 
     Raises:
         Stranger: it was closed before.
+        TimeoutError: time is up.
     """
     data = b""
     while len(data) < size:
+        if give_up is not None:
+            if (left := give_up - time.monotonic()) <= 0:
+                raise TimeoutError("the other end takes too long")
+            connection.settimeout(left)
         more = connection.recv(size - len(data))
         if not more:
             raise Stranger("the other end has hung up")

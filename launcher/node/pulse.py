@@ -63,7 +63,7 @@ class Slot:
     def progress(self, step: int) -> None:
         """Notes how many steps of the run are done, where nothing else tells it at each of them."""
         if self._listens != _LISTENS:
-            self.beat(step)
+            self.beat(int(step))  # some count in parts of an epoch
 
     def pace(self, seconds: float, steps: int) -> None:
         """Tells how long a step takes this rank without waiting, as measured lately, and in how many steps so far."""

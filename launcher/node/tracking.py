@@ -18,6 +18,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Protocol
 
+from launcher.public import HIDDEN, secret, without_password
 from launcher.runs import Attempt
 
 QUEUE = 10_000  # entries that may wait
@@ -188,16 +189,24 @@ def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, fl
         if isinstance(value, Mapping):
             yield from numbers_in(f"{prefix}/{key}", value)
         elif isinstance(value, (int, float)):
-            yield f"{prefix}/{key}", float(value)
+            with contextlib.suppress(OverflowError):  # a whole number may be larger than any of those
+                yield f"{prefix}/{key}", float(value)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`workload.lr` and its value as text for each key that has one. Pure."""
+    """`workload.lr` and its value as text for each key that has one; values of secrets are not shown. Pure."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            yield prefix + str(key), str(value)
+            yield prefix + str(key), _public(str(key), str(value))
+
+
+def _public(key: str, value: str) -> str:
+    """A value without what is secret in it: a tracker may show it to others."""
+    if secret(key):
+        return HIDDEN
+    return without_password(value) if "://" in value else value
 
 
 def of(attempt: Attempt) -> Tracking | None:

@@ -118,11 +118,16 @@ class Stacks:
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
-        """State of the process and stacks of every rank; empty for one that wrote none in time."""
+        """State of the process and stacks of every rank; empty for one that wrote none in time.
+
+        Only who takes the signal is sent it: others would die of it (a rank that was forked a moment ago, a program
+        that a rank became, and who has the number of a rank that is gone).
+        """
         self.clear()
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, SIGNAL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if pid > 0 and _survives(pid):  # 0 stands for none, and would be this process's whole group
+                    os.kill(pid, SIGNAL)
         give_up, sizes = time.monotonic() + PATIENCE, [-1] * len(pids)
         while time.monotonic() < give_up:
             before, sizes = sizes, [os.fstat(file).st_size for file in self._files]
@@ -138,6 +143,16 @@ class Stacks:
 def serve(file: int) -> None:
     """In a rank: from now on `SIGNAL` makes it write the stacks of all its threads to this file."""
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+
+
+def _survives(pid: int) -> bool:
+    """Whether a process has a handler for the signal, or ignores it (man 5 proc, SigCgt and SigIgn)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it is gone
+        return False
+    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (SIGNAL - 1) & 1 for mask in masks)
 
 
 def state(pid: int) -> str:

@@ -19,6 +19,7 @@ from launcher.live import Seen
 from launcher.plan import JobPlan
 from launcher.post_mortem import notices
 from launcher.post_mortem.verdict import Evidence
+from launcher.printed import file_names
 from launcher.runs import Attempt, Run, read_events
 from launcher.state import RunState
 from launcher.units import parse_size
@@ -118,7 +119,8 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
     begin, end = 0, None
     if attempt is not None:
         started = _started(attempt)
-        own = [path for path in outputs if str(started.get("job", " ")) in path.name]
+        names = file_names(started.get("job"))
+        own = [path for path in outputs if path.name in names]
         outputs = own or outputs
         begin = int(started.get("output", 0))
         if following is not None and (after := _started(following)).get("job") == started.get("job"):

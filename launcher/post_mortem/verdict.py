@@ -222,8 +222,9 @@ def _without_fault(seen: Evidence) -> Verdict:
         heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS else ""
         words = [f"no rank said why{code}", named, heard]
         cause: str | None = "; ".join(word for word in words if word)
-    elif seen.state is RunState.CANCELLED and not named:
-        cause = "it was cancelled" + (" before it began" if not seen.begun else "") if seen.cancelled else None
+    elif seen.cancelled and seen.state is RunState.CANCELLED and said not in TELLING:
+        at = f" at step {seen.stop['step']}" if seen.stop and "step" in seen.stop else ""
+        cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
     else:
         cause = named or None
     if seen.state is RunState.CANCELLED or (kind is None and seen.cancelled):

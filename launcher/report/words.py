@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-import re
 from typing import Any
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
-HIDDEN = "(not shown)"
+from launcher.public import HIDDEN, clean, secret
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -94,16 +90,6 @@ def _three(value: float) -> str:
 def plain(text: Any) -> str:
     """Text for plotly, which takes some HTML in names, ticks and hover texts: `<b>` is shown and not obeyed."""
     return html.escape(clean(str(text)), quote=False)
-
-
-def clean(text: str) -> str:
-    """Without a terminal's colours and without control characters."""
-    return _CONTROL.sub("", _ANSI.sub("", text))
-
-
-def secret(name: str) -> bool:
-    """Whether a key's or variable's name says that its value is not for others."""
-    return _SECRET.search(name) is not None
 
 
 def public_override(override: str) -> str:

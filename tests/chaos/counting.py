@@ -56,7 +56,6 @@ def main(config: Any, env: Any) -> dict[str, Any]:
             done = {"round": round_number, "step": state["step"] + 1, "time": time.time()}
             if not (folder / f"first-{round_number}").exists():
                 _write(folder / f"first-{round_number}", **done)
-            _write(folder / "now", **done)
         dist.all_reduce(flag)
         state["step"] += 1
         state["ranks"] += int(ones.item())
@@ -65,6 +64,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
             progress(state["step"], total)
             if flag.item() or state["step"] % every == 0:
                 _write(folder / "state", **state)
+            _write(folder / "now", **done)  # last, for those who look into the state when they see this
         if flag.item():
             dist.barrier()
             sys.exit(errors.RESUME)

@@ -258,7 +258,7 @@ class Chaos:
                 if state == "done":
                     return
                 if resume and state not in WORKS:
-                    self.insist(["resume", RUN])
+                    self.insist(["resume", RUN, "wait=false"])
             if time.monotonic() > give_up:
                 raise RunLost(f"{what}: nothing for {PATIENCE:g} s; {self.launcher('status', RUN).stdout}")
             time.sleep(0.05)

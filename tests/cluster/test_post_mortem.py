@@ -109,12 +109,12 @@ def runs(slurm: Any, tmp_path: Path) -> Iterator[Runs]:
     (tmp_path / "late" / "sitecustomize.py").write_text(LATE)
     made = Runs(Launcher(tmp_path / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}), slurm)
     made.submit(tmp_path / "late")
+    made.asleep("out-of-time")  # first: Slurm knows no limit below a minute, but lets root move the end of one
+    slurm.run("scontrol", "update", f"JobId={made.job('out-of-time')}", "EndTime=now+1")
     made.asleep("preempted")
     slurm.run(
         "sbatch", "--partition=urgent", "--nodelist=node4", "--exclusive", "--wrap=sleep 90", "--output=/dev/null"
     )
-    made.asleep("out-of-time")  # Slurm knows no limit below a minute, but lets root move the end of one
-    slurm.run("scontrol", "update", f"JobId={made.job('out-of-time')}", "EndTime=now+1")
     made.asleep("scancelled")
     slurm.run("scancel", made.job("scancelled"))
     made.asleep("node-lost", 2)

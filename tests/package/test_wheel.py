@@ -54,7 +54,7 @@ def test_a_run_works_in_another_folder(site: Path, tmp_path: Path) -> None:
         said = subprocess.run(
             [*command, *words, "dry_run=true"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
         ).stdout
-        assert str(ROOT) not in said
+        assert str(ROOT) not in said.replace(sys.prefix, "")
     assert "accuracy" in _python(tmp_path, "-m", "launcher", *words, **environ)
 
 

@@ -11,6 +11,7 @@ import pytest
 from launcher import submit
 from launcher.backends.once import Refused
 from launcher.cli.resume import merged
+from launcher.cli.submit import opened
 from launcher.config import Program, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from launcher.node import again
@@ -89,6 +90,8 @@ def test_an_attempt_stops_a_twentieth_before_its_limit(time: str, lead: int) -> 
         (["+cluster.environment.A=1"], ["cluster.environment.A=2"], ["+cluster.environment.A=2"]),
         (["+cluster.environment.A=1"], ["+cluster.environment.A=2"], ["+cluster.environment.A=2"]),
         (["nodes=2"], ["wait=true"], ["nodes=2", "wait=true"]),
+        (["++workload.kwargs.a=1"], opened(["workload.kwargs.a=2"]), ["++workload.kwargs.a=2"]),
+        (["nodes=2"], opened(["workload.kwargs.b=2"]), ["nodes=2", "++workload.kwargs.b=2"]),
     ],
 )
 def test_a_resumed_run_is_what_it_was_but_for_what_is_said(

@@ -104,13 +104,19 @@ def test_eight_commands_at_once_ask_once() -> None:
 
 
 def test_who_waits_for_a_command_that_hangs_asks_for_himself() -> None:
-    hangs, asks = Scheduler(slow=3), Scheduler()
+    asked, over, asks = threading.Event(), threading.Event(), Scheduler()
+
+    def hangs() -> dict[str, SchedulerJob]:
+        asked.set()
+        over.wait(60)
+        return {}
+
     other = threading.Thread(target=lambda: Shared("slurm").get(60, hangs, 1))
     other.start()
-    while not hangs.asked:
-        time.sleep(0.01)
+    assert asked.wait(60)
     assert Shared("slurm").get(60, asks, 0.1).jobs == JOBS
     assert asks.asked == 1
+    over.set()
     other.join()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launcher.node import handshake
 from launcher.node.handshake import SIZE, Stranger, as_client, as_server, exactly, proof
 
 SECRET = b"s" * 32
@@ -79,3 +81,29 @@ def test_a_proof_cannot_be_sent_back_as_ones_own() -> None:
 def test_a_scanner_of_ports_is_a_stranger(said: bytes) -> None:
     raised = both(serve, lambda end: end.sendall(said))
     assert isinstance(raised[0], (Stranger, OSError))
+
+
+def test_who_says_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    class Trickle:
+        """Says a byte each second, within the timeout of each."""
+
+        def gettimeout(self) -> float:
+            return 5.0
+
+        def settimeout(self, seconds: float) -> None:
+            assert 0 < seconds <= 5.0
+
+        def sendall(self, data: bytes) -> None:
+            pass
+
+        def recv(self, size: int) -> bytes:
+            clock[0] += 1.0
+            return b"x"
+
+    monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    end: Any = Trickle()
+    with pytest.raises(TimeoutError):
+        as_server(end, SECRET)
+    assert clock[0] == 5.0

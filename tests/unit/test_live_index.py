@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -61,7 +62,8 @@ def noted(folder: Path) -> set[str] | None:
 def age(folder: Path, seconds: float = 2 * live_index.SETTLED) -> None:
     """All runs were handed over some time ago."""
     for file in (folder / live_index.FOLDER).iterdir():
-        os.utime(file, (time.time() - seconds,) * 2)
+        with contextlib.suppress(FileNotFoundError):  # somebody removes it at this moment
+            os.utime(file, (time.time() - seconds,) * 2)
 
 
 def test_a_run_is_noted_when_it_is_handed_over_and_removed_when_it_was_seen_done(tmp_path: Path) -> None:
@@ -95,9 +97,18 @@ def test_an_end_of_just_now_may_not_be_the_last_word(tmp_path: Path) -> None:
     assert (shown(tmp_path), noted(tmp_path)) == ({"a": "stopped"}, {"a"})
 
 
+@pytest.mark.parametrize("everything", [False, True])
+def test_other_folders_are_no_older_runs(tmp_path: Path, everything: bool) -> None:
+    make(tmp_path, "a", code=0)
+    (tmp_path / "mlflow").mkdir()
+    for _ in range(2):  # without the index, and with it
+        view = Rows((), tmp_path, everything).look()
+        assert ([row["run"] for row in view.rows], view.older) == (["a"], 0)
+
+
 def test_finished_runs_are_not_read_but_for_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3 * RECENT):
-        make(tmp_path, f"old-{number:02}", code=0)
+        make(tmp_path, f"gone-{number:02}", code=0)  # also by their names older than the others
     make(tmp_path, "live")
     for number in range(RECENT):
         make(tmp_path, f"new-{number:02}", code=0)

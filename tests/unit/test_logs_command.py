@@ -42,7 +42,7 @@ def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
 def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def show(*words: str) -> str:
         assert commands.main(["logs", *words]) == 0
-        return re.sub(r"\d\d:\d\d ---", "12:03 ---", capsys.readouterr().out)
+        return re.sub(r"([\d-]{10} )?\d\d:\d\d ---", "12:03 ---", capsys.readouterr().out)
 
     return show
 
@@ -71,6 +71,17 @@ def test_what_is_not_there(run: Run, words: list[str], problem: str) -> None:
     attempt(run, 0, "7", out_0="a\n", out_1="b\n")
     with pytest.raises(RunError, match=problem):
         commands.main(["logs", "a", *words])
+
+
+def test_a_run_that_has_not_started_is_told_as_such(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["logs", "a"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (
+        "", "launcher: a has not started, so it has printed nothing: see `why a`\n"
+    )  # fmt: skip
+    attempt(run, 0, "7")
+    assert commands.main(["logs", "a"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_it_follows_from_one_attempt_to_the_next(

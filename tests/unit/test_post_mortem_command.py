@@ -15,7 +15,7 @@ from launcher.backends import slurm_history
 from launcher.backends.base import JobState
 from launcher.backends.slurm_history import Past
 from launcher.cli import commands
-from launcher.cli.text import cause
+from launcher.cli.text import cause, outcome
 from launcher.errors import LauncherError
 from launcher.post_mortem import evidence, findings
 from launcher.runs import Attempt, Run, append
@@ -113,6 +113,18 @@ def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
     assert line == "rank 1 on node2: killed by SIGKILL; the kernel killed for lack of memory in its cgroup"
 
 
+def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
+    attempt(
+        made,
+        rank=1,
+        cause="rank 1 on node2: ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m \udc80",
+        traceback="a\x1b[2Jb",
+    )
+    seen = live.look(made, live.Live())
+    assert cause(seen) == "rank 1 on node2: ValueError: red "
+    assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
+
+
 def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: Run, call: Call) -> None:
     first = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-21T21:10:05 DUE TO PREEMPTION ***\n"
     second = "slurmstepd: error: StepId=7.0 exceeded memory limit (900 > 800), being killed\n"
@@ -131,7 +143,7 @@ def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: 
 
 def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
     write(made.path / "output-7.log", "mine\n")
-    write(made.path / "output-8.log", "another's\n")
+    write(made.path / "output-17.log", "another's\n")  # which has a 7 as well
     assert evidence.output_lines(made, attempt(made)) == ["mine"]
 
 

@@ -247,8 +247,11 @@ def test_the_latest_link_follows_the_newest_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("train-1", "train-1"), ("train-12", "train-12"), ("train-2", "train-20"), ("b", "bench"), ("latest", "bench")],
-)
+    [
+        ("train-1", "train-1"), ("train-12", "train-12"), ("train-2", "train-20"), ("b", "bench"), ("latest", "bench"),
+        ("bench/", "bench"),
+    ],
+)  # fmt: skip
 def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: str) -> None:
     for each in ("train-1", "train-12", "train-20", "bench"):
         make(tmp_path, each).link(tmp_path)
@@ -263,6 +266,9 @@ def test_a_run_is_found_by_what_it_is_called(tmp_path: Path, name: str, found: s
         ("tarin-1", r"no run 'tarin-1' in .* Did you mean train-1"),
         ("zzz", r"no run 'zzz' in [^?]*$"),
         ("./notes", "notes is not a run: it has no record.json"),
+        ("/", "/ is not a run: it has no record.json"),
+        ("./", "is not a run: it has no record.json"),
+        ("zzz/", "no run 'zzz'"),
         ("notes", "no run 'notes'"),
         ("latest", "there is no latest run in"),
     ],

@@ -28,6 +28,7 @@ from launcher.config import GpuDirective, Scheduler
 from launcher.live import Live, Seen, look, look_at_all
 from launcher.runs import Run
 from launcher.state import RunState, tell
+from launcher.sweep_live import SweepLive
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -305,6 +306,46 @@ def test_a_follower_asks_less_often_while_nothing_changes(
     asked = says({"1": FAILED})
     assert RunState.FAILED in [look(run, follower).state for _ in range(4)]
     assert asked
+
+
+def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, clock = make(tmp_path, "a", "1"), itertools.count(int(time.time()) + 3600)
+    end(run, 1, job="1")
+    ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
+    for module in ("launcher.live", "launcher.answers"):
+        monkeypatch.setattr(f"{module}.time", ticking)
+    asked, follower = says({"2": RUNNING}), Live()
+    assert {look(run, follower).state for _ in range(300)} == {RunState.FAILED}
+    assert len(asked) < 100  # every 2 s would be 150 or more
+
+
+@pytest.mark.parametrize("kind", [Live, SweepLive])
+def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, kind: type[Live]
+) -> None:
+    run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
+    ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
+    for module in ("launcher.live", "launcher.answers", "launcher.sweep_live"):
+        monkeypatch.setattr(f"{module}.time", ticking)
+    asked, follower = says({"2": RUNNING}, {"1": FAILED}), kind()
+    assert {look(run, follower).state for _ in range(100)} == {RunState.FAILED}
+    assert len([each for each in asked if each.startswith("sacct")]) == 1
+    assert len([each for each in asked if each == "squeue"]) < 30  # every 2 s would be 150 or more
+
+
+def test_runs_that_nobody_remembers_are_asked_about_together_again_and_again(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(9):
+        make(tmp_path, f"run-{number}", str(number))
+    asked, clock, watched = says({"0": RUNNING}), [time.time()], Rows([], tmp_path, False)
+    monkeypatch.setattr("launcher.live.time", SimpleNamespace(time=lambda: clock[0], monotonic=lambda: clock[0]))
+    for _ in range(3):
+        watched.look()
+        clock[0] += 100
+    assert [len(each.split()) for each in asked if each.startswith("sacct")] == [9] * 3  # 8 ids each
 
 
 # -- no answer

@@ -261,6 +261,11 @@ def test_results_for_programs(call: Call, sweep: Sweep) -> None:
     assert told["points"][-1]["metrics"] == {}
 
 
+def test_one_point_alone_shows_its_metrics() -> None:
+    assert sweep_results.columns({3: {"loss": 0.5, "rates": [1, 2]}}, [], 60) == (["loss"], ["rates"])
+    assert sweep_results.columns({3: {"loss": 0.5}, 4: {"loss": 0.5}}, [], 60) == ([], ["loss"])
+
+
 def test_a_wide_table_is_cut_to_the_terminal(call: Call, tmp_path: Path) -> None:
     found = make_sweep(tmp_path / "runs", 3, objective=("m9",))
     for index in range(3):

@@ -79,11 +79,21 @@ def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyP
     assert "pip install 'launcher[mlflow]'" in note  # the set-up lines may bring it
 
 
+def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
+    environment = {"HF_TOKEN": "hush", "WANDB_API_KEY": "hush", "NCCL_DEBUG": "INFO"}
+    tracking = {"uri": "https://me:hush@host:5000/x"}
+    config = {"cluster": {"environment": environment}, "tracking": tracking, "mail": "a@b"}
+    told = dict(flat(config))
+    assert "hush" not in str(told)
+    assert told["cluster.environment.NCCL_DEBUG"] == "INFO"
+    assert (told["tracking.uri"], told["mail"]) == ("https://(not shown)@host:5000", "a@b")
+
+
 # -- the thread
 
 
 def test_numbers_alone_are_tracked() -> None:
-    values = {"loss": 1, "name": "x", "ok": True, "none": None, "inner": {"a": 0.5}}
+    values = {"loss": 1, "name": "x", "ok": True, "none": None, "inner": {"a": 0.5}, "huge": 10**400}
     assert dict(numbers_in("train", values)) == {"train/loss": 1.0, "train/ok": 1.0, "train/inner/a": 0.5}
 
 

@@ -107,3 +107,16 @@ def test_stacks_are_taken_from_who_can_write_them() -> None:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def test_who_would_die_of_the_question_is_not_asked() -> None:
+    other, ended = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["true"])
+    ended.wait()
+    try:
+        (state, stack), gone = Stacks(2).take([other.pid, ended.pid])
+        assert (state in ("S", "R"), stack, gone) == (True, "", ("", ""))
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+    finally:
+        other.kill()
+        other.wait()
