@@ -420,7 +420,7 @@ class Agent(LocalElasticAgent):
         if any(codes[place] == errors.RESUME for place in bad) or self._leaving or self._too_late or as_told:
             if self._stop_by is None:
                 self._stop_by = time.monotonic() + self._plan.hang_timeout
-            if None in codes and time.monotonic() < self._stop_by:  # the others are saving, or writing
+            if self._at_work(codes) and time.monotonic() < self._stop_by:  # the others are saving, or writing
                 self._look_around(signs)
                 return RunResult(state=WorkerState.HEALTHY)
             self._tell_left(codes)
@@ -433,6 +433,10 @@ class Agent(LocalElasticAgent):
         failure = ProcessFailure(place, pid, code, self._error_file(place))
         self._tell_failure(self._first_rank + place, failure, signs[place])
         return failed
+
+    def _at_work(self, codes: Sequence[int | None]) -> bool:
+        """Whether a rank has neither ended nor returned; one that has returned waits until torch has read its value."""
+        return any(code is None and self._context._ret_vals[place].empty() for place, code in enumerate(codes))
 
     @property
     def _leaving(self) -> bool:

@@ -197,7 +197,8 @@ class Stop:
         cause = self._asked
         if self._ends is not None and now >= self._ends - self._lead:
             cause = max(cause, Cause.DEADLINE)
-        if self._env.rank == 0 and now >= self._next_look:
+        looks = self._env.rank == 0 or self._env.world_size == 1  # one that is alone hears of it from nobody else
+        if looks and now >= self._next_look:
             self._next_look = now + FILES_INTERVAL
             self._files = self._is_there("stop"), self._is_there("save")
         stop_file, save_file = self._files

@@ -17,8 +17,9 @@ import torch.distributed as dist
 import launcher.node
 from launcher.cli.submit import opened
 from launcher.config import Function
-from launcher.node import agreed, process_group
+from launcher.node import agreed, process_group, stop
 from launcher.node.logs import users_frames
+from launcher.node.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
 
@@ -46,6 +47,20 @@ def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -
     assert [launcher.node.stopping() for _ in range(3)] == [False] * 3
     os.kill(os.getpid(), number)
     assert [launcher.node.stopping(step) for step in (4, 5)] == [True, True]
+
+
+def test_without_a_group_each_rank_finds_the_stop_file_itself(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stop, "settings", lambda: Settings(run_dir=tmp_path))
+    monkeypatch.setattr(stop, "FILES_INTERVAL", 0.0)
+    place = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=here MASTER_PORT=21000"
+    for word in place.split():
+        monkeypatch.setenv(*word.split("="))
+    assert agreed._here().rank == 3
+    assert launcher.node.stopping() is False
+    (tmp_path / "stop").touch()
+    assert launcher.node.stopping() is True
 
 
 def test_init_takes_the_group_that_is_there(fresh: None) -> None:
