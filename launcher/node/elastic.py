@@ -633,9 +633,9 @@ class Agent(LocalElasticAgent):
         if self._index == 0 and (question := self.means.desk.question()):
             with contextlib.suppress(LineDead):
                 self._board.hand_on(question)
-        asked = self._board.heard.get("asked")
-        if asked and signs:
-            self.means.desk.answer(asked, self._index, self._me.host, lambda: self._processes(signs))
+        if asked := self._board.heard.get("asked"):
+            known = signs or self.means.pulse.signs()  # of ranks that have ended and wait for others: their last ones
+            self.means.desk.answer(asked, self._index, self._me.host, lambda: self._processes(known))
 
     def _processes(self, signs: Sequence[Sign]) -> list[Process]:
         pids, codes = self._context.pids(), self._codes()
