@@ -248,15 +248,12 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
     plan = prepared.plan
     require_commands(plan)
     with run.only_submitter():
-        before, seen = run.plan(), look(run, Live())
+        before = run.plan()
         if (plan.entry, plan.kind) != (before.entry, before.kind):
             raise ConfigError(
                 f"{run.id} is a run of workload={before.workload}: for workload={plan.workload} start another run"
             )
-        if seen.state is RunState.DONE:
-            raise RunError(f"{run.id} is done: there is nothing to resume")
-        if not seen.state.over:
-            raise RunError(f"{run.id} is {seen.state.value}: to change its size, `touch {run.path}/stop` and wait")
+        require_over(run, Live())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = run.journal_events()
         token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
@@ -271,6 +268,18 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
             raise
         journal_jobs(run, plan, job.job_id, token)
     return Submitted(run, job.job_id)
+
+
+def require_over(run: Run, live: Live) -> None:
+    """
+    Raises:
+        RunError: the run is done, or not over.
+    """
+    seen = look(run, live)
+    if seen.state is RunState.DONE:
+        raise RunError(f"{run.id} is done: there is nothing to resume")
+    if not seen.state.over:
+        raise RunError(f"{run.id} is {seen.state.value}: to change its size, `touch {run.path}/stop` and wait")
 
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:

@@ -30,8 +30,9 @@ def run(arguments: Namespace) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from launcher.cli import confirm, schema, submit
+    from launcher.live import Live
     from launcher.printed import Stream
-    from launcher.submit import prepare, resume
+    from launcher.submit import prepare, require_over, resume
 
     found = find(arguments.name, arguments.runs_dir)
     record = found.record()
@@ -55,6 +56,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(submit.explain(error, overrides)) from None
     if typed.dry_run:
         return submit.show(prepared)
+    require_over(found, Live())  # before a question; `resume` looks again
     confirm.skip = arguments.yes
     submit.ask(prepared, typed.confirm_above, again=True)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
