@@ -37,6 +37,7 @@ COMMANDS = {
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
 }
 PROGRAM = "python -m launcher"
+HELP = ("help", "-h", "--help")
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,7 +74,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int:
     """Runs a sub-command and returns its exit code."""
     name, *words = arguments
-    if name in ("help", "-h", "--help"):
+    if name == "help" and words and words[0] not in HELP:
+        return main([words[0], "--help"])
+    if name in HELP:
         _overview()
         return 0
     if name not in COMMANDS:

@@ -93,6 +93,11 @@ def test_help_fits_the_terminal_and_names_the_command(call: Call, words: list[st
     assert all(len(line) <= 80 for line in answer.out.splitlines())
 
 
+def test_help_is_a_command_too(call: Call) -> None:
+    assert call("help").out == call("help", "help").out == call("--help").out
+    assert call("help", "wait").out == call("wait", "--help").out
+
+
 def test_a_command_loads_only_what_it_needs() -> None:
     heavy = ("click", "rich", "asyncio", "inspect", "pathlib", "json", "shutil", "platformdirs", "yaml", "subprocess")
     code = (
