@@ -12,17 +12,28 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.plan import JobPlan
 
+PATIENCE = 3.0  # seconds; a node counts as lost after launch.heartbeat
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
 def newest(plan: JobPlan) -> int:
-    """When the newest of these files was written, in nanoseconds since the epoch; -1: there is none."""
-    return max((changed for path in _files(plan) if (changed := _changed(path)) is not None), default=-1)
+    """When the newest of these files was written, in nanoseconds since the epoch; -1: there is none.
+
+    Of more files than can be looked at in PATIENCE seconds only some count: an agent that asks must not seem dead.
+    """
+    give_up, found = time.monotonic() + PATIENCE, -1
+    for path in _files(plan):
+        changed = _changed(path)
+        found = found if changed is None else max(found, changed)
+        if time.monotonic() > give_up:
+            break
+    return found
 
 
 def described(plan: JobPlan) -> str:
