@@ -37,6 +37,7 @@ from launcher.node import console, debug, memory, orphans, watchdog
 from launcher.node.answers import Desk, Process
 from launcher.node.board import LOOK, Board
 from launcher.node.events import Events
+from launcher.node.forks import garbage_kept
 from launcher.node.line import LineDead
 from launcher.node.logs import Logs, log_name, users_frames
 from launcher.node.minder import Minder
@@ -259,7 +260,8 @@ class Agent(LocalElasticAgent):
         The thread that serves its store looks up the name of whoever connects. A process that is forked at that moment
         gets glibc's lock of the resolver as it is, held, and would wait for it for ever (1 of 77 restarts of 4 ranks).
         """
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with garbage_kept():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         if self._index == 0:
             with contextlib.suppress(LineDead):
                 self._board.ask(lambda store: store.set("forked", "1"))

@@ -31,6 +31,7 @@ from launcher import runs
 from launcher.node import preflight_process as processes
 from launcher.node import preflight_verdict as verdicts
 from launcher.node.events import Events
+from launcher.node.forks import garbage_kept
 from launcher.node.line import Line, LineDead
 from launcher.node.preflight_checks import Check, Level
 from launcher.node.preflight_verdict import Node, Then, Verdict
@@ -115,7 +116,8 @@ class Preflight:
             ours, theirs = _context.Pipe()
             arguments = (self._plan, self._attempt.path, self._meeting, self._index, place, timeout, theirs)
             process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
-            process.start()
+            with garbage_kept():
+                process.start()
             theirs.close()  # so that its end is seen here
             self._children.append((process, ours))
 
