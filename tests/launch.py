@@ -30,10 +30,13 @@ def until(condition: Callable[[], object], what: str, patience: float = 60, said
         patience: seconds.
         said: more for that message.
     """
-    deadline = time.monotonic() + patience
+    asked = time.monotonic()
+    deadline = asked + patience
     while not condition():
-        assert time.monotonic() < deadline, f"{what} within {patience:g} s; {said()}"
-        time.sleep(0.1)
+        now = time.monotonic()
+        assert now < deadline, f"{what} within {patience:g} s; {said()}"
+        time.sleep(max(0.1, now - asked))  # one that starts a command is not to keep a processor busy
+        asked = time.monotonic()
 
 
 @dataclass(frozen=True)

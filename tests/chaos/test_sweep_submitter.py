@@ -31,6 +31,7 @@ def test_no_point_is_lost_or_doubled_on_pbs(
     pbs_stand_in.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.backend("local", "this machine")
 def test_no_point_is_lost_or_doubled_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     besieged(sweep_submitter.on_this_machine(tmp_path / "runs", seed=3), 2, capsys)

@@ -42,7 +42,9 @@ def launcher(slurm: Any, tmp_path: Path) -> Iterator[Launcher]:
     slurm.reset()
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", ["p2p", *(pytest.param(name, marks=pytest.mark.slow) for name in [*WORKLOADS][1:])]
+)
 def test_two_nodes_with_four_ranks_run_every_workload(either: Any, tmp_path: Path, workload: str) -> None:
     result = launcher_for(either, tmp_path).run(*WORKLOADS[workload], "nodes=2", "procs_per_node=2")
     assert result.code == 0, result.output

@@ -18,7 +18,8 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("launcher", ["local"], indirect=True)  # the next one trains on Slurm as well
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
 def test_a_language_model_is_trained_on_my_own_text(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text("all work and no play makes jack a dull boy\n" * 50)

@@ -68,7 +68,7 @@ def test_a_script_that_is_out_of_time_goes_on_without_knowing(launcher: Launcher
 
 
 @local
-@pytest.mark.parametrize("fork", ["false", "true"])
+@pytest.mark.parametrize("fork", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_torchrun_script_trains_with_workers_and_its_own_group(launcher: Launcher, tmp_path: Path, fork: str) -> None:
     arguments = f"workload.args=[2,--workers,1,--snapshot,{tmp_path}/snapshot.pt]"
     result = launcher.run(*example("snapshot"), arguments, "procs_per_node=2", f"workload.fork={fork}")

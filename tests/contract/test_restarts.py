@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.contract.test_runs import processes_of
 from tests.launch import Launcher, Result
 
 pytestmark = pytest.mark.timeout(240)
+slow = partial(pytest.param, marks=pytest.mark.slow)
 local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # how a rank ends is nothing of a backend's
 
 ENTRY = ("workload=collective", "workload.entry=tests.chaos.counting:main")
@@ -71,7 +73,12 @@ def restarts(launcher: Launcher) -> list[dict[str, Any]]:
 
 @local
 @pytest.mark.parametrize(
-    ("shape", "rank"), [((*TWO_BY_TWO,), "3"), (("procs_per_node=4",), "0"), ((*TWO_BY_TWO, "launch=tasks"), "1")]
+    ("shape", "rank"),
+    [
+        ((*TWO_BY_TWO,), "3"),
+        slow(("procs_per_node=4",), "0"),
+        slow((*TWO_BY_TWO, "launch=tasks"), "1"),
+    ],
 )
 def test_a_killed_rank_costs_a_restart_and_nothing_else(launcher: Launcher, shape: tuple[str, ...], rank: str) -> None:
     result = count(launcher, *shape, FAULT="SIGKILL", FAULT_RANK=rank)
@@ -123,10 +130,10 @@ def test_logs_of_every_round_are_kept(launcher: Launcher) -> None:
     ("environment", "code", "cause", "tried"),
     [
         ({"FAULT": "raise", "FAULT_TIMES": "2"}, 1, "ValueError: the loss is a banana", 1),
-        ({"FAULT": "raise", "FAULT_STEP": "0"}, 1, "ValueError: the loss is a banana", 0),
-        ({"FAULT": "refuse"}, 1, "WorkloadError: this will not do", 0),
+        slow({"FAULT": "raise", "FAULT_STEP": "0"}, 1, "ValueError: the loss is a banana", 0),
+        slow({"FAULT": "refuse"}, 1, "WorkloadError: this will not do", 0),
         ({"FAULT": "exit", "FAULT_CODE": "93"}, 93, "exited with code 93", 0),
-        ({"FAULT": "SIGKILL", "FAULT_TIMES": "9"}, 1, "killed by SIGKILL; 2 restarts got no further", 2),
+        slow({"FAULT": "SIGKILL", "FAULT_TIMES": "9"}, 1, "killed by SIGKILL; 2 restarts got no further", 2),
     ],
 )
 def test_what_would_come_again_ends_the_attempt(
@@ -142,7 +149,7 @@ def test_what_would_come_again_ends_the_attempt(
 
 @local
 @pytest.mark.parametrize(
-    ("fault", "why"), [("SIGSTOP", "is stopped (state T)"), ("hang", "is in no collective, and others wait for it")]
+    ("fault", "why"), [slow("SIGSTOP", "is stopped (state T)"), ("hang", "is in no collective, and others wait for it")]
 )
 def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Launcher, fault: str, why: str) -> None:
     result = count(launcher, *TWO_BY_TWO, "launch.hang_timeout=3", FAULT=fault, FAULT_RANK="2")
@@ -180,6 +187,7 @@ def test_a_warning_is_handed_on_and_hurts_nobody_who_does_not_listen(launcher: L
     assert launcher("wait", "latest", "-q").returncode == 75, launcher.printed()
 
 
+@pytest.mark.slow
 @local
 def test_a_rank_that_dies_after_the_stop_is_not_started_again(launcher: Launcher) -> None:
     begin(launcher, *TWO_BY_TWO, "resume.how=never", COUNTING_STEP_TIME="5")
@@ -192,7 +200,7 @@ def test_a_rank_that_dies_after_the_stop_is_not_started_again(launcher: Launcher
 
 
 @local
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, slow(1)])
 def test_a_lost_agent_shrinks_the_world(launcher: Launcher, lost: int) -> None:
     """Also the first one, whose process has the store."""
     result = count(

@@ -91,6 +91,7 @@ def assert_tracked_once(run: Run) -> None:
     assert [int(line.split()[2]) for line in metric.read_text().splitlines()] == shown
 
 
+@pytest.mark.slow
 def test_a_resumed_training_with_another_learning_rate_is_refused(launcher: Launcher) -> None:
     run = begin(launcher, "procs_per_node=1", "workload.epochs=3000")
     stop(launcher, run, 20)
