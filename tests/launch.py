@@ -66,7 +66,8 @@ class Launcher:
     def environ(self) -> dict[str, str]:
         return {
             **_INHERITED, "PYTHONPATH": str(ROOT), "LAUNCHER_RUNS_DIR": str(self.runs_dir),
-            "LAUNCHER_CONFIG_DIR": str(self.config_dir), **self.environment,
+            "LAUNCHER_CONFIG_DIR": str(self.config_dir), "LAUNCHER_CACHE_DIR": str(self.runs_dir.with_name("cache")),
+            **self.environment,
         }  # fmt: skip
 
     def __call__(self, *arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -211,7 +211,7 @@ def test_a_server_that_does_not_answer_leaves_the_state_unknown(
     assert row["state"] == "unknown"
     assert "cannot connect to server" in row["reason"]
     stand_in.up()
-    assert stand_in_launcher.status()["state"] == "running"
+    stand_in_launcher.until(lambda: stand_in_launcher.status()["state"] == "running", "an answer that is newer")
     stand_in_launcher("cancel", "latest")
 
 
