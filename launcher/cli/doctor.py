@@ -52,7 +52,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     torch = start(all_checks.torch())
     yield from run_all(all_checks.first())
     try:
-        config = _config(cluster)
+        config = config_of(cluster)
     except ConfigError as error:
         yield problem("config", str(error), "correct it, or choose another profile with --cluster NAME")
     except ImportError as error:
@@ -62,7 +62,7 @@ def _all(cluster: str | None) -> Iterator[Finding]:
     yield from torch()
 
 
-def _config(cluster: str | None) -> Config:
+def config_of(cluster: str | None) -> Config:
     """The configuration of a profile, or of the one that is used without any.
 
     Raises:

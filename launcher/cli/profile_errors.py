@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from launcher.cli import schema
+from launcher.completion import choices
 from launcher.errors import near
 from launcher.paths import resource, user_config_dir
 
@@ -69,12 +70,6 @@ def file_of(name: str) -> Path:
     """The file of a config, of which the user's own takes the place of ours."""
     own = user_config_dir() / f"{name}.yaml"
     return own if own.exists() else resource("conf") / f"{name}.yaml"
-
-
-def choices(group: str) -> list[str]:
-    """The files of a group."""
-    folders = (resource("conf") / group, user_config_dir() / group)
-    return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
 
 
 def _short(key: str, group: str) -> str:

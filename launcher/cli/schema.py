@@ -107,7 +107,7 @@ def groups_help(width: int = 79) -> str:
     """The groups and their choices, for --help; the user's own ones among them."""
     import textwrap
 
-    from launcher.cli.profile_errors import choices
+    from launcher.completion import choices
     from launcher.paths import resource
 
     groups = sorted(path.name for path in resource("conf").iterdir() if path.is_dir() and path.name != "hydra")

@@ -112,7 +112,7 @@ def _check(name: str) -> int:
     from launcher.sites.survey import survey
 
     folders.find(name)
-    cluster = doctor._config(name).cluster
+    cluster = doctor.config_of(name).cluster
     if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
         return 0
