@@ -187,6 +187,14 @@ class Train:
 
 
 @dataclass
+class Env:
+    """What the ranks find: the code, Python and what is installed for it."""
+
+    snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
+    snapshot_limit: str = "100M"  # most that such a copy may take
+
+
+@dataclass
 class Debug:
     """Debugging in the job."""
 
@@ -350,6 +358,7 @@ class Config:
     workload: Workload = MISSING  # group; what ranks run: p2p, collective, ddp_mnist, fsdp_lm, program, function
     cluster: Cluster = MISSING  # group; where: local (default), slurm, pbs, allocation, or a profile of yours
     launch: Launch = MISSING  # group; how ranks are started: agent (default), tasks
+    env: Env = field(default_factory=Env)  # group; what the ranks find: default, or a file of yours in env/
     checkpoint: Checkpoint = field(default_factory=Checkpoint)  # when a training saves, and what is kept
     resume: Resume = field(default_factory=Resume)  # how a run goes on after an attempt that ended early
     train: Train = field(default_factory=Train)  # what all trainings have in common

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config import Config, DDPMnist, FSDPLm, Function, Program
@@ -13,6 +14,8 @@ from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.datasets import Found
+    from launcher.plan import Site
+    from launcher.snapshot import Tree
     from launcher.texts import Text
 
 
@@ -22,6 +25,25 @@ class Inputs:
     def __init__(self) -> None:
         self._text = functools.cache(_text)
         self._dataset = functools.cache(_dataset)
+        self._tree = functools.cache(_tree)
+
+    def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
+        """The site with the folders of a snapshot, where one is wanted.
+
+        Raises:
+            ConfigError: none can be made.
+            RunError: the one that the run has is gone.
+        """
+        if not config.env.snapshot:
+            return site
+        from launcher import snapshot
+        from launcher.runs import Run
+
+        run = Run(Path(site.run_dir))
+        before = None if new_snapshot else snapshot.before_of(run)
+        runs_dir = str(Path(config.runs_dir).expanduser().absolute())
+        tree = self._tree(site.workdir, runs_dir) if before is None else None
+        return snapshot.planned(config, site, tree, before, snapshot.folder_of(run, another=new_snapshot))
 
     def into(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """The config with what was found, and what its user should know.
@@ -54,6 +76,12 @@ def _with_code(config: Config, workload: Program | Function) -> Config:
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))
+
+
+def _tree(folder: str, runs_dir: str) -> Tree:
+    from launcher import snapshot
+
+    return snapshot.tree(folder, [runs_dir])
 
 
 def _text(name: str) -> Text:

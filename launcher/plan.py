@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Site:
         umask: umask for what the user's own code writes.
         starter: what starts tasks in the allocation that the user's shell is in: srun or pbsdsh.
         after: what it waits for (`ok:/runs/prepare`); see launcher/after.py.
+        code, repository, code_path: the folder of a snapshot, what it is a copy of, and those of its folders that
+            Python searches; see launcher/snapshot.py.
     """
 
     run_id: str
@@ -64,6 +67,9 @@ class Site:
     umask: int = 0o022
     starter: str | None = None
     after: tuple[str, ...] = ()
+    code: str | None = None
+    repository: str | None = None
+    code_path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,10 @@ class JobPlan:
     tracking_experiment: str = ""
     tracking_uri: str | None = None
     tracking_dir: str | None = None
+    code: str | None = None  # a copy of the code, of which workdir and code_path are folders
+    repository: str | None = None  # what it is a copy of
+    code_path: tuple[str, ...] = ()  # folders of it that Python searches
+    snapshot_limit: int = 0  # bytes that it may have
     debug_ranks: tuple[int, ...] = ()  # those that stop at breakpoint()
     debug_post_mortem: bool = False
 
@@ -152,6 +162,13 @@ class JobPlan:
     def debugs(self) -> bool:
         """Whether ranks may stop for a debugger, so that nobody is impatient with one that does nothing."""
         return bool(self.debug_ranks)
+
+    @property
+    def submitted_in(self) -> str:
+        """The folder that its user was in, in which relative paths of overrides begin."""
+        if self.code is None or self.repository is None:
+            return self.workdir
+        return os.path.normpath(os.path.join(self.repository, os.path.relpath(self.workdir, self.code)))
 
     @property
     def world_size(self) -> int:
@@ -196,7 +213,7 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """
     tuples = {
         name: tuple(values[name])
-        for name in ("srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track")
+        for name in ("srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track", "code_path")
         if isinstance(values.get(name), list)
     }
     return JobPlan(**{**values, **tuples})
@@ -216,6 +233,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     gpus = _at_least("gpus_per_node", config.gpus_per_node, 0)
     procs = max(gpus, 1) if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
     params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
+    if site.code is not None and params.get("script"):
+        from launcher import snapshot
+
+        params["script"] = snapshot.script_in(params["script"], site)
     plan = JobPlan(
         run_id=site.run_id,
         name=check_name("name", config.name),
@@ -276,6 +297,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         straggler_time=_parsed("train.straggler_time", config.train.straggler_time, parse_time),
         starter=site.starter or _starter(cluster),
         after=site.after,
+        code=site.code,
+        repository=site.repository,
+        code_path=site.code_path,
+        snapshot_limit=_parsed("env.snapshot_limit", config.env.snapshot_limit, parse_size),
         debug_post_mortem=config.debug.post_mortem,
         debug_ranks=_debug_ranks(config.debug, nodes * procs),
     )

@@ -3,6 +3,7 @@
     RUN/                    0700, files 0600
       record.json           plan, config, versions, commit; written once, by the submitter
       script.sh             the script as it was handed over
+      code/, code-N/        with env.snapshot: the code that it runs (of a sweep's points: in the sweep's directory)
       environment.sh        on PBS: what the job takes over of the submitter's environment
       journal.jsonl         what the submitter did: token, job ids, cancellations
       stop, save            made by the user: save and end; save and go on
@@ -62,6 +63,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "continued": {"rank": int},
 }
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
+_BEFORE, _HALF = {"submitit", "attempts", "code"}, (".record.json.", ".code-")  # what may be there before the record
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ class Run:
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
-                if not {name for name in names if not name.startswith(".record.json.")} <= {"submitit", "attempts"}:
+                if not {name for name in names if not name.startswith(_HALF)} <= _BEFORE:
                     raise ConfigError(f"{path} is there already: choose another run_id") from None
                 require_private(path)
             for folder in (path / "submitit", path / "attempts"):

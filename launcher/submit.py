@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check, live_index, render, trackers
+from launcher import __version__, check, live_index, render, snapshot, trackers
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
 from launcher.backends.pbs_query import PBS
@@ -41,6 +41,9 @@ from launcher.state import RunState
 
 if TYPE_CHECKING:
     from submitit import Job
+
+# Where and with which interpreter the command was typed does not make another run of it.
+OF_THE_COMMAND = ("workdir", "umask", "python", "repository", "code_path")
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,16 @@ class Submitted:
     again: bool = False
 
 
-def prepare(config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None) -> Prepared:
+def prepare(
+    config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None, new_snapshot: bool = False
+) -> Prepared:
     """Plans and checks; nothing is written and nothing submitted.
 
     Args:
         config: the config.
         environ: of this process.
         run_id: of a run that is there already, which may be a point of a sweep; None: the config's, or a new one.
+        new_snapshot: with env.snapshot: of the code as it is now, although the run has one.
 
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
@@ -76,7 +82,7 @@ def prepare(config: Config, environ: Mapping[str, str] = os.environ, *, run_id: 
     check_name("name", config.name)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
-    plan, notes = planned(config, site_of(config, run_id, held), Inputs())
+    plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
     notes += admitted(plan, config, environ, held)
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
@@ -116,18 +122,22 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
     return tuple(each for key, value in wanted.items() for each in after.resolve(value, runs_dir, key))
 
 
-def planned(config: Config, site: Site, inputs: Inputs) -> tuple[JobPlan, tuple[str, ...]]:
+def planned(
+    config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
+) -> tuple[JobPlan, tuple[str, ...]]:
     """The plan, checked against everything but the live scheduler, and what its user should know.
 
     Args:
         config: the config.
         site: what this machine adds to it.
-        inputs: finds its data; one for all points of a sweep.
+        inputs: finds its data and its code; one for all points of a sweep.
+        new_snapshot: see `prepare`.
 
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
     config, notes = inputs.into(_with_baseline(config))
+    site = inputs.with_code(config, site, new_snapshot=new_snapshot)
     plan = make_plan(config, site)
     check.check_names(plan)
     check.check_sweep(plan)
@@ -210,22 +220,28 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     plan = prepared.plan
     require_commands(plan)
     Run.create(run.path)
+    try:
+        snapshot.take(plan)
+    except ConfigError:
+        shutil.rmtree(run.path)
+        raise
     _record(run, prepared, config, overrides)
 
 
 def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    facts = {**facts_of_here(), "token": prepared.token, "overrides": list(overrides)}
+    facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
+    facts |= {"token": prepared.token, "overrides": list(overrides)}
     run.write_record(prepared.plan, config, facts)
 
 
-def facts_of_here() -> dict[str, Any]:
+def facts_of_here(folder: str) -> dict[str, Any]:
     """Versions, this machine, and the commit of the folder that the user works in."""
     import hydra
     import submitit
 
     return {
         "launcher": __version__, "python": platform.python_version(), "hydra": hydra.__version__,
-        "submitit": submitit.__version__, "host": platform.node(), "commit": _commit(os.getcwd()),
+        "submitit": submitit.__version__, "host": platform.node(), "commit": _commit(folder),
     }  # fmt: skip
 
 
@@ -259,6 +275,7 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
         tried = any(entry["event"] == "submitting" and entry["token"] == token for entry in journal)
         prepared = dataclasses.replace(prepared, token=token)
+        snapshot.take(plan)
         run.clear_for_resume()
         _record(run, prepared, config, overrides)
         try:
@@ -332,8 +349,7 @@ def require_same(run: Run, plan: JobPlan) -> None:
         ConfigError: the run that is there has another plan.
     """
     mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.first_plan()))
-    # Where and with which interpreter the command was typed does not make another run of it.
-    different = [key for key in mine if mine[key] != theirs.get(key) and key not in ("workdir", "umask", "python")]
+    different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
     if different:
         raise ConfigError(
             f"{plan.run_id} is there already with other values of {', '.join(different)}: choose another "

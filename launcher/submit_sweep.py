@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import grouping, sweeps
+from launcher import grouping, snapshot, sweeps
 from launcher.backends.base import parts
 from launcher.backends.executor import RunExecutor, begun
 from launcher.backends.once import Refused
@@ -266,12 +266,14 @@ def _make_points(sweep: Sweep, prepared: PreparedSweep) -> set[int]:
     """
     facts: dict[str, Any] | None = None
     made = set()
+    for plan in prepared.plans.values():
+        snapshot.take(plan)  # all share one
     for index, each in prepared.wanted.items():
         run, plan = sweep.run(index), prepared.plans[index]
         if run.recorded():
             require_same(run, plan)
             continue
-        facts = facts or facts_of_here()
+        facts = facts or {**facts_of_here(plan.submitted_in), **snapshot.facts(plan)}
         Run.create(run.path)
         overrides = prepared.manifest.points[index]
         record = {**facts, "token": token_of(plan.run_dir), "overrides": list(overrides)}

@@ -6,6 +6,7 @@
       arrays/TOKEN          the points of an array, one a line: element N is line N + 1
       arrays/TOKEN.sh       its script; beside it what its elements print, linked from their points
       environment.sh        on PBS: what jobs take over of the submitter's environment
+      code/                 with env.snapshot: the code that its points run
       points                those that this machine runs, a few at a time (launcher/backends/points.py)
       cancelled             points that have not begun are not to begin
       N/                    point N, a run like any other (launcher/runs.py); its id is SWEEP/N

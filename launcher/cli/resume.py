@@ -18,6 +18,7 @@ FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what is to be different (nodes=4, time=2h)")
+    parser.add_argument("--new-snapshot", action="store_true", help="with env.snapshot: of the code as it is now")
     parser.add_argument("--yes", action="store_true", help="submit without a question (confirm_above)")
     add_runs_dir(parser)
 
@@ -51,7 +52,7 @@ def run(arguments: Namespace) -> int:
         config = submit.compose_run([*overrides, *_place(found)])
         assert config is not None  # only settings of Hydra's own need more, and there are none
         typed: Any = submit.typed(config)
-        prepared = prepare(typed, run_id=found.id)
+        prepared = prepare(typed, run_id=found.id, new_snapshot=arguments.new_snapshot)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(submit.explain(error, overrides)) from None
     if typed.dry_run:
@@ -78,11 +79,14 @@ def _go_to(run: Run) -> None:
     """Where the run was submitted: its job starts in that folder, and relative paths in its overrides begin there."""
     import os
 
+    plan = run.plan()
+    gone = plan.code is not None and not os.path.isdir(plan.submitted_in)  # the snapshot has what the job needs
+    folder = plan.workdir if gone else plan.submitted_in
     try:
-        os.chdir(run.plan().workdir)
+        os.chdir(folder)
     except OSError as error:
         raise RunError(
-            f"{run.id} was submitted in {run.plan().workdir}, which cannot be entered ({error.strerror}): "
+            f"{run.id} was submitted in {folder}, which cannot be entered ({error.strerror}): "
             "its job starts there, so make that folder again"
         ) from None
 

@@ -34,6 +34,7 @@ def register() -> None:
     # Below hydra/, so that help and near matches do not offer them as choices.
     store.store(group="hydra/schema", name="cluster", node=config.Cluster)
     store.store(group="hydra/schema", name="launch", node=config.Launch)
+    store.store(group="hydra/schema", name="env", node=config.Env)
     for name, kind in WORKLOADS.items():
         store.store(group="hydra/schema/workload", name=name, node=kind)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -88,6 +89,7 @@ SECTIONS = (
     Section("cluster.", "cluster.KEY: where", config.Cluster),
     Section("cluster.limits.", "cluster.limits.KEY: what one job may ask for", config.Limits),
     Section("launch.", "launch.KEY: how ranks are started", config.Launch),
+    Section("env.", "env.KEY: the environment of the ranks", config.Env),
     Section("checkpoint.", "checkpoint.KEY: when a training saves", config.Checkpoint),
     Section("resume.", "resume.KEY: how a run goes on", config.Resume),
     Section("train.", "train.KEY: all trainings", config.Train),

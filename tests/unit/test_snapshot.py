@@ -1,0 +1,205 @@
+"""The code as it was at submission: what is copied, what is not, and where the job then works."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import snapshot
+from launcher.config import Env, Program
+from launcher.errors import ConfigError, RunError
+from launcher.inputs import Inputs
+from launcher.plan import JobPlan, Site, make_plan
+from launcher.runs import Run
+from tests.unit.plans import SITE, make_config
+from tests.unit.sandbox import Sandbox
+
+
+def git(folder: Path, *arguments: str) -> None:
+    names = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+    subprocess.run(
+        ["git", "-c", "protocol.file.allow=always", *arguments], cwd=folder, check=True, capture_output=True,
+        env={**os.environ, **dict.fromkeys(names, "me")},
+    )  # fmt: skip
+
+
+def files(root: Path, **contents: str) -> None:
+    for name, text in contents.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One with committed, changed, deleted, untracked and ignored files, and links."""
+    root = tmp_path / "re po"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    files(root, train="old", gone="x", sub__module="m", ignore="")
+    (root / ".gitignore").write_text("ignored*\n")
+    (root / "train").chmod(0o755)
+    (root / "inside").symlink_to(root / "sub/module")
+    (root / "outside").symlink_to("/etc/hostname")
+    (root / "folder").symlink_to("sub")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "all")
+    files(root, train="new", ignored_data="much", ignored__weights="much", sub__untracked="u", **{"naïve\nname": "n"})
+    (root / "gone").unlink()
+    return root
+
+
+def site_in(folder: Path, runs: Path) -> Site:
+    return dataclasses.replace(SITE, workdir=str(folder), run_dir=str(runs / "run-1"))
+
+
+def planned(folder: Path, runs: Path, inputs: Inputs | None = None, *, again: bool = False, **keys: Any) -> JobPlan:
+    env = keys.pop("env", Env(snapshot=True))
+    config = make_config(runs_dir=str(runs), env=env, **keys)
+    return make_plan(config, (inputs or Inputs()).with_code(config, site_in(folder, runs), new_snapshot=again))
+
+
+def test_what_git_has_or_would_have_is_copied_as_it_stands(repository: Path, tmp_path: Path) -> None:
+    plan = planned(repository / "sub", tmp_path / "runs")
+    Run.create(Path(plan.run_dir))
+    snapshot.take(plan)
+    code = tmp_path / "runs/run-1/code"
+    assert (plan.code, plan.workdir, plan.submitted_in) == (str(code), f"{code}/sub", str(repository / "sub"))
+    found = {str(path.relative_to(code)) for path in code.rglob("*") if path.is_symlink() or path.is_file()}
+    assert found == {
+        ".gitignore", "train", "ignore", "inside", "outside", "folder", "sub/module", "sub/untracked", "naïve\nname",
+    }  # fmt: skip
+    assert (code / "train").read_text() == "new"
+    assert {path: stat.S_IMODE((code / path).stat().st_mode) for path in (".", "train", "ignore")} == {
+        ".": 0o700, "train": 0o700, "ignore": 0o600,
+    }  # fmt: skip
+    assert os.readlink(code / "outside") == "/etc/hostname"
+    assert (code / "inside").resolve() == code / "sub/module"  # not the one that is edited later
+    assert os.readlink(code / "folder") == "sub"
+    told: Any = snapshot.facts(plan)["snapshot"]
+    assert (told["files"], told["of"]) == (9, str(repository))
+
+
+def test_repositories_within_it_are_copied_too(repository: Path, tmp_path: Path) -> None:
+    for name in ("library", "beside"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "--quiet")
+        files(tmp_path / name, code=name)
+        git(tmp_path / name, "add", "--all")
+        git(tmp_path / name, "commit", "--quiet", "-m", name)
+    git(repository, "submodule", "--quiet", "add", str(tmp_path / "library"), "third/library")
+    (tmp_path / "beside").rename(repository / "beside")  # a repository that the other does not know
+    found = snapshot.tree(str(repository / "sub")).files
+    assert {"third/library/code", "beside/code", "train"} <= found.keys()
+    assert not any("/.git/" in name or name.endswith("/.git") for name in found)
+
+
+def test_run_directories_in_the_repository_are_no_code(repository: Path) -> None:
+    files(repository, runs__old__record="x")
+    plan = planned(repository, repository / "runs")
+    Run.create(Path(plan.run_dir))
+    snapshot.take(plan)
+    assert plan.code is not None
+    assert not (Path(plan.code) / "runs").exists()
+
+
+def test_one_that_is_too_large_names_the_largest_files(repository: Path, tmp_path: Path) -> None:
+    (repository / "weights.pt").write_bytes(bytes(3 << 20))
+    with pytest.raises(ConfigError, match=r"(?s)env.snapshot_limit=2M.*largest:\n +3M  weights.pt\n.*\.gitignore"):
+        planned(repository, tmp_path / "runs", env=Env(snapshot=True, snapshot_limit="2M"))
+
+
+def test_a_folder_without_git_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(ConfigError, match="plain is in no git repository: `git init` there"):
+        planned(tmp_path / "plain", tmp_path / "runs")
+
+
+def test_a_script_that_the_copy_would_lack_is_refused(repository: Path, tmp_path: Path) -> None:
+    program = Program("program", "launcher.node.program:main", seed=0, script="ignored_data")
+    with pytest.raises(ConfigError, match=r"workload\.script=ignored_data: git ignores it"):
+        planned(repository, tmp_path / "runs", workload=program)
+
+
+@pytest.mark.parametrize(("script", "runs"), [("train", "train"), ("{root}/train", "{code}/train"), ("/x.py", "/x.py")])
+def test_a_script_of_the_repository_is_that_of_the_copy(
+    repository: Path, tmp_path: Path, script: str, runs: str
+) -> None:
+    names = {"root": repository, "code": tmp_path / "runs/run-1/code"}
+    program = Program("program", "launcher.node.program:main", seed=0, script=script.format(**names))
+    assert planned(repository, tmp_path / "runs", workload=program).params["script"] == runs.format(**names)
+
+
+def test_folders_of_the_repository_on_pythons_path_are_those_of_the_copy(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{repository}/sub:/elsewhere:{repository}-other")
+    monkeypatch.setattr("sys.path", [str(repository), f"{repository}/.venv/lib/site-packages", *sys.path])
+    plan = planned(repository, tmp_path / "runs")
+    assert plan.code_path == (f"{plan.code}/sub", str(plan.code))
+    sandbox = Sandbox(tmp_path / "box")
+    outcome = sandbox.execute(sandbox.plan(code_path=plan.code_path), PYTHONPATH="/elsewhere")
+    assert outcome.environment["PYTHONPATH"] == f"{plan.code}/sub:{plan.code}:/elsewhere"
+
+
+def recorded(plan: JobPlan) -> Run:
+    run = Run.create(Path(plan.run_dir))
+    snapshot.take(plan)
+    run.write_record(plan, {}, {})
+    return run
+
+
+def test_a_run_that_goes_on_has_the_same_copy_unless_another_is_wanted(repository: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first = planned(repository, runs)
+    run = recorded(first)
+    files(repository, train="newer")
+    again = planned(repository, runs)
+    snapshot.take(again)
+    assert again.code == first.code
+    assert (run.path / "code/train").read_text() == "new"
+    another = planned(repository, runs, again=True)
+    snapshot.take(another)
+    assert another.code == f"{first.code}-1"
+    assert (run.path / "code-1/train").read_text() == "newer"
+    (run.path / "code").rename(run.path / "lost")
+    with pytest.raises(RunError, match="--new-snapshot"):
+        planned(repository, runs)
+
+
+def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
+    inputs = Inputs()
+    config = make_config(runs_dir=str(tmp_path / "runs"), env=Env(snapshot=True))
+    plans = []
+    for number in range(3):
+        site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / f"runs/lr/{number}"))
+        plans.append(make_plan(config, inputs.with_code(config, site)))
+    assert {plan.code for plan in plans} == {str(tmp_path / "runs/lr/code")}
+    (tmp_path / "runs/lr").mkdir(parents=True)
+    recorded(plans[0])
+    files(repository, train="newer")
+    site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / "runs/lr/7"))
+    assert make_plan(config, Inputs().with_code(config, site)).code == plans[0].code  # one that is added later
+
+
+def test_a_copy_that_was_cut_short_is_made_again(repository: Path, tmp_path: Path) -> None:
+    plan = planned(repository, tmp_path / "runs")
+    Run.create(Path(plan.run_dir))
+    (Path(plan.run_dir) / ".code-99/sub").mkdir(parents=True)
+    Run.create(Path(plan.run_dir))  # its submitter was killed before it had written the record
+    snapshot.take(plan)
+    assert (Path(plan.run_dir) / "code/train").read_text() == "new"
+
+
+def test_without_it_nothing_is_copied_and_git_is_not_asked(tmp_path: Path) -> None:
+    plan = planned(tmp_path, tmp_path / "runs", env=Env())
+    snapshot.take(plan)
+    assert (plan.code, plan.workdir, plan.submitted_in) == (None, str(tmp_path), str(tmp_path))
+    assert not (tmp_path / "runs").exists()
