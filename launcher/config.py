@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+# Names of variables whose values are for nobody else: patterns as the shell's, in any case; `!` excepts names.
+SECRETS = (
+    "*TOKEN*", "!TOKENIZERS_*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY",
+    "*APIKEY*", "*_PAT", "*_AUTH",
+)  # fmt: skip
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
 
@@ -192,6 +197,7 @@ class Env:
 
     snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
     snapshot_limit: str = "100M"  # most that such a copy may take
+    secrets: list[str] = field(default_factory=lambda: list(SECRETS))  # names of variables that are written nowhere
 
 
 @dataclass

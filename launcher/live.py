@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from launcher import errors
+from launcher import errors, secret
 from launcher.answers import QUICKEST, Answer, Shared, ask, interval
 from launcher.backends.base import JobState, Queries, QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
@@ -284,6 +284,7 @@ class Live:
                 scheduler.cancel(each)
         finally:
             forget(plan)
+            secret.forget(plan.run_dir, plan.secrets_dir)
 
 
 def _open_end(story: Story) -> bool:

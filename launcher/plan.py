@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher import trackers
+from launcher import secret, trackers
 from launcher.config import Backend, BestIs, Cluster, Config, Debug, GpuDirective, LaunchMode, ResumeHow, Scheduler
 from launcher.errors import ConfigError, near
 from launcher.units import parse_size, parse_time
@@ -57,6 +57,7 @@ class Site:
         after: what it waits for (`ok:/runs/prepare`); see launcher/after.py.
         code, repository, code_path: the folder of a snapshot, what it is a copy of, and those of its folders that
             Python searches; see launcher/snapshot.py.
+        secrets_dir: on PBS, where the file with its secrets is; see launcher/secret.py.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class Site:
     code: str | None = None
     repository: str | None = None
     code_path: tuple[str, ...] = ()
+    secrets_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,9 @@ class JobPlan:
     repository: str | None = None  # what it is a copy of
     code_path: tuple[str, ...] = ()  # folders of it that Python searches
     snapshot_limit: int = 0  # bytes that it may have
+    secrets: tuple[str, ...] = ()  # variables of cluster.environment that come with the job's environment
+    secret_names: tuple[str, ...] = ()  # patterns of names of secrets
+    secrets_dir: str | None = None
     debug_ranks: tuple[int, ...] = ()  # those that stop at breakpoint()
     debug_post_mortem: bool = False
 
@@ -205,17 +210,19 @@ def as_dict(plan: JobPlan) -> dict[str, Any]:
     return {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
 
 
+_TUPLES = (
+    "srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track", "code_path", "secrets",
+    "secret_names",
+)  # fmt: skip
+
+
 def from_dict(values: Mapping[str, Any]) -> JobPlan:
     """The inverse of `as_dict`, after a round trip through JSON.
 
     Raises:
         TypeError: the values are not those of a plan (written by another version, say).
     """
-    tuples = {
-        name: tuple(values[name])
-        for name in ("srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track", "code_path")
-        if isinstance(values.get(name), list)
-    }
+    tuples = {name: tuple(values[name]) for name in _TUPLES if isinstance(values.get(name), list)}
     return JobPlan(**{**values, **tuples})
 
 
@@ -237,6 +244,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         from launcher import snapshot
 
         params["script"] = snapshot.script_in(params["script"], site)
+    environment = _environment(cluster.environment)
+    secrets = secret.among(environment, config.env.secrets)
     plan = JobPlan(
         run_id=site.run_id,
         name=check_name("name", config.name),
@@ -279,7 +288,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         srun_args=tuple(cluster.srun_args),
         mpiexec=tuple(cluster.mpiexec),
         setup=tuple(cluster.setup),
-        environment=_environment(cluster.environment),
+        environment={name: value for name, value in environment.items() if name not in secrets},
+        secrets=tuple(secrets),
+        secret_names=tuple(config.env.secrets),
+        secrets_dir=site.secrets_dir,
         interface=cluster.interface,
         host_suffix=cluster.host_suffix,
         port_range=_ports(cluster.port_range),

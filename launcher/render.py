@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__
+from launcher import __version__, secret
 from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
@@ -99,6 +99,8 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
         checkpoints=_checkpoints(plan),
         setup=[Raw(line) for line in plan.setup],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
+        secrets=[Raw(name) for name in plan.secrets],
+        secrets_file=_secrets_file(plan, array),
         start=_start(plan),
         node=command([plan.python, "-u", "-m", "launcher.node"]),
         again=command([plan.python, "-m", "launcher.node.again"]),
@@ -115,6 +117,15 @@ def _checkpoints(plan: JobPlan) -> Raw:
     """The folder of checkpoints; of an element of an array it is in its own directory."""
     own = f"{plan.run_dir}/checkpoints"
     return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint_dir == own else Raw(quote(plan.checkpoint_dir))
+
+
+def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
+    """On PBS: the file with the run's secrets; an element of an array has its own."""
+    if plan.secrets_dir is None:
+        return None
+    if array is not None:
+        return Raw(quote(secret.folder_of(plan.run_dir, plan.secrets_dir)) + '/"$element".sh')
+    return Raw(quote(secret.file_of(plan.run_dir, plan.secrets_dir)))
 
 
 def _start(plan: JobPlan) -> Raw:

@@ -18,11 +18,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check, live_index, render, snapshot, trackers
+from launcher import __version__, check, live_index, render, secret, snapshot, trackers
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
 from launcher.backends.pbs_query import PBS
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from submitit import Job
 
 # Where and with which interpreter the command was typed does not make another run of it.
-OF_THE_COMMAND = ("workdir", "umask", "python", "repository", "code_path")
+OF_THE_COMMAND = ("workdir", "umask", "python", "repository", "code_path", "secrets_dir")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Prepared:
     plan: JobPlan
     token: str
     notes: tuple[str, ...]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # of cluster.environment; in no record
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,15 @@ def prepare(
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
     render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
-    return Prepared(plan, token, notes)
+    secrets = secrets_of(config)
+    secret.require_absent(as_dict(plan), {**secret.among(environ, plan.secret_names), **secrets})
+    return Prepared(plan, token, notes, secrets)
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """The secrets among the variables that a config sets."""
+    values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
+    return secret.among(values, config.env.secrets)
 
 
 def token_of(folder: str) -> str:
@@ -102,7 +111,10 @@ def site_of(config: Config, run_id: str, held: Held | None) -> Site:
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
     starter = held.starter if held else None
     after = _after(config, Run(run_dir))
-    return Site(run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after)
+    secrets_dir = str(secret.folder()) if config.cluster.scheduler is Scheduler.pbs else None
+    return Site(
+        run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
+    )
 
 
 def _after(config: Config, run: Run) -> tuple[str, ...]:
@@ -184,6 +196,11 @@ def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[st
         ConfigError: no run directory can be made, or the run id belongs to another config.
         SubmissionError: the scheduler refused (nothing is left behind) or did not answer (repeat it with the run id).
     """
+    with secret.exported(prepared.secrets):
+        return _submit(prepared, config, overrides)
+
+
+def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
     plan = prepared.plan
     run = Run(Path(plan.run_dir))
     resumed = run.recorded()
@@ -219,13 +236,28 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     """The run directory with its record."""
     plan = prepared.plan
     require_commands(plan)
+    public = public_record(prepared, config, overrides)
     Run.create(run.path)
     try:
         snapshot.take(plan)
     except ConfigError:
         shutil.rmtree(run.path)
         raise
-    _record(run, prepared, config, overrides)
+    _record(run, prepared, *public)
+
+
+def public_record(
+    prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The config and the overrides as they may be written.
+
+    Raises:
+        ConfigError: the value of a secret stands where it cannot be left out.
+    """
+    found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, prepared.secrets)
+    secrets = {**secret.among(os.environ, prepared.plan.secret_names), **prepared.secrets}
+    secret.require_absent({**found[0], "overrides": found[1]}, secrets)
+    return found
 
 
 def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -259,6 +291,11 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
         RunError: the run is done, or not over.
         SubmissionError: the scheduler refused, or did not answer (repeat the command).
     """
+    with secret.exported(prepared.secrets):
+        return _resume(run, prepared, *public_record(prepared, config, overrides))
+
+
+def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
     from launcher.backends.once import Refused
 
     plan = prepared.plan

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import grouping, snapshot, sweeps
+from launcher import grouping, secret, snapshot, sweeps
 from launcher.backends.base import parts
 from launcher.backends.executor import RunExecutor, begun
 from launcher.backends.once import Refused
@@ -37,6 +37,7 @@ from launcher.submit import (
     planned,
     require_commands,
     require_same,
+    secrets_of,
     site_of,
     start,
     token_of,
@@ -73,6 +74,7 @@ class PreparedSweep:
         groups: the plan of each array, and the points in it.
         parallelism: points that may run at once.
         notes: what the user should know.
+        secrets: variables that are in no record.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class PreparedSweep:
     groups: Sequence[tuple[JobPlan, tuple[int, ...]]]
     parallelism: int | None
     notes: tuple[str, ...]
+    secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,18 @@ def prepare_sweep(
     """
     first = wanted[0].config
     _refuse_keys_of_one(wanted)
+    secrets = _secrets(wanted)
+    command = secret.public_overrides(command, secrets)
+    wanted = [
+        dataclasses.replace(
+            each, overrides=tuple(secret.public_overrides(each.overrides, secrets)),
+            resolved=secret.public_config(each.resolved, secrets),
+        )
+        for each in wanted
+    ]  # fmt: skip
+    hidden = {**secret.among(environ, first.env.secrets), **secrets}
+    for each in wanted:
+        secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
     path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)
@@ -157,8 +172,22 @@ def prepare_sweep(
             config = by_index[members[0]].config
             notes.update(dict.fromkeys(admitted(plans[members[0]], config, environ, held_by(config, environ))))
     return PreparedSweep(
-        path, before, manifest, tuple(asked), by_index, plans, found, manifest.parallelism, tuple(notes)
+        path, before, manifest, tuple(asked), by_index, plans, found, manifest.parallelism, tuple(notes), secrets
     )
+
+
+def _secrets(wanted: Sequence[Wanted]) -> dict[str, str]:
+    """The secrets of all points.
+
+    Raises:
+        ConfigError: one has several values; points of an array have one environment.
+    """
+    found: dict[str, str] = {}
+    for each in wanted:
+        for name, value in secrets_of(each.config).items():
+            if found.setdefault(name, value) != value:
+                raise ConfigError(f"cluster.environment.{name} is a secret (env.secrets): all points have the same one")
+    return found
 
 
 def _parallelism(config: Config) -> int | None:
@@ -219,6 +248,11 @@ def submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
         ConfigError: the directory cannot be made, or a point that is there has another config.
         SubmissionError: the scheduler refused, or did not answer. Repeat it: it takes what is there, and goes on.
     """
+    with secret.exported(prepared.secrets):
+        return _submit_sweep(prepared)
+
+
+def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     for plan, _ in prepared.groups:
         require_commands(plan)
     sweep = Sweep.create(prepared.path)
@@ -252,6 +286,7 @@ def resubmit(sweep: Sweep, points: Sequence[int]) -> SubmittedSweep:
     groups = grouping.groups(plans, sweep.id, sweep.path)
     for plan, _ in groups:
         require_commands(plan)
+        secret.require(plan.secrets, os.environ)
     with only_submitter(sweep.path):
         sweep.mark_cancelled(False)
         for index in points:

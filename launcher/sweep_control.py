@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher import secret
 from launcher.backends.pbs_query import array_of, element_id
 from launcher.config import Scheduler
 from launcher.errors import RunError
@@ -95,6 +96,8 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
         wanted = [each for each in seen if not each.over and (points is None or each.point.index in points)]
         for each in wanted:  # first, or they would go on in another attempt
             if each.point.run.recorded():  # else the sweep's own mark is enough
+                if each.seen is not None:
+                    secret.forget(str(each.point.run.path), each.seen.plan.secrets_dir)
                 each.point.run.journal("cancelled", sync=False)
                 each.point.run.mark("cancelled")
         meant = {each.point.index for each in wanted}

@@ -58,6 +58,7 @@ class RunExecutor(core.PicklingExecutor):
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._elements = elements
+        self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
         self._submitting = submitting or (lambda: run.journal("submitting", token=token))
 
     def _num_tasks(self) -> int:
@@ -138,7 +139,9 @@ class RunExecutor(core.PicklingExecutor):
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
+        self._handed = elements
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
+        self._handed = ()
         return [
             self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
             for index, element in enumerate(elements)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from launcher import secret
 from launcher.backends import pbs_query
 from launcher.backends.executor import RunExecutor
 from launcher.backends.pbs import PBSJob
@@ -28,7 +29,12 @@ class PBSRunExecutor(RunExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
-            run.write_environment(exports(job_environment(os.environ, self.plan).environment))
+            environment = job_environment(os.environ, self.plan).environment
+            hidden = secret.among(environment, self.plan.secret_names)
+            public = {name: value for name, value in environment.items() if name not in hidden}
+            run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
+            elements = [str(each.path) for each in self._handed or [run]]
+            secret.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secret.folder()))
             options = dependency(self.plan.scheduler, self._held_by())
             self._submitting()
             job = self._pbs.submit(str(script), os.environ, "-f", *options)

@@ -18,7 +18,7 @@ OF_LAUNCHERS = re.compile(
 # Where the configuration of a scheduler is, and settings that are nobody's place.
 KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
-    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "HYDRA_FULL_ERROR"),
+    *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
 # What PBS sets anew in each job: a folder on each node, its own word on CPUs, and where it is.
 OF_PBS = {"TMPDIR", "NCPUS", "ENVIRONMENT"}

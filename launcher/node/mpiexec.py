@@ -18,7 +18,7 @@ from launcher.node import guard, pbs_task, spawn
 SCRIPT = """\
 # mpiexec runs this for every task.
 umask 077
-. {folder}/environment.sh
+{environment}
 export {guard}={folder}/"$(hostname).$$"
 cd {cwd} || exit 93
 exec {command}
@@ -40,12 +40,11 @@ def run(words: Sequence[str], folder: Path, grace: float, command: Sequence[str]
     """
     os.umask(0o077)
     folder.mkdir()
-    environment, script = folder / "environment.sh", folder / "task.sh"
-    environment.write_bytes(os.fsencode(pbs_task.exports(os.environ)))
+    environment, script = pbs_task.hand_on(folder, os.environ), folder / "task.sh"
     script.write_text(
         SCRIPT.format(
-            folder=shlex.quote(str(folder)), guard=guard.VARIABLE, cwd=shlex.quote(os.getcwd()),
-            command=shlex.join(command),
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            cwd=shlex.quote(os.getcwd()), command=shlex.join(command),
         )
     )  # fmt: skip
     try:
@@ -56,4 +55,4 @@ def run(words: Sequence[str], folder: Path, grace: float, command: Sequence[str]
     try:
         return spawn.watch([process], told, grace, pause=0.1)
     finally:
-        environment.unlink(missing_ok=True)  # it may hold secrets, and nobody needs it any more
+        environment.remove()  # it may hold secrets, and nobody needs it any more

@@ -13,6 +13,8 @@ What pbsdsh does not do, files in the attempt's folder `tasks/` do:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import re
 import shlex
 import signal
@@ -22,7 +24,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import errors, runs
+from launcher import errors, runs, secret
+from launcher.config import SECRETS
 from launcher.node.events import current_attempt
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
@@ -41,7 +44,7 @@ exec >>{folder}/"$1".out 2>&1 </dev/null
 echo "$$" >{folder}/"$1".pid
 [ ! -e {folder}/stop ] || exit 143  # the run was stopped while this was on its way
 trap : TERM INT HUP  # the command is told as well; how it ends is still to be recorded
-. {folder}/environment.sh
+{environment}
 export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2" {guard}={folder}/"$1"
 if cd {cwd}; then
   {command}
@@ -64,6 +67,39 @@ def exports(environ: Mapping[str, str]) -> str:
         if (match := FUNCTION.fullmatch(name)) and value.startswith("() {"):
             lines.append(f"{match[1]} {value}\nexport -f {match[1]}\n")
     return "".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """What tasks read their environment from: shell text that does it, and the files, which are to be removed."""
+
+    shell: str
+    files: tuple[Path, ...]
+
+    def remove(self) -> None:
+        for file in self.files:
+            file.unlink(missing_ok=True)
+
+
+def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
+    """Writes the environment of tasks into their folder, and what is secret of it into one of the user's own.
+
+    Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
+    """
+    hidden = secret.among(environ, os.environ.get(secret.PATTERNS, ",".join(SECRETS)).split(","))
+    public, private = folder / "environment.sh", secret.file_of(f"{folder}/tasks", str(secret.folder()))
+    public.write_bytes(os.fsencode(exports({name: value for name, value in environ.items() if name not in hidden})))
+    files, lines = [public], [f". {shlex.quote(str(public))}"]
+    if hidden:
+        try:
+            secret.write(f"# {folder}\n{exports(hidden)}", private)
+            files.append(private)
+            lines.append(f". {shlex.quote(str(private))}")
+        except OSError as error:
+            print(f"launcher: {error}: tasks get the secrets of the submission only", file=sys.stderr)
+            if given := environ.get(secret.FILE):
+                lines.append(f". {shlex.quote(given)}")
+    return Handed("\n".join(lines), tuple(files))
 
 
 class PbsTask:

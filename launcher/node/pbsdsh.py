@@ -20,7 +20,7 @@ from launcher.node.hostlist import hosts_of
 
 
 @contextlib.contextmanager
-def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: Path) -> Iterator[None]:
+def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.Handed) -> Iterator[None]:
     """A process that kills the tasks and clears up when this one comes to a sudden end (Ctrl-C twice kills it)."""
     reading, writing = os.pipe()
     guard = os.fork()
@@ -30,7 +30,7 @@ def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: Path) -> Iterator[N
         if not os.read(reading, 1):
             for task in tasks:
                 task.kill()
-            environment.unlink(missing_ok=True)
+            environment.remove()
         os._exit(0)
     os.close(reading)
     try:
@@ -39,7 +39,7 @@ def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: Path) -> Iterator[N
     finally:
         os.close(writing)
         os.waitpid(guard, 0)
-        environment.unlink(missing_ok=True)  # it may hold secrets, and nobody needs it any more
+        environment.remove()  # it may hold secrets, and nobody needs it any more
 
 
 def find(command: str = "pbsdsh") -> str | None:
@@ -82,11 +82,11 @@ def run(
     hosts = list(lines)
     places = spawn.environments(hosts, tasks_per_node)
     folder.mkdir()
-    environment = folder / "environment.sh"
-    environment.write_bytes(os.fsencode(pbs_task.exports({**os.environ, **places[0]})))
+    environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
     (folder / "task.sh").write_text(
         pbs_task.SCRIPT.format(
             folder=shlex.quote(str(folder)),
+            environment=environment.shell,
             guard=guard.VARIABLE,
             cwd=shlex.quote(os.getcwd()),
             command=shlex.join(command),
