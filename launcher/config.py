@@ -195,6 +195,9 @@ class Train:
 class Env:
     """What the ranks find: the code, Python and what is installed for it."""
 
+    modules: list[str] = field(default_factory=list)  # what `module load` loads, after cluster.setup
+    activate: str | None = None  # folder of a venv, uv or conda environment that the ranks run in
+    setup: list[str] = field(default_factory=list)  # shell commands after that, before the agents start
     snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
     snapshot_limit: str = "100M"  # most that such a copy may take
     secrets: list[str] = field(default_factory=lambda: list(SECRETS))  # names of variables that are written nowhere

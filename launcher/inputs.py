@@ -25,6 +25,7 @@ class Inputs:
     def __init__(self) -> None:
         self._text = functools.cache(_text)
         self._dataset = functools.cache(_dataset)
+        self._environment = functools.cache(_environment)
         self._tree = functools.cache(_tree)
 
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
@@ -34,16 +35,29 @@ class Inputs:
             ConfigError: none can be made.
             RunError: the one that the run has is gone.
         """
-        if not config.env.snapshot:
-            return site
         from launcher import snapshot
         from launcher.runs import Run
 
         run = Run(Path(site.run_dir))
+        if site.code_root is None and config.env.activate is not None:
+            site = dataclasses.replace(site, code_root=str(snapshot.folder_of(run, another=False).with_name("lib")))
+        if not config.env.snapshot:
+            return site
         before = None if new_snapshot else snapshot.before_of(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
         tree = self._tree(site.workdir, runs_dir) if before is None else None
         return snapshot.planned(config, site, tree, before, snapshot.folder_of(run, another=new_snapshot))
+
+    def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
+        """The config with the whole path of the environment that is activated, and what its user should know.
+
+        Raises:
+            ConfigError: ranks could not run in it.
+        """
+        if config.env.activate is None:
+            return config, ()
+        path, notes = self._environment(config.env.activate)
+        return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
 
     def into(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """The config with what was found, and what its user should know.
@@ -72,10 +86,18 @@ def _with_code(config: Config, workload: Program | Function) -> Config:
     """The user's own program or function, found where the job will find it."""
     from launcher import programs
 
-    place = programs.here(config.cluster.environment, config.cluster.setup)
+    env = config.env
+    more = [*config.cluster.setup, *env.modules, *env.setup, *([env.activate] if env.activate else [])]
+    place = programs.here(config.cluster.environment, more)
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))
+
+
+def _environment(folder: str) -> tuple[str, tuple[str, ...]]:
+    from launcher import environments
+
+    return environments.checked(folder)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher import secret, trackers
+from launcher import environments, secret, trackers
 from launcher.config import Backend, BestIs, Cluster, Config, Debug, GpuDirective, LaunchMode, ResumeHow, Scheduler
 from launcher.errors import ConfigError, near
 from launcher.units import parse_size, parse_time
@@ -119,6 +119,9 @@ class JobPlan:
     srun_args: tuple[str, ...] = ()
     mpiexec: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    activate: str | None = None  # folder of an environment
+    env_setup: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     interface: str | None = None
     host_suffix: str = ""
@@ -169,6 +172,11 @@ class JobPlan:
         return bool(self.debug_ranks)
 
     @property
+    def node_python(self) -> str:
+        """The interpreter of the agents; the rest of the script uses `python`, the launcher's own."""
+        return self.python if self.activate is None else environments.python_of(self.activate)
+
+    @property
     def submitted_in(self) -> str:
         """The folder that its user was in, in which relative paths of overrides begin."""
         if self.code is None or self.repository is None:
@@ -212,7 +220,7 @@ def as_dict(plan: JobPlan) -> dict[str, Any]:
 
 _TUPLES = (
     "srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track", "code_path", "secrets",
-    "secret_names",
+    "secret_names", "modules", "env_setup",
 )  # fmt: skip
 
 
@@ -288,6 +296,9 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         srun_args=tuple(cluster.srun_args),
         mpiexec=tuple(cluster.mpiexec),
         setup=tuple(cluster.setup),
+        modules=tuple(config.env.modules),
+        activate=config.env.activate,
+        env_setup=tuple(config.env.setup),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),
         secret_names=tuple(config.env.secrets),
@@ -538,7 +549,7 @@ def _plain(value: Any) -> Any:
 def _refuse_control_characters(path: str, value: Any) -> None:
     """A line break in a value would end a directive or a command early. Set-up lines alone may have several lines."""
     if isinstance(value, str):
-        text = value.replace("\n", "") if path == "setup" else value
+        text = value.replace("\n", "") if path in ("setup", "env_setup") else value
         if match := CONTROL.search(text):
             raise ConfigError(f"{path}={value!r} contains the control character {match[0]!r}: remove it")
     elif isinstance(value, Mapping):

@@ -7,12 +7,13 @@ that off. Control characters never get through, quoted or not.
 from __future__ import annotations
 
 import functools
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, secret
+from launcher import __version__, environments, secret
 from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
@@ -97,12 +98,12 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
         elements=elements,
         arrays=elements and elements.parent,
         checkpoints=_checkpoints(plan),
-        setup=[Raw(line) for line in plan.setup],
+        setup=[(Raw(line), what, Raw(quote(_json(what)))) for line, what in setup_lines(plan)],
         environment=[(Raw(name), value) for name, value in plan.environment.items()],
         secrets=[Raw(name) for name in plan.secrets],
         secrets_file=_secrets_file(plan, array),
         start=_start(plan),
-        node=command([plan.python, "-u", "-m", "launcher.node"]),
+        node=command([plan.node_python, "-u", "-m", "launcher.node"]),
         again=command([plan.python, "-m", "launcher.node.again"]),
         after=command([plan.python, "-m", "launcher.node.after"]),
         seconds=plan.time,
@@ -111,6 +112,22 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
         lease_look=LEASE_LOOK,
         umask=Raw(f"{plan.umask:03o}"),
     )
+
+
+def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
+    """The shell lines that run before the agents start, in their order, each with what it is. Pure."""
+    lines = [(line, f"set-up line {n} of the cluster's profile") for n, line in enumerate(plan.setup, start=1)]
+    if plan.modules:
+        lines.append((environments.MODULE, "finding the command `module` (env.modules)"))
+    lines += [(f"module load {quote(name)}", f"module load {name} (env.modules)") for name in plan.modules]
+    if plan.activate is not None:
+        activate = f"launcher_env={quote(plan.activate)}\n{environments.ACTIVATE}"
+        lines.append((activate, f"activating {plan.activate} (env.activate)"))
+    return lines + [(line, f"line {n} of env.setup") for n, line in enumerate(plan.env_setup, start=1)]
+
+
+def _json(text: str) -> str:
+    return json.dumps(text)
 
 
 def _checkpoints(plan: JobPlan) -> Raw:

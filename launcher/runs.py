@@ -4,6 +4,7 @@
       record.json           plan, config, versions, commit; written once, by the submitter
       script.sh             the script as it was handed over
       code/, code-N/        with env.snapshot: the code that it runs (of a sweep's points: in the sweep's directory)
+      lib/                  the launcher itself, for another Python (env.activate), unless it runs from a checkout
       environment.sh        on PBS: what the job takes over of the submitter's environment
       journal.jsonl         what the submitter did: token, job ids, cancellations
       stop, save            made by the user: save and end; save and go on
@@ -63,7 +64,10 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "continued": {"rank": int},
 }
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
-_BEFORE, _HALF = {"submitit", "attempts", "code"}, (".record.json.", ".code-")  # what may be there before the record
+_BEFORE, _HALF = (
+    {"submitit", "attempts", "code", "lib"},
+    (".record.json.", ".code-"),
+)  # what may be there before the record
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from launcher.config import Config, Program
 from launcher.errors import ConfigError, RunError
+from launcher.paths import PACKAGE
 from launcher.plan import JobPlan, Site
 from launcher.runs import Run
 from launcher.units import format_size, parse_size
 
+LIBRARY = "lib"  # beside it: the launcher's own packages, for a Python that does not have them
 FOLDER = "code"  # in the directory of a run or sweep
 SHOWN = 5  # files that are named when it is too large
 PATIENCE = 60.0  # seconds for one git command
@@ -188,6 +190,8 @@ def take(plan: JobPlan) -> None:
     Raises:
         ConfigError: it would be too large by now, or cannot be written.
     """
+    if plan.code_root is not None and Path(plan.code_root).name == LIBRARY and not os.path.isdir(plan.code_root):
+        _copy_launcher(Path(plan.code_root))
     if plan.code is None or plan.repository is None or os.path.isdir(plan.code):
         return
     found = tree(plan.submitted_in, [runs_dir_of(plan)])
@@ -204,6 +208,21 @@ def take(plan: JobPlan) -> None:
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise ConfigError(f"env.snapshot=true: {code} cannot be written: {error.strerror}: {error.filename}") from None
+    finally:
+        os.umask(previous)
+
+
+def _copy_launcher(library: Path) -> None:
+    """Our own packages, as they are installed here, for another Python that has its own site-packages."""
+    part = library.with_name(f".code-lib-{os.getpid()}")
+    previous = os.umask(0o077)
+    try:
+        for package in (PACKAGE, PACKAGE.parent / "workloads"):
+            shutil.copytree(package, part / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        part.rename(library)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise ConfigError(f"{library} cannot be written: {error}") from None
     finally:
         os.umask(previous)
 

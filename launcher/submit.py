@@ -149,6 +149,8 @@ def planned(
         ConfigError: the config cannot be run; the text names the fix.
     """
     config, notes = inputs.into(_with_baseline(config))
+    config, told = inputs.with_environment(config)
+    notes += told
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)
     plan = make_plan(config, site)
     check.check_names(plan)

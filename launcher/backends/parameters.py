@@ -153,7 +153,7 @@ class Parameters:
             workdir=os.getcwd(),
             code_root=paths.code_root(),
             seconds=self.walltime - min(self.signal_delay_s, self.walltime // 2),
-            setup=[Raw(line) for line in self.setup],
+            setup=[(Raw(line), f"set-up line {n}", "") for n, line in enumerate(self.setup, start=1)],
             teardown=[Raw(line) for line in self.teardown],
             tasks=tasks,
             start=render.spawn(

@@ -252,7 +252,7 @@ def _file(case: Case) -> Steps:
 
 
 def _setup(case: Case) -> Steps:
-    return [f"try that line in a shell{_on(case)}; it is in the cluster's profile (cluster.setup)",
+    return [f"try that line in a shell{_on(case)}; it is of cluster.setup, or of env",
             Step("then", case.resume())]  # fmt: skip
 
 

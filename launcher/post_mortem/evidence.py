@@ -83,7 +83,10 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     setup = ""
     if fault is not None and fault["event"] == "setup_failed":
         number = int(fault.get("line", 0))
-        setup = plan.setup[number - 1] if 0 < number <= len(plan.setup) else "?"
+        from launcher.render import setup_lines
+
+        lines = [line for line, _ in setup_lines(plan)]
+        setup = lines[number - 1].partition("\n")[0] if 0 < number <= len(lines) else "?"
     ended = last.get("ended")
     return replace(
         evidence,

@@ -127,7 +127,9 @@ def classify(seen: Evidence) -> Verdict:
     if seen.fault is None:
         return _without_fault(seen)
     if seen.fault["event"] == "setup_failed":
-        where = f"set-up line {seen.fault['line']} of cluster={seen.cluster} failed on {seen.fault['host']}"
+        what = str(seen.fault.get("what", f"set-up line {seen.fault['line']} of the cluster's profile"))
+        what = what.replace("the cluster's profile", f"cluster={seen.cluster}")
+        where = f"{what} failed on {seen.fault['host']}"
         return Verdict(Kind.SETUP_FAILED, f"{where}: {seen.setup}")
     return _fault(seen, str(seen.fault.get("cause", "")).rstrip(" :"))
 
