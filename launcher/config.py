@@ -135,6 +135,7 @@ class Cluster:
     srun_args: list[str] = field(default_factory=list)  # extra arguments of srun
     mpiexec: list[str] = field(default_factory=list)  # on PBS, what starts the tasks instead of pbsdsh; see docs/pbs.md
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
+    template: str | None = None  # a file of yours that the script is made from; see docs/templates.md
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
     check: bool = True  # compare a plan with the live partition or queue before it is submitted

@@ -25,6 +25,7 @@ class Inputs:
     def __init__(self) -> None:
         self._text = functools.cache(_text)
         self._dataset = functools.cache(_dataset)
+        self._template = functools.cache(_template)
         self._environment = functools.cache(_environment)
         self._tree = functools.cache(_tree)
 
@@ -58,6 +59,17 @@ class Inputs:
             return config, ()
         path, notes = self._environment(config.env.activate)
         return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
+
+    def with_template(self, config: Config) -> Config:
+        """The config with the whole path of the user's own template, which has passed what can be seen without a plan.
+
+        Raises:
+            ConfigError: it is not there, or has errors; each with its file and line.
+        """
+        if config.cluster.template is None:
+            return config
+        path = self._template(config.cluster.template)
+        return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
     def into(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """The config with what was found, and what its user should know.
@@ -98,6 +110,14 @@ def _environment(folder: str) -> tuple[str, tuple[str, ...]]:
     from launcher import environments
 
     return environments.checked(folder)
+
+
+def _template(name: str) -> str:
+    from launcher import own_template
+
+    path = own_template.found(name)
+    own_template.require_sound(path)
+    return str(path)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:

@@ -119,6 +119,7 @@ class JobPlan:
     srun_args: tuple[str, ...] = ()
     mpiexec: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    template: str | None = None  # file that the script is made from, instead of ours
     modules: tuple[str, ...] = ()
     activate: str | None = None  # folder of an environment
     env_setup: tuple[str, ...] = ()
@@ -296,6 +297,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         srun_args=tuple(cluster.srun_args),
         mpiexec=tuple(cluster.mpiexec),
         setup=tuple(cluster.setup),
+        template=cluster.template,
         modules=tuple(config.env.modules),
         activate=config.env.activate,
         env_setup=tuple(config.env.setup),

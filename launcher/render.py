@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ def quote(value: Any) -> str:
     """
     if isinstance(value, Raw):
         return value.text
+    if isinstance(value, Rendered):
+        return value
     text = str(value)
     if match := CONTROL.search(text):
         raise ValueError(f"refusing to write the control character {match[0]!r} of {text!r} into a script")
@@ -90,28 +92,38 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
         elements: for an array: a file with the names of those folders, one a line; elements print to beside it.
     """
     assert (array is None) == (elements is None)
-    return template(TEMPLATES[plan.scheduler]).render(
-        plan=plan,
-        version=__version__,
-        directives=[Raw(line) for line in directives(plan, token, array, elements)],
-        array=array,
-        elements=elements,
-        arrays=elements and elements.parent,
-        checkpoints=_checkpoints(plan),
-        setup=[(Raw(line), what, Raw(quote(_json(what)))) for line, what in setup_lines(plan)],
-        environment=[(Raw(name), value) for name, value in plan.environment.items()],
-        secrets=[Raw(name) for name in plan.secrets],
-        secrets_file=_secrets_file(plan, array),
-        start=_start(plan),
-        node=command([plan.node_python, "-u", "-m", "launcher.node"]),
-        again=command([plan.python, "-m", "launcher.node.again"]),
-        after=command([plan.python, "-m", "launcher.node.after"]),
-        seconds=plan.time,
-        lease_patience=LEASE_PATIENCE,
-        lease_beat=LEASE_BEAT,
-        lease_look=LEASE_LOOK,
-        umask=Raw(f"{plan.umask:03o}"),
-    )
+    values = context(plan, token=token, array=array, elements=elements)
+    if plan.template is None:
+        return str(template(TEMPLATES[plan.scheduler]).render(values))
+    from launcher import own_template
+
+    return own_template.rendered(plan.template, values)
+
+
+def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> dict[str, Any]:
+    """What templates can print; see `script`."""
+    return {
+        "plan": plan,
+        "version": __version__,
+        "directives": [Raw(line) for line in directives(plan, token, array, elements)],
+        "array": array,
+        "elements": elements,
+        "arrays": elements and elements.parent,
+        "checkpoints": _checkpoints(plan),
+        "setup": [(Raw(line), what, Raw(quote(_json(what)))) for line, what in setup_lines(plan)],
+        "environment": [(Raw(name), value) for name, value in plan.environment.items()],
+        "secrets": [Raw(name) for name in plan.secrets],
+        "secrets_file": _secrets_file(plan, array),
+        "start": _start(plan),
+        "node": command([plan.node_python, "-u", "-m", "launcher.node"]),
+        "again": command([plan.python, "-m", "launcher.node.again"]),
+        "after": command([plan.python, "-m", "launcher.node.after"]),
+        "seconds": plan.time,
+        "lease_patience": LEASE_PATIENCE,
+        "lease_beat": LEASE_BEAT,
+        "lease_look": LEASE_LOOK,
+        "umask": Raw(f"{plan.umask:03o}"),
+    }
 
 
 def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
@@ -185,20 +197,59 @@ def command(words: Sequence[Any]) -> Raw:
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of the folder templates/, in which every printed value is quoted."""
+    """A template of the folder templates/, in which every printed value is quoted.
+
+    A name that is a path (of `cluster.template`) is that file, which may extend and include those of the folder.
+    """
     return _environment(resource("templates")).get_template(name)
+
+
+def environment() -> jinja2.Environment:
+    """What templates are made with."""
+    return _environment(resource("templates"))
+
+
+class Rendered(str):
+    """What a block or a macro has come to: its values are quoted already (`{{ super() }}`)."""
+
+    __slots__ = ()
+
+
+def raw(value: Any) -> Raw:
+    """The filter `raw`, for what is shell code already (`directives`, `setup`, `start`, ...).
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Raw):
+        return value
+    raise ValueError(f"{str(value)!r} is a value and no shell code: leave the filter raw out, and it is quoted")
 
 
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
     import jinja2  # 15 ms, and only a submission needs it
 
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+    class Environment(jinja2.Environment):
+        # What a block comes to passes `finalize` again where another template prints it.
+        concat = staticmethod(lambda parts: Rendered("".join(parts)))
+
+    def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        own = Path(name)
+        path = own if own.is_absolute() else folder / name
+        try:
+            return path.read_text(), str(path), lambda: not own.is_absolute()
+        except OSError:
+            return None
+
+    environment = Environment(
+        loader=jinja2.FunctionLoader(load),
         finalize=quote,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701  `finalize` quotes, for the shell and not for HTML
+        autoescape=False,
     )
+    environment.filters["raw"] = raw
+    return environment

@@ -88,6 +88,10 @@ def prepare(
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
     render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
+    if plan.template is not None:
+        from launcher import own_template
+
+        notes += own_template.notes(plan, token)
     secrets = secrets_of(config)
     secret.require_absent(as_dict(plan), {**secret.among(environ, plan.secret_names), **secrets})
     return Prepared(plan, token, notes, secrets)
@@ -149,6 +153,7 @@ def planned(
         ConfigError: the config cannot be run; the text names the fix.
     """
     config, notes = inputs.into(_with_baseline(config))
+    config = inputs.with_template(config)
     config, told = inputs.with_environment(config)
     notes += told
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)

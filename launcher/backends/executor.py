@@ -139,6 +139,8 @@ class RunExecutor(core.PicklingExecutor):
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
+        if self.plan.template is not None:
+            self._write_scripts(elements, token)
         self._handed = elements
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
         self._handed = ()
@@ -146,6 +148,14 @@ class RunExecutor(core.PicklingExecutor):
             self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
             for index, element in enumerate(elements)
         ]
+
+    def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
+        """For elements that go on alone: a template of the user's own is rendered here only, as it is now."""
+        from launcher.node.again import plan_of
+
+        with private_files():
+            for element in elements:
+                element.write_script(render.script(plan_of(element), token=token))
 
     def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
         with private_files():

@@ -219,8 +219,8 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not script.exists():  # an element of an array goes on alone
         script = run.write_script(render.script(plan, token=token))
-        if plan.scheduler == Scheduler.pbs.value:
-            shutil.copy(run.path.parent / "environment.sh", run.path)
+    if plan.scheduler == Scheduler.pbs.value and not (run.path / "environment.sh").exists():
+        shutil.copy(run.path.parent / "environment.sh", run.path)
     environment = dict(os.environ)
     if plan.scheduler == Scheduler.slurm.value:
         environment = dict(job_environment(os.environ, plan).environment)

@@ -1,0 +1,125 @@
+"""`template`: scripts made from a template of your own: ours to start from, and what one of yours lost against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from launcher.plan import JobPlan
+
+ACTIONS = {
+    "show": "one that changes nothing, to start from (--whole: the text of ours)",
+    "lint": "errors in one of yours, and what it lost against ours",
+}
+
+
+def configure(parser: ArgumentParser) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser.usage = "%(prog)s ACTION [PATH] [options]"
+    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
+    parser.add_argument("action", metavar="ACTION", help="see below")
+    parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
+    parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
+    parser.add_argument("--whole", action="store_true", help="show: all that a script has, with its parts")
+
+
+def run(arguments: Namespace) -> int:
+    """Templates of your own (cluster.template). Exit code of lint: 0 nothing is lost, 1 something
+    is, 2 errors."""
+    if arguments.action not in ACTIONS:
+        raise ConfigError(
+            f"there is no template command {arguments.action!r}.{near(arguments.action, ACTIONS)} "
+            f"Known: {', '.join(ACTIONS)}"
+        )
+    if arguments.action == "show":
+        if arguments.path is not None:
+            raise ConfigError("`template show` takes no PATH: it prints ours; --cluster NAME says for which scheduler")
+        return _show(arguments.cluster or "slurm", whole=arguments.whole)
+    return _lint(arguments.cluster or "slurm", arguments.path)
+
+
+def _show(cluster: str, *, whole: bool) -> int:
+    from launcher.paths import resource
+    from launcher.render import TEMPLATES
+
+    name = TEMPLATES[_plan(cluster, None).scheduler]
+    if not whole:
+        print(START.format(name=name), end="")
+        return 0
+    for each in (
+        name,
+        "job.sh.j2",
+        *(f"parts/{part}.sh.j2" for part in ("begin", "lease", "setup", "environment", "end")),
+    ):
+        print(f"{{# ---- {each} #}}")
+        print((resource("templates") / each).read_text())
+    return 0
+
+
+def _lint(cluster: str, path: str | None) -> int:
+    from launcher import own_template
+    from launcher.cli.text import print_columns
+
+    plan = _plan(cluster, path)
+    if plan.template is None:
+        raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
+    lost = own_template.of_plan(plan, "token")
+    if not lost:
+        print(f"{plan.template}: no errors, and all that ours has")
+        return 0
+    print(f"{plan.template}: no errors. Against ours it lost")
+    print_columns([("PART", "THEN"), *((each.part, each.then) for each in lost)])
+    return 1
+
+
+def _plan(cluster: str, template: str | None) -> JobPlan:
+    """A plan on that cluster for the template; what the profile wants from everybody is made up."""
+    import dataclasses
+
+    from hydra import compose, initialize_config_dir
+
+    from launcher import submit
+    from launcher.cli import schema
+    from launcher.cli.submit import explain, typed
+    from launcher.inputs import Inputs
+    from launcher.paths import resource
+    from launcher.plan import make_plan
+
+    schema.register()
+    words = ["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"]
+    try:
+        with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+            config: Any = typed(compose("config", words))
+    except Exception as error:
+        if not type(error).__module__.startswith(("hydra", "omegaconf")):
+            raise
+        raise ConfigError(explain(error, words)) from None
+    missing = {key: "made-up" for key in config.cluster.required if not getattr(config.cluster, key, None)}
+    profile = dataclasses.replace(config.cluster, **missing)
+    profile = dataclasses.replace(profile, template=template or profile.template)
+    config = Inputs().with_template(dataclasses.replace(config, cluster=profile))
+    return make_plan(config, submit.site_of(config, "lint", None))
+
+
+START = """\
+{{# A job script of your own: cluster.template=FILE. What no block below replaces is the launcher's own. #}}
+{{% extends "{name}" %}}
+
+{{% block directives %}}
+{{{{ super() }}}}
+{{% endblock %}}
+
+{{% block before %}}
+# Here, on the first node, everything is set up, and the ranks have not begun.
+{{% endblock %}}
+
+{{% block after %}}
+# Here they have ended, with exit code "$code".
+{{% endblock %}}
+"""

@@ -1,0 +1,268 @@
+"""A template of the user's own (cluster.template): looked at before it is used, and compared with ours.
+
+Values are quoted for the shell wherever a template prints them. Within quotes of the template's own that would undo
+itself: in `"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be run. So it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from launcher import render
+from launcher.errors import ConfigError, near
+from launcher.paths import resource, user_config_dir
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from launcher.plan import JobPlan
+
+# The parts of a script that are ours, by lines that only they have, and what a run is without them.
+PARTS = {
+    "private files": (r"^umask 077$", "what the script writes can be read by others"),
+    "lease": (r"^until ln \"\$lease_of_mine\"", "two jobs of one run may run at once"),
+    "attempts": (r"^until mkdir \"\$LAUNCHER_RUN_DIR/attempts/", "status, logs and resume do not know of the attempt"),
+    "done once": (r"^if grep -qs '\"event\": \"ended\"", "a run that is done may be done again"),
+    "stop files": (r"\[ -e \"\$LAUNCHER_RUN_DIR/cancelled\" \]", "a cancelled run may begin"),
+    "deadline": (r"LAUNCHER_DEADLINE=", "ranks do not save before the wall time is up"),
+    "folder": (r"^cd .*\|\| \{ event ended", "ranks start in another folder"),
+    "sign of life": (r"^exec 9> ", "the lease counts as a dead job's after 90 s"),
+    "ranks": (r"-m launcher\.node \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
+    "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),
+    "going on": (r"-m launcher\.node\.again ", "it does not go on after a stop (requeue, resubmit)"),
+    "exit code": (r"^exit \"\$code\"$", "the scheduler does not see how it ended"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and where."""
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A part of ours that a script does not have."""
+
+    part: str
+    then: str
+
+
+def found(name: str) -> Path:
+    """The file that cluster.template means: in the user's own config folder, else seen from the working folder.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
+    for path in places:
+        if path.is_file():
+            return path
+    tried = " or ".join(dict.fromkeys(map(str, places)))
+    raise ConfigError(f"cluster.template={name}: there is no file {tried}; `template show` prints one to start from")
+
+
+def require_sound(path: Path) -> None:
+    """
+    Raises:
+        ConfigError: `problems` has found some.
+    """
+    if wrong := problems(path):
+        raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
+
+
+def problems(path: Path) -> list[Problem]:
+    """What is wrong with a template whatever the plan: syntax, names that there are not, values within quotes."""
+    import jinja2
+    from jinja2 import meta
+
+    environment, source = render.environment(), path.read_text()
+    try:
+        tree = environment.parse(source, filename=str(path))
+    except jinja2.TemplateSyntaxError as error:
+        return [Problem(str(path), error.lineno, f"{error.message}")]
+    known = {*NAMES, *environment.globals}
+    wrong = []
+    for name in sorted(meta.find_undeclared_variables(tree) - known):
+        line = next((n for n, text in enumerate(source.splitlines(), 1) if re.search(rf"\b{name}\b", text)), 1)
+        wrong.append(Problem(str(path), line, f"there is no {name}.{near(name, known)} Known: {', '.join(NAMES)}"))
+    for other in meta.find_referenced_templates(tree):
+        if other is not None and not (resource("templates") / other).is_file():
+            line = next((n for n, text in enumerate(source.splitlines(), 1) if other in text), 1)
+            ours = [each.name for each in resource("templates").glob("*.j2")]
+            wrong.append(Problem(str(path), line, f"there is no template {other}.{near(other, ours)}"))
+    return sorted([*wrong, *_within_quotes(environment, path, source)], key=lambda each: each.line)
+
+
+NAMES = (
+    "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
+    "node", "again", "after", "secrets", "secrets_file", "seconds", "lease_patience", "lease_beat", "lease_look",
+    "umask",
+)  # fmt: skip
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """The script.
+
+    Raises:
+        ConfigError: the template does not go together with these values; with its file and line.
+    """
+    import jinja2
+
+    try:
+        return str(render.template(template).render(values))
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"cluster.template: {error.filename}:{error.lineno}: {error.message}") from None
+    except jinja2.TemplateNotFound as error:
+        raise ConfigError(f"cluster.template: {template}: there is no template {error.name}") from None
+    except (jinja2.TemplateError, ValueError, TypeError, ArithmeticError) as error:
+        path, line = _place(error.__traceback__, template)
+        raise ConfigError(f"cluster.template: {path}:{line}: {_words(str(error))}") from None
+
+
+def _words(told: str) -> str:
+    from dataclasses import fields
+
+    from launcher.plan import JobPlan
+
+    match = re.search(r"JobPlan object' has no attribute '(\w+)'", told)
+    names = [each.name for each in fields(JobPlan)]
+    return f"a plan has no {match[1]}.{near(match[1], names)}" if match else told
+
+
+def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
+    """The line of a template that an error comes from; jinja2 puts them into the traceback."""
+    place = (template, 0)
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name == template or name.endswith(".j2"):
+            place = (name, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+# -- values within quotes
+
+
+def _within_quotes(environment: jinja2.Environment, path: Path, source: str) -> Iterator[Problem]:
+    shell = _Shell()
+    words: list[str] = []
+    inside = ""
+    for line, kind, text in environment.lex(source):
+        if kind == "data":
+            shell.read(text)
+        elif kind == "variable_begin":
+            words, inside = [], shell.inside
+        elif kind == "variable_end":
+            expression = "".join(words).strip()
+            if inside and not re.search(r"\|\s*int\s*$", expression):
+                yield Problem(
+                    str(path), line,
+                    f"{{{{ {expression} }}}} is within {inside}: values are quoted by the launcher, and quotes around "
+                    'one undo that. Leave them out ("a "{{ value }}" b"), or add `| int` to a number',
+                )  # fmt: skip
+        else:
+            words.append(text)
+
+
+class _Shell:
+    """Whether a place in shell text is within quotes: a reader of quotes, comments and here-documents."""
+
+    def __init__(self) -> None:
+        self._quote, self._document, self._line = "", "", ""
+
+    @property
+    def inside(self) -> str:
+        """Within what the next character would be, in words; empty: within nothing."""
+        if self._document:
+            return "a here-document"
+        return {'"': "double quotes", "'": "single quotes", "`": "backquotes"}.get(self._quote, "")
+
+    def read(self, text: str) -> None:
+        position = 0
+        while position < len(text):
+            position = self._step(text, position)
+
+    def _step(self, text: str, at: int) -> int:
+        character = text[at]
+        if self._document or self._quote == "#":
+            end = text.find("\n", at)
+            line, after = (text[at:], len(text)) if end < 0 else (text[at:end], end + 1)
+            if self._quote == "#":
+                self._quote = "" if end >= 0 else "#"
+                self._line = "" if end >= 0 else self._line
+            elif line.strip() == self._document and not self._line:
+                self._document = ""
+            self._line = "" if end >= 0 else self._line + line
+            return after
+        if character == "\\" and self._quote != "'":
+            return at + 2
+        if self._quote:
+            if character == self._quote:
+                self._quote = ""
+        elif character in "\"'`":
+            self._quote = character
+        elif character == "#" and (not self._line or self._line[-1] in " \t;&|("):
+            self._quote = "#"
+        elif character == "\n":
+            if match := re.search(r"<<-?\s*(['\"]?)(\w+)\1", self._line):
+                self._document = match[2]
+            self._line = ""
+            return at + 1
+        self._line += character
+        return at + 1
+
+
+# -- what it lost
+
+
+def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
+    """The parts and options of our script that another one of the same plan does not have. Pure."""
+    missing = [
+        Lost(part, then)
+        for part, (pattern, then) in PARTS.items()
+        if re.search(pattern, ours, re.MULTILINE) and not re.search(pattern, theirs, re.MULTILINE)
+    ]
+    options = [line for line in _directives(ours) if line not in _directives(theirs)]
+    missing += [Lost(line, "the job does not ask for it") for line in options]
+    for line, what in render.setup_lines(plan):
+        if line not in theirs:
+            missing.append(Lost(what, "it is not run"))
+    for name, value in plan.environment.items():
+        word = f"unset {name}" if value is None else f"export {name}="
+        if word not in theirs:
+            missing.append(Lost(word.rstrip("="), "cluster.environment has no effect"))
+    return missing
+
+
+def _directives(script: str) -> list[str]:
+    return [line for line in script.splitlines() if line.startswith(("#SBATCH ", "#PBS "))]
+
+
+def notes(plan: JobPlan, token: str) -> tuple[str, ...]:
+    """What the user should know of a plan with a template of one's own."""
+    if plan.template is None:
+        return ()
+    parts = [each.part for each in of_plan(plan, token)]
+    if not parts:
+        return ()
+    return (f"cluster.template={plan.template} lacks {', '.join(parts)}: `template lint` tells more",)
+
+
+def of_plan(plan: JobPlan, token: str) -> Sequence[Lost]:
+    """`lost` for a plan with a template of one's own."""
+    from dataclasses import replace
+
+    theirs, ours = (render.script(each, token=token) for each in (plan, replace(plan, template=None)))
+    return lost(plan, theirs, ours)

@@ -1,0 +1,168 @@
+"""Templates of the user's own: what is refused before anything is submitted, and what they lost against ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import own_template, render
+from launcher.cli import commands
+from launcher.config import Scheduler
+from launcher.errors import ConfigError
+from launcher.inputs import Inputs
+from launcher.own_template import Lost
+from launcher.plan import JobPlan, make_plan
+from launcher.runs import Run
+from tests.unit.plans import SITE, make_config
+from tests.unit.sandbox import Sandbox
+
+EXTENDS = '{% extends "sbatch.sh.j2" %}\n'
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "mine.sh.j2").write_text(text)
+    return str(folder / "mine.sh.j2")
+
+
+def planned(template: str, **cluster: object) -> JobPlan:
+    config = Inputs().with_template(make_config(cluster={"template": template, **cluster}))
+    return make_plan(config, SITE)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{% block before %}\n{{ plan.naem }}\n{% endblock %}", r":3: a plan has no naem\. Did you mean name"),
+        ("{% block before %}\n{{ plna }}\n{% endblock %}", r":3: there is no plna\. Did you mean plan"),
+        ("{% if false %}{{ never_seen }}{% endif %}", r":2: there is no never_seen\."),
+        ("{% block before %}\n{% endfor %}", r":3: Encountered unknown tag 'endfor'"),
+        ("{% block before %}\n\n{{ plan.name | raw }}{% endblock %}", r":4: 'job' is a value and no shell code"),
+        ('{% block before %}\nX="{{ plan.name }}"{% endblock %}', r":3: \{\{ plan\.name \}\} is within double quotes"),
+        ("{% block before %}\necho 'a {{ plan.name }}'{% endblock %}", r":3: .* is within single quotes"),
+        ("{% block before %}\ncat <<EOF\n{{ plan.name }}\nEOF\n{% endblock %}", r":4: .* is within a here-document"),
+        ("{% block before %}\nx=`echo {{ plan.name }}`{% endblock %}", r":3: .* is within backquotes"),
+        ('{% include "parts/leese.sh.j2" %}', r":2: there is no template parts/leese\.sh\.j2"),
+        ("{% block before %}{{ [1] | join(1, 2, 3) }}{% endblock %}", r":2: "),
+    ],
+)
+def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    path = write(tmp_path, EXTENDS + text + "\n")
+    with pytest.raises(ConfigError, match=rf"(?s)cluster\.template: {path}{told}"):
+        render.script(planned(path), token="t")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'echo "a "{{ plan.name }}" b"', "echo 'it'\\''s' {{ plan.name }}", "# don't\n{{ plan.name }}",
+        'x="${Y:-"{{ plan.name }}"}"', "cat <<EOF\n'\nEOF\n{{ plan.name }}", "echo \\\" {{ plan.name }}",
+        'sleep "{{ plan.time | int }}"', "echo a#'b' {{ plan.name }}",
+    ],
+)  # fmt: skip
+def test_values_outside_of_quotes_are_fine(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text}\n{{% endblock %}}\n")
+    assert own_template.problems(Path(path)) == []
+
+
+def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/config/my\.j2 or {tmp_path}/my\.j2"):
+        own_template.found("my.j2")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/my.j2").touch()
+    (tmp_path / "my.j2").touch()
+    assert own_template.found("my.j2") == tmp_path / "config/my.j2"
+
+
+def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(tmp_path: Path) -> None:
+    text = "{% block before %}\nexport NAMED={{ plan.partition }}\n{{ super() }}\n{% endblock %}\n"
+    text += '{% block after %}\n{{ super() }}\necho "$code" >"$SANDBOX/after"\nfalse\n{% endblock %}\n'
+    text += "{% block directives %}\n{{ super() }}\n#SBATCH --nice=5\n{% endblock %}\n"
+    sandbox = Sandbox(tmp_path / "box")
+    plan = sandbox.plan(template=write(tmp_path, EXTENDS + text), partition="a $(touch bad) b", setup=("true",))
+    outcome = sandbox.execute(plan, code=75)
+    assert outcome.code == 75
+    assert outcome.environment["NAMED"] == "a $(touch bad) b"
+    assert (sandbox.folder / "after").read_text() == "75\n"
+    script = (sandbox.folder / "script.sh").read_text()
+    assert "#SBATCH --nice=5\n" in script
+    assert "#SBATCH --nodes=1\n" in script
+    assert own_template.of_plan(plan, "token") == []
+
+
+def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
+    text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
+    plan = planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"})
+    lost = own_template.of_plan(plan, "token")
+    parts = {each.part for each in lost}
+    assert parts >= set(own_template.PARTS) - {"ranks"}
+    assert "ranks" not in parts
+    assert {"set-up line 1 of the cluster's profile", "export A", "#SBATCH --job-name=job"} <= parts
+    assert "#SBATCH --nodes=1" not in parts
+    assert Lost("export A", "cluster.environment has no effect") in lost
+    (told,) = own_template.notes(plan, "token")
+    assert "lacks private files, lease" in told
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
+    """Or lint would not see that one is lost."""
+    script = render.script(make_plan(make_config(cluster={"scheduler": scheduler}), SITE), token="t")
+    missing = {each.part for each in own_template.lost(make_plan(make_config(), SITE), "", script)}
+    expected = set(own_template.PARTS)
+    if scheduler is Scheduler.allocation:
+        assert expected - missing <= {"deadline"}
+    else:
+        assert expected <= missing
+
+
+def test_the_names_are_those_that_a_template_gets() -> None:
+    assert set(own_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+
+
+def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path, EXTENDS + "{% block before %}\nfirst\n{% endblock %}\n")
+    assert "\nfirst\n" in render.script(planned(path), token="t")
+    write(tmp_path, EXTENDS + "{% block before %}\nsecond\n{% endblock %}\n")
+    assert "\nsecond\n" in render.script(planned(path), token="t")
+
+
+def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:
+    """So that a template is rendered where it was submitted."""
+    from launcher.backends.slurm import SlurmExecutor
+
+    plan = planned(write(tmp_path, EXTENDS), check=False)
+    plan = make_plan_in(plan, tmp_path)
+    run = Run.create(tmp_path / "runs/run-1")
+    run.write_record(plan, {}, {"token": "t"})
+    elements = [Run.create(run.path / str(number)) for number in range(2)]
+    executor = SlurmExecutor(run, plan, "token")
+    executor._write_scripts(elements, "token")
+    assert "run-1/1" in (elements[1].path / "script.sh").read_text()
+
+
+def test_the_command_starts_one_and_tells_what_another_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
+    assert commands.main(["template", "show", "--cluster", "derecho"]) == 0
+    started = capsys.readouterr().out
+    assert 'extends "qsub.sh.j2"' in started
+    path = write(tmp_path, started)
+    assert commands.main(["template", "lint", path, "--cluster", "derecho"]) == 0
+    assert "no errors, and all that ours has" in capsys.readouterr().out
+    write(tmp_path, started + "{% block end %}{% endblock %}\n")
+    assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
+    assert "going on" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"there is no template command 'lnit'\. Did you mean lint"):
+        commands.main(["template", "lnit"])
+    with pytest.raises(ConfigError, match="cluster=slurm has no template"):
+        commands.main(["template", "lint"])
+
+
+def make_plan_in(plan: JobPlan, folder: Path) -> JobPlan:
+    import dataclasses
+
+    return dataclasses.replace(plan, run_dir=str(folder / "runs/run-1"))
