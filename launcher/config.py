@@ -93,6 +93,16 @@ class ResumeHow(Enum):
     never = "never"  # it stays stopped until `launcher resume`
 
 
+class Runtime(Enum):
+    """What starts containers."""
+
+    auto = "auto"  # apptainer, else singularity, whichever a node has; enroot for a .sqsh image
+    apptainer = "apptainer"
+    singularity = "singularity"
+    enroot = "enroot"
+    pyxis = "pyxis"  # srun's own options, of NVIDIA's plug-in
+
+
 class BestIs(Enum):
     """Which value of a metric is the best."""
 
@@ -199,6 +209,11 @@ class Env:
     modules: list[str] = field(default_factory=list)  # what `module load` loads, after cluster.setup
     activate: str | None = None  # folder of a venv, uv or conda environment that the ranks run in
     setup: list[str] = field(default_factory=list)  # shell commands after that, before the agents start
+    container: str | None = None  # image that the ranks run in: image.sif, docker://..., or as pyxis names it
+    container_runtime: Runtime = Runtime.auto  # auto, apptainer, singularity, enroot or pyxis
+    container_args: list[str] = field(default_factory=list)  # more arguments of it
+    binds: list[str] = field(default_factory=list)  # more folders seen inside: SOURCE, SOURCE:TARGET or :ro behind
+    python: str = "python3"  # interpreter inside, with torch, numpy and submitit
     snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
     snapshot_limit: str = "100M"  # most that such a copy may take
     secrets: list[str] = field(default_factory=lambda: list(SECRETS))  # names of variables that are written nowhere

@@ -40,7 +40,7 @@ class Inputs:
         from launcher.runs import Run
 
         run = Run(Path(site.run_dir))
-        if site.code_root is None and config.env.activate is not None:
+        if site.code_root is None and (config.env.activate or config.env.container):
             site = dataclasses.replace(site, code_root=str(snapshot.folder_of(run, another=False).with_name("lib")))
         if not config.env.snapshot:
             return site
@@ -55,6 +55,11 @@ class Inputs:
         Raises:
             ConfigError: ranks could not run in it.
         """
+        if config.env.container is not None:
+            from launcher import containers
+
+            image, notes = containers.checked(config.env)
+            return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
         if config.env.activate is None:
             return config, ()
         path, notes = self._environment(config.env.activate)
@@ -99,7 +104,7 @@ def _with_code(config: Config, workload: Program | Function) -> Config:
     from launcher import programs
 
     env = config.env
-    more = [*config.cluster.setup, *env.modules, *env.setup, *([env.activate] if env.activate else [])]
+    more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.container])]
     place = programs.here(config.cluster.environment, more)
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))

@@ -10,8 +10,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher import environments, secret, trackers
-from launcher.config import Backend, BestIs, Cluster, Config, Debug, GpuDirective, LaunchMode, ResumeHow, Scheduler
+from launcher import containers, environments, secret, trackers
+from launcher.config import (
+    Backend,
+    BestIs,
+    Cluster,
+    Config,
+    Debug,
+    GpuDirective,
+    LaunchMode,
+    ResumeHow,
+    Runtime,
+    Scheduler,
+)
 from launcher.errors import ConfigError, near
 from launcher.units import parse_size, parse_time
 
@@ -123,6 +134,11 @@ class JobPlan:
     modules: tuple[str, ...] = ()
     activate: str | None = None  # folder of an environment
     env_setup: tuple[str, ...] = ()
+    container: str | None = None  # image
+    container_runtime: str = Runtime.auto.value
+    container_args: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    container_python: str = "python3"
     environment: Mapping[str, str | None] = field(default_factory=dict)
     interface: str | None = None
     host_suffix: str = ""
@@ -221,7 +237,7 @@ def as_dict(plan: JobPlan) -> dict[str, Any]:
 
 _TUPLES = (
     "srun_args", "mpiexec", "setup", "port_range", "after", "debug_ranks", "track", "code_path", "secrets",
-    "secret_names", "modules", "env_setup",
+    "secret_names", "modules", "env_setup", "container_args", "binds",
 )  # fmt: skip
 
 
@@ -301,6 +317,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         modules=tuple(config.env.modules),
         activate=config.env.activate,
         env_setup=tuple(config.env.setup),
+        **containers.fields_of(config, site.starter or _starter(cluster)),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),
         secret_names=tuple(config.env.secrets),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, environments, secret
+from launcher import __version__, containers, environments, secret
 from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
@@ -115,7 +115,7 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "secrets": [Raw(name) for name in plan.secrets],
         "secrets_file": _secrets_file(plan, array),
         "start": _start(plan),
-        "node": command([plan.node_python, "-u", "-m", "launcher.node"]),
+        "node": command(containers.node_command(plan)),
         "again": command([plan.python, "-m", "launcher.node.again"]),
         "after": command([plan.python, "-m", "launcher.node.after"]),
         "seconds": plan.time,
@@ -160,7 +160,7 @@ def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
 def _start(plan: JobPlan) -> Raw:
     """What starts a command on all nodes."""
     if plan.starter == "srun":
-        return command(["srun", *sbatch.srun_arguments(plan)])
+        return command(["srun", *sbatch.srun_arguments(plan), *containers.srun_options(plan)])
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5, starter=plan.starter, mpiexec=plan.mpiexec,
         go_on=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_node // plan.tasks_per_node,

@@ -23,7 +23,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s ACTION [PATH] [options]"
     parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
     parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
-    parser.epilog += "\n\nlint exits with 0 when nothing is lost, 1 when something is, 2 when there are errors"
+    parser.epilog += "\n\nlint exits with 0 (nothing is lost), 1 (something is) or 2 (errors)"
     parser.add_argument("action", metavar="ACTION", help="see below")
     parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
     parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
@@ -31,7 +31,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Templates of your own (cluster.template): one to start from, and what yours lost."""
+    """Templates of your own (cluster.template): one to start from; what yours lost."""
     if arguments.action not in ACTIONS:
         raise ConfigError(
             f"there is no template command {arguments.action!r}.{near(arguments.action, ACTIONS)} "
