@@ -209,6 +209,7 @@ class Env:
     modules: list[str] = field(default_factory=list)  # what `module load` loads, after cluster.setup
     activate: str | None = None  # folder of a venv, uv or conda environment that the ranks run in
     setup: list[str] = field(default_factory=list)  # shell commands after that, before the agents start
+    archive: str | None = None  # environment packed by `env pack` (.tar, .tar.gz, .tar.zst), unpacked on each node
     container: str | None = None  # image that the ranks run in: image.sif, docker://..., or as pyxis names it
     container_runtime: Runtime = Runtime.auto  # auto, apptainer, singularity, enroot or pyxis
     container_args: list[str] = field(default_factory=list)  # more arguments of it

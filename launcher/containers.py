@@ -31,15 +31,17 @@ def fields_of(config: Config, starter: str | None) -> dict[str, Any]:
         ConfigError: the keys do not go together.
     """
     env = config.env
+    given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)}: ranks run in one of them, so leave the other out (env.python names an interpreter "
+            "within a container)"
+        )
     if env.container is None:
         for key, default in (("container_args", []), ("binds", []), ("container_runtime", Runtime.auto)):
             if getattr(env, key) != default:
                 raise ConfigError(f"env.{key} is for a container: set env.container too, or leave it out")
         return {}
-    if env.activate is not None:
-        raise ConfigError(
-            "env.activate is outside of env.container: leave one out (env.python names an interpreter inside)"
-        )
     if env.container_runtime is Runtime.pyxis and starter != "srun":
         raise ConfigError(
             "env.container_runtime=pyxis is a plug-in of srun, and srun does not start this run: use apptainer"
@@ -79,6 +81,8 @@ def checked(env: Env) -> tuple[str, tuple[str, ...]]:
 
 def node_command(plan: JobPlan) -> list[str]:
     """What the script starts on each node, but for the run directory."""
+    if plan.archive is not None:
+        return [plan.python, "-m", "launcher.node.archive"]
     if plan.container is None:
         return [plan.node_python, "-u", "-m", "launcher.node"]
     if plan.container_runtime != Runtime.pyxis.value:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.config import Config, DDPMnist, FSDPLm, Function, Program
 from launcher.errors import ConfigError
@@ -26,6 +26,7 @@ class Inputs:
         self._text = functools.cache(_text)
         self._dataset = functools.cache(_dataset)
         self._template = functools.cache(_template)
+        self._archive = functools.cache(_archive)
         self._environment = functools.cache(_environment)
         self._tree = functools.cache(_tree)
 
@@ -39,8 +40,10 @@ class Inputs:
         from launcher import snapshot
         from launcher.runs import Run
 
+        if config.env.archive is not None:
+            site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
-        if site.code_root is None and (config.env.activate or config.env.container):
+        if site.code_root is None and (config.env.activate or config.env.archive or config.env.container):
             site = dataclasses.replace(site, code_root=str(snapshot.folder_of(run, another=False).with_name("lib")))
         if not config.env.snapshot:
             return site
@@ -60,6 +63,9 @@ class Inputs:
 
             image, notes = containers.checked(config.env)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
+        if config.env.archive is not None:
+            archive, _ = self._archive(config.env.archive)
+            return dataclasses.replace(config, env=dataclasses.replace(config.env, archive=archive)), ()
         if config.env.activate is None:
             return config, ()
         path, notes = self._environment(config.env.activate)
@@ -104,7 +110,7 @@ def _with_code(config: Config, workload: Program | Function) -> Config:
     from launcher import programs
 
     env = config.env
-    more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.container])]
+    more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))
@@ -123,6 +129,12 @@ def _template(name: str) -> str:
     path = own_template.found(name)
     own_template.require_sound(path)
     return str(path)
+
+
+def _archive(name: str) -> tuple[str, dict[str, Any]]:
+    from launcher import archives
+
+    return archives.checked(name)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:

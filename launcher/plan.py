@@ -68,6 +68,7 @@ class Site:
         after: what it waits for (`ok:/runs/prepare`); see launcher/after.py.
         code, repository, code_path: the folder of a snapshot, what it is a copy of, and those of its folders that
             Python searches; see launcher/snapshot.py.
+        archive: fields about env.archive; see launcher/archives.py.
         secrets_dir: on PBS, where the file with its secrets is; see launcher/secret.py.
     """
 
@@ -83,6 +84,7 @@ class Site:
     repository: str | None = None
     code_path: tuple[str, ...] = ()
     secrets_dir: str | None = None
+    archive: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,10 @@ class JobPlan:
     modules: tuple[str, ...] = ()
     activate: str | None = None  # folder of an environment
     env_setup: tuple[str, ...] = ()
+    archive: str | None = None  # file that is unpacked on each node
+    archive_digest: str = ""  # sha256
+    archive_of: str | None = None  # the environment that it was made of
+    archive_import: float = 0.0  # seconds that importing torch from there took
     container: str | None = None  # image
     container_runtime: str = Runtime.auto.value
     container_args: tuple[str, ...] = ()
@@ -317,6 +323,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         modules=tuple(config.env.modules),
         activate=config.env.activate,
         env_setup=tuple(config.env.setup),
+        archive=config.env.archive,
+        **site.archive,
         **containers.fields_of(config, site.starter or _starter(cluster)),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),

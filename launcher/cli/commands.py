@@ -31,6 +31,7 @@ COMMANDS = {
     "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
     "site": "Profiles of sites: list, show, check, or make one from the site.",
+    "env": "Archives of environments, unpacked on each node (env.archive).",
     "template": "Job scripts of your own: one to start from, and what yours lost.",
     "report": "One HTML page about a run, or several side by side.",
     "data": "Data sets: which are here, and how to get one.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 
@@ -37,8 +38,13 @@ def main(run_dir: str) -> int:
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
-    from launcher.node.elastic import AttemptFailed
+    from launcher.node import archive
+
+    began = time.monotonic()
+    from launcher.node.elastic import AttemptFailed  # and torch
     from launcher.node.events import current_attempt
+
+    archive.tell(time.monotonic() - began)
 
     get_logger().setLevel("CRITICAL")
     try:
@@ -49,6 +55,8 @@ def main(run_dir: str) -> int:
         if failure.decides and (attempt := current_attempt()):
             attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
+    finally:
+        archive.left()
     return errors.DONE
 
 

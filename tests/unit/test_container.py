@@ -120,7 +120,7 @@ def test_pyxis_is_told_by_srun() -> None:
     ("env", "cluster", "told"),
     [
         ({"container": None, "binds": ["/a"]}, {}, r"env\.binds is for a container"),
-        ({"activate": "/env"}, {}, r"env\.activate is outside of env\.container"),
+        ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in one"),
         ({"binds": ["a:b"]}, {}, r"env\.binds: 'a:b' is not /SOURCE"),
         ({"container_runtime": Runtime.pyxis}, {"scheduler": Scheduler.pbs}, "pyxis is a plug-in of srun"),
     ],

@@ -1,0 +1,45 @@
+"""`env`: archives of environments, for env.archive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+ACTIONS = {"pack": "make an archive of a venv that env.archive unpacks on each node"}
+
+
+def configure(parser: ArgumentParser) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE"
+    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
+    parser.add_argument("action", metavar="ACTION", help="see below")
+    parser.add_argument("paths", metavar="[FOLDER] ARCHIVE", nargs="+", help="venv (default: this one), and the file")
+    parser.add_argument("--force", action="store_true", help="replace an archive that is there")
+
+
+def run(arguments: Namespace) -> int:
+    """Archives of environments: .tar, .tar.gz or .tar.zst, on a file system that all nodes share."""
+    from pathlib import Path
+
+    from launcher import archives
+    from launcher.units import format_size
+
+    if arguments.action not in ACTIONS:
+        raise ConfigError(f"there is no env command {arguments.action!r}.{near(arguments.action, ACTIONS)} Known: pack")
+    if len(arguments.paths) > 2:
+        raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
+    *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)
+    if name.exists() and not arguments.force:
+        raise ConfigError(f"{name} is there already: --force replaces it")
+    source = folder[0] if folder else archives.default_folder()
+    told = archives.pack(source, name)
+    print(f"{name}: {format_size(told['bytes'])} of {source}")
+    print(f"torch was imported from {source} in {told['import_seconds']:.1f} s")
+    print(f"use it with env.archive={name}")
+    return 0

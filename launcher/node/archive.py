@@ -1,0 +1,248 @@
+"""Runs a node's agent with an environment unpacked on the node's own disk: `python -m launcher.node.archive RUN_DIR`.
+
+Thousands of small files that every node reads from a shared file system at once become one large file that each reads
+in sequence. The first process of a node unpacks it and the others wait; the last that leaves removes it. Each holds a
+shared lock on one file (flock), and whoever can turn it into an exclusive one is alone.
+
+A venv finds what is installed by the place of its `bin/python` (pyvenv.cfg beside it, PEP 405), so it may be moved as
+long as it is used by that: nothing in it is rewritten. Its scripts (`bin/torchrun`) begin with the path where it was
+made, and still start that one. What conda-pack has packed brings `conda-unpack`, which is run.
+Standard library only; .tar.zst needs the command zstd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
+TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
+PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # folders of the job on the node's own disk, else /tmp
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+PIECE = 1 << 20
+
+
+class ArchiveError(RuntimeError):
+    """The archive cannot be unpacked on this node."""
+
+
+def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
+    """The folder for it on this node. Pure."""
+    named = [environ[name] for name in PLACES if environ.get(name)]
+    return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  what is made in it is private
+
+
+class _Hashed:
+    """A file that is read once, and the checksum of what was read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        return data
+
+    def finish(self) -> str:
+        while self.read(PIECE):
+            pass
+        return self.digest.hexdigest()
+
+
+def unpack(archive: Path, folder: Path, digest: str) -> None:
+    """Unpacks into a new folder.
+
+    Raises:
+        ArchiveError: it is another archive than `digest` (sha256) says, or damaged, or cannot be read.
+        OSError: the disk is full, say.
+    """
+    folder.mkdir(mode=0o700)
+    safely: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+    with open(archive, "rb") as file:
+        source = _Hashed(file)
+        try:
+            with _plain(archive, source) as (stream, mode), tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
+                # Links out of it (bin/python) are wanted, files out of it are not.
+                tar.extractall(folder, **safely)  # noqa: S202  the user's own
+        except (tarfile.TarError, EOFError, subprocess.SubprocessError) as error:
+            raise ArchiveError(f"{archive} (env.archive) cannot be unpacked: {error}") from None
+        if source.finish() != digest:
+            raise ArchiveError(f"{archive} (env.archive) is another one than when the run was submitted: `resume` it")
+
+
+@contextlib.contextmanager
+def _plain(archive: Path, source: _Hashed) -> Iterator[tuple[object, str]]:
+    """What tarfile reads, and how."""
+    if archive.suffix != ".zst":
+        yield source, "r|gz" if archive.suffix in (".gz", ".tgz") else "r|"
+        return
+    if shutil.which("zstd") is None:
+        raise ArchiveError(f"{archive} (env.archive) needs the command zstd, which is not on PATH: pack it as .tar.gz")
+    process = subprocess.Popen(["zstd", "-dcq", str(archive)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        yield process.stdout, "r|"
+    if process.wait() > 0:
+        raise tarfile.ReadError(f"zstd ended with {process.returncode}")
+
+
+def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
+    """The environment on this node: a descriptor that holds it, its folder, and the seconds that unpacking took.
+
+    Seconds are None when another process of this node has unpacked it.
+
+    Raises:
+        ArchiveError: it cannot be had.
+    """
+    folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
+    while True:
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise ArchiveError(f"{folder} is there, and is not a private folder of yours: remove it") from None
+        except OSError as error:
+            raise ArchiveError(f"{folder} cannot be made: {error.strerror}") from None
+        try:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # the last one has just left, and removed it
+            continue
+        try:
+            seconds = _filled(lock, archive, digest, folder)
+        except FileNotFoundError:
+            os.close(lock)
+            continue
+        except BaseException:
+            leave(lock, folder)
+            raise
+        return lock, folder / "env", seconds
+
+
+def _filled(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
+    """Unpacks it, unless another process has; holds a shared lock afterwards. As for `enter`.
+
+    Raises:
+        FileNotFoundError: the last one has left meanwhile, and removed the folder.
+        ArchiveError: it cannot be unpacked.
+    """
+    while True:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for one that unpacks
+        _require_same(lock, folder)
+        if (folder / "done").exists():
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # others are here as early
+            time.sleep(0.02)
+            continue
+        _require_same(lock, folder)  # one lock is given up before the other is had
+        seconds = None if (folder / "done").exists() else _fill(archive, digest, folder)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return seconds
+
+
+def _require_same(lock: int, folder: Path) -> None:
+    if os.fstat(lock).st_ino != (folder / "lock").stat().st_ino:
+        raise FileNotFoundError(folder)
+
+
+def _fill(archive: Path, digest: str, folder: Path) -> float:
+    began, env = time.monotonic(), folder / "env"
+    shutil.rmtree(env, ignore_errors=True)  # of one that was killed
+    try:
+        unpack(archive, env, digest)
+        if (env / "bin/conda-unpack").exists():
+            subprocess.run([str(env / "bin/python"), str(env / "bin/conda-unpack")], check=True, timeout=600)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ArchiveError(f"{archive} (env.archive) cannot be unpacked into {folder}: {error}") from None
+    if not os.access(env / "bin/python", os.X_OK):
+        raise ArchiveError(f"{archive} (env.archive) has no Python that starts here (bin/python): see `env pack`")
+    (folder / "done").touch()
+    return time.monotonic() - began
+
+
+def leave(lock: int, folder: Path) -> None:
+    """Removes it, unless others are still there."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def left() -> None:
+    """The agent has ended: leaves what this process was started in, if it was."""
+    if held := os.environ.get(HELD):
+        descriptor, _, folder = held.partition(":")
+        with contextlib.suppress(OSError):
+            leave(int(descriptor), Path(folder))
+
+
+def tell(seconds: float) -> None:
+    """Says how long torch took to import from the node's disk, in the process that has unpacked it."""
+    if told := os.environ.pop(TOLD, None):
+        print(f"launcher: {saved(imported=seconds, **json.loads(told))}", file=sys.stderr, flush=True)
+
+
+def saved(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
+    """What it cost and saved, in seconds; `shared` is what the import took from the environment that was packed. Pure."""
+    words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
+    if of is None:
+        return words
+    gain = shared - unpacked - imported
+    verdict = f"{gain:.1f} s saved" if gain > 0 else "nothing saved"
+    return f"{words}; {shared:.1f} s from {of} when it was packed: {verdict}"
+
+
+def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """What activation would set. Pure."""
+    kind = "CONDA_PREFIX" if (env / "conda-meta").is_dir() else "VIRTUAL_ENV"
+    return {kind: str(env), "PATH": f"{env}/bin:{environ.get('PATH', os.defpath)}"}
+
+
+def main(run_dir: str) -> int:
+    from launcher import errors, runs
+    from launcher.node.again import plan_of
+    from launcher.node.events import current_attempt
+
+    os.umask(0o077)
+    plan, host = plan_of(runs.Run(Path(run_dir))), socket.gethostname()
+    assert plan.archive is not None
+    try:
+        base = place(os.environ, lambda folder: os.access(folder, os.W_OK | os.X_OK))
+        lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, base)
+        os.set_inheritable(lock, True)
+        environ = {**os.environ, **variables(env, os.environ), HELD: f"{lock}:{env.parent}"}
+        environ.pop("PYTHONHOME", None)
+        if seconds is not None:
+            where = f"{host}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
+            about = {"where": where, "unpacked": seconds, "of": plan.archive_of, "shared": plan.archive_import}
+            environ[TOLD] = json.dumps(about)
+        words = [str(env / "bin/python"), "-u", "-m", "launcher.node", run_dir]
+        os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
+    except (ArchiveError, OSError) as error:
+        cause = f"{host}: {error}"
+        print(f"launcher: {cause}", file=sys.stderr)
+        if attempt := current_attempt():
+            runs.append(attempt.events_file(f"archive-{host}-{os.getpid()}"), "fault", cause=cause, host=host)
+        return errors.NO_RETRY
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,247 @@
+"""An environment that is unpacked on the node's own disk: once, privately, checked, and removed by the last."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from launcher import archives, environments
+from launcher.cli import commands
+from launcher.config import Env
+from launcher.errors import ConfigError
+from launcher.inputs import Inputs
+from launcher.node import archive
+from launcher.plan import JobPlan, make_plan
+from launcher.runs import Run
+from tests.launch import ROOT
+from tests.unit.plans import SITE, make_config
+
+# A stand-in for an environment's Python: it answers what is asked of it, and tells where it runs.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *find_spec*) echo '[[3, 12], []]' ;;
+  *"import torch"*) ;;
+  *) echo "$0 $*"; env; ls "$(dirname "$0")/../lib" ;;
+esac
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    folder = tmp_path / "en v"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib").mkdir()
+    (folder / "lib/module.py").write_text("x = 1\n")
+    (folder / "bin/python").write_text(PYTHON)
+    (folder / "bin/python").chmod(0o755)
+    (folder / "bin/python3").symlink_to("python")
+    (folder / "bin/base").symlink_to("/usr/bin/env")  # as a venv's python is a link out of it
+    (folder / "bin/activate").touch()
+    return folder
+
+
+@pytest.mark.parametrize("suffix", archive.SUFFIXES)
+def test_what_is_packed_is_unpacked(environment: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix.endswith("zst") and shutil.which("zstd") is None:
+        pytest.skip("there is no zstd")
+    packed = tmp_path / f"env{suffix}"
+    told = archives.pack(environment, packed)
+    assert told["sha256"] == archives.digest_of(packed)
+    archive.unpack(packed, tmp_path / "out", told["sha256"])
+    assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
+    assert os.access(tmp_path / "out/bin/python3", os.X_OK)
+    assert os.readlink(tmp_path / "out/bin/base") == "/usr/bin/env"
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("how", ["another", "cut off", "no archive"])
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.zst"])
+def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Path, how: str, suffix: str) -> None:
+    if suffix.endswith("zst") and shutil.which("zstd") is None:
+        pytest.skip("there is no zstd")
+    packed = tmp_path / f"env{suffix}"
+    (environment / "lib/random").write_bytes(os.urandom(1 << 16))
+    digest = archives.pack(environment, packed)["sha256"]
+    if how == "another":
+        (environment / "lib/module.py").write_text("x = 2\n")
+        archives.pack(environment, packed)
+    elif how == "cut off":
+        os.truncate(packed, packed.stat().st_size // 2)
+    else:
+        packed.write_bytes(b"nothing of the kind" * 100)
+    with pytest.raises(archive.ArchiveError, match=r"env.archive\) (is another one|cannot be unpacked)"):
+        archive.unpack(packed, tmp_path / "out", digest)
+
+
+def test_files_outside_of_it_are_not_written(tmp_path: Path) -> None:
+    if not hasattr(tarfile, "tar_filter"):
+        pytest.skip("this Python's tarfile has no filters")
+    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
+        (tmp_path / "x").touch()
+        tar.add(tmp_path / "x", "../escaped")
+    with pytest.raises(archive.ArchiveError, match="cannot be unpacked"):
+        archive.unpack(tmp_path / "bad.tar", tmp_path / "out", "")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    first, env, seconds = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    second, same, again = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    assert (env, seconds is None, again) == (same, False, None)
+    assert env.parent.stat().st_mode & 0o777 == 0o700
+    archive.leave(first, env.parent)
+    assert env.is_dir()
+    archive.leave(second, env.parent)
+    assert not env.parent.exists()
+
+
+def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    script = (
+        "import sys; from pathlib import Path; from launcher.node import archive\n"
+        "lock, env, seconds = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
+        "assert (env / 'lib/module.py').exists(); print(seconds is not None, flush=True)\n"
+        "sys.stdin.read()\n"
+        "archive.leave(lock, env.parent)\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "env.tar"), digest, str(tmp_path)]
+    pipe = subprocess.PIPE
+    tasks = [subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+    told = [task.stdout.readline().strip() for task in tasks if task.stdout]  # all are in it now
+    assert sorted(told) == ["False"] * 3 + ["True"]
+    for task in tasks:
+        task.communicate(timeout=60)
+    assert [task.returncode for task in tasks] == [0] * 4
+    assert not list(tmp_path.glob("launcher-*"))
+
+
+def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    half = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}/env"
+    half.mkdir(parents=True, mode=0o700)
+    half.parent.chmod(0o700)
+    (half / "half").touch()
+    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    assert not (env / "half").exists()
+    archive.leave(lock, env.parent)
+
+
+def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    planted = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}"
+    planted.mkdir()
+    planted.chmod(0o777)
+    with pytest.raises(archive.ArchiveError, match="is not a private folder of yours"):
+        archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"SLURM_TMPDIR": "/s", "TMPDIR": "/t"}, "/s"),
+        ({"PBS_JOBFS": "/j", "TMPDIR": "/t"}, "/j"),
+        ({"SLURM_TMPDIR": "/gone", "TMPDIR": "/t"}, "/t"),
+        ({}, "/tmp"),
+    ],
+)
+def test_it_is_unpacked_on_the_nodes_own_disk(environ: dict[str, str], folder: str) -> None:
+    assert archive.place(environ, lambda path: path != "/gone") == folder
+
+
+def planned(packed: Path, tmp_path: Path) -> JobPlan:
+    import dataclasses
+
+    config = make_config(env=Env(archive=str(packed)))
+    site = dataclasses.replace(SITE, run_dir=str(tmp_path / "runs/run-1"), code_root=str(ROOT))
+    config, _ = (inputs := Inputs()).with_environment(config)
+    return make_plan(config, inputs.with_code(config, site))
+
+
+def started(plan: JobPlan, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    run = Run.create(Path(plan.run_dir))
+    run.write_record(plan, {}, {})
+    (run.path / "attempts/0/events").mkdir(parents=True)
+    (tmp_path / "local").mkdir()
+    return subprocess.run(
+        [sys.executable, "-m", "launcher.node.archive", plan.run_dir], cwd=ROOT, capture_output=True, text=True,
+        env={"PATH": os.environ["PATH"], "LAUNCHER_RUN_DIR": plan.run_dir, "LAUNCHER_ATTEMPT": "0",
+             "SLURM_TMPDIR": str(tmp_path / "local"), "PYTHONHOME": ""}, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
+    archives.pack(environment, tmp_path / "env.tar")
+    plan = planned(tmp_path / "env.tar", tmp_path)
+    done = started(plan, tmp_path)
+    assert done.returncode == 0, done.stderr
+    env = tmp_path / f"local/launcher-{os.getuid()}-{plan.archive_digest[:16]}/env"
+    assert f"{env}/bin/python -u -m launcher.node {plan.run_dir}" in done.stdout
+    assert f"VIRTUAL_ENV={env}\n" in done.stdout
+    assert f"PATH={env}/bin:" in done.stdout
+    assert "env.tar unpacked into" in done.stdout  # what is said once torch is imported
+    assert f"from {environment}, when it was packed" in done.stdout
+
+
+def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path) -> None:
+    archives.pack(environment, tmp_path / "env.tar")
+    plan = planned(tmp_path / "env.tar", tmp_path)
+    (tmp_path / "env.tar").unlink()
+    done = started(plan, tmp_path)
+    assert done.returncode == 93
+    assert f"launcher: {os.uname().nodename}: " in done.stderr
+    (event,) = Run(Path(plan.run_dir)).attempts()[0].events()
+    assert (event["event"], event["host"]) == ("fault", os.uname().nodename)
+    assert not list((tmp_path / "local").iterdir())
+
+
+def test_what_is_said_of_torch_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(archive.TOLD, "imported in SECONDS s")
+    archive.tell(1.25)
+    archive.tell(2)
+    assert capsys.readouterr().err == "launcher: imported in 1.2 s\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("env.zip", r"is none of \.tar"), ("gone.tar", r"there is no file gone\.tar in .*`env pack FOLDER gone\.tar`")],
+)
+def test_an_archive_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        archives.checked(name)
+
+
+def test_an_archive_that_nobody_wrote_a_word_about_is_read(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    assert archives.checked(str(tmp_path / "env.tar"))[1]["archive_of"] == str(environment)
+    os.utime(tmp_path / "env.tar")  # it may have been copied over
+    assert archives.checked(str(tmp_path / "env.tar"))[1] == {
+        "archive_digest": digest, "archive_of": None, "archive_import": 0.0,
+    }  # fmt: skip
+
+
+def test_the_command_packs_and_does_not_replace(
+    environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env", "pack", str(environment), str(tmp_path / "env.tar")]
+    assert commands.main(words) == 0
+    assert f"use it with env.archive={tmp_path}/env.tar" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is there already"):
+        commands.main(words)
+    with pytest.raises(ConfigError, match="would be within"):
+        commands.main(["env", "pack", str(environment), str(environment / "x.tar")])
+    (environment / "conda-meta").mkdir()
+    with pytest.raises(ConfigError, match=r"conda-pack -p"):
+        commands.main([*words, "--force"])
+    assert environments.NEEDED
