@@ -88,3 +88,13 @@ def format_size(size: int) -> str:
         if size % power == 0 and size:
             return f"{size // power}{unit}"
     return str(size)
+
+
+def rough_size(size: int) -> str:
+    """A size to read, with at most one decimal: 325058670 -> `310M`, 5294 -> `5.2K`."""
+    value, unit = float(size), ""
+    for unit in ("", "K", "M", "G", "T"):
+        if value < 1024 or unit == "T":
+            break
+        value /= 1024
+    return f"{value:.1f}".removesuffix(".0") + unit if value < 10 else f"{value:.0f}{unit}"

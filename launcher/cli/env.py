@@ -24,11 +24,11 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Archives of environments: .tar, .tar.gz or .tar.zst, on a file system that all nodes share."""
+    """Archives of environments (env.archive): .tar, .tar.gz or .tar.zst."""
     from pathlib import Path
 
     from launcher import archives
-    from launcher.units import format_size
+    from launcher.units import rough_size
 
     if arguments.action not in ACTIONS:
         raise ConfigError(f"there is no env command {arguments.action!r}.{near(arguments.action, ACTIONS)} Known: pack")
@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError(f"{name} is there already: --force replaces it")
     source = folder[0] if folder else archives.default_folder()
     told = archives.pack(source, name)
-    print(f"{name}: {format_size(told['bytes'])} of {source}")
+    print(f"{name}: {rough_size(told['bytes'])} of {source}")
     print(f"torch was imported from {source} in {told['import_seconds']:.1f} s")
     print(f"use it with env.archive={name}")
     return 0

@@ -201,7 +201,7 @@ def tell(seconds: float) -> None:
 
 
 def saved(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """What it cost and saved, in seconds; `shared` is what the import took from the environment that was packed. Pure."""
+    """What it cost and saved, in seconds; `shared`: importing from the environment that was packed. Pure."""
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:
         return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -186,7 +187,7 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
     assert f"VIRTUAL_ENV={env}\n" in done.stdout
     assert f"PATH={env}/bin:" in done.stdout
     assert "env.tar unpacked into" in done.stdout  # what is said once torch is imported
-    assert f"from {environment}, when it was packed" in done.stdout
+    assert f'"of": "{environment}"' in done.stdout
 
 
 def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path) -> None:
@@ -201,13 +202,23 @@ def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path
     assert not list((tmp_path / "local").iterdir())
 
 
-def test_what_is_said_of_torch_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("of", "shared", "told"),
+    [
+        ("/env", 41.0, "; 41.0 s from /env when it was packed: 36.5 s saved"),
+        ("/env", 4.0, "; 4.0 s from /env when it was packed: nothing saved"),
+        (None, 0.0, ""),
+    ],
+)
+def test_what_it_cost_and_saved_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str | None, shared: float, told: str
 ) -> None:
-    monkeypatch.setenv(archive.TOLD, "imported in SECONDS s")
-    archive.tell(1.25)
-    archive.tell(2)
-    assert capsys.readouterr().err == "launcher: imported in 1.2 s\n"
+    about = {"where": "n1: e.tar unpacked into /tmp", "unpacked": 2.5, "of": of, "shared": shared}
+    monkeypatch.setenv(archive.TOLD, json.dumps(about))
+    archive.tell(2.0)
+    archive.tell(3.0)
+    expected = "launcher: n1: e.tar unpacked into /tmp in 2.5 s, torch imported from there in 2.0 s"
+    assert capsys.readouterr().err == f"{expected}{told}\n"
 
 
 @pytest.mark.parametrize(

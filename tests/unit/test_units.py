@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.units import format_hours, format_size, format_time, parse_size, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_size, parse_time, rough_size
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,20 @@ def test_a_written_size_reads_as_itself(size: int) -> None:
 @pytest.mark.parametrize(("size", "text"), [(17179869184, "16G"), (1536, "1536"), (1024, "1K"), (1000, "1000")])
 def test_sizes_are_written_in_the_largest_exact_unit(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0"),
+        (110, "110"),
+        (1023, "1023"),
+        (1024, "1K"),
+        (5294, "5.2K"),
+        (325058670, "310M"),
+        (5 << 40, "5T"),
+        (1 << 60, "1048576T"),
+    ],
+)
+def test_a_size_to_read(size: int, text: str) -> None:
+    assert rough_size(size) == text
