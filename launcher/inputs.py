@@ -41,7 +41,7 @@ class Inputs:
         from launcher.runs import Run
 
         if config.env.archive is not None:
-            site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
+            site = dataclasses.replace(site, **self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
         if site.code_root is None and (config.env.activate or config.env.archive or config.env.container):
             site = dataclasses.replace(site, code_root=str(snapshot.folder_of(run, another=False).with_name("lib")))

@@ -68,7 +68,7 @@ class Site:
         after: what it waits for (`ok:/runs/prepare`); see launcher/after.py.
         code, repository, code_path: the folder of a snapshot, what it is a copy of, and those of its folders that
             Python searches; see launcher/snapshot.py.
-        archive: fields about env.archive; see launcher/archives.py.
+        archive_digest, archive_of, archive_import: about env.archive; see launcher/archives.py.
         secrets_dir: on PBS, where the file with its secrets is; see launcher/secret.py.
     """
 
@@ -84,7 +84,9 @@ class Site:
     repository: str | None = None
     code_path: tuple[str, ...] = ()
     secrets_dir: str | None = None
-    archive: Mapping[str, Any] = field(default_factory=dict)
+    archive_digest: str = ""
+    archive_of: str | None = None
+    archive_import: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -324,7 +326,9 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         activate=config.env.activate,
         env_setup=tuple(config.env.setup),
         archive=config.env.archive,
-        **site.archive,
+        archive_digest=site.archive_digest,
+        archive_of=site.archive_of,
+        archive_import=site.archive_import,
         **containers.fields_of(config, site.starter or _starter(cluster)),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),

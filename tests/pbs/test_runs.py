@@ -282,3 +282,27 @@ def test_it_works_from_a_home_with_nothing_in_it(stand_in: PbsCluster, stand_in_
         assert fine(stand_in_launcher).code == 0
     finally:
         (stand_in.home / ".profile").write_text(profile)
+
+
+def test_secrets_reach_the_ranks_of_all_nodes_through_no_file_of_the_run(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        "assert os.environ['HF_TOKEN'] [::-1] == 'terces-tsrif' and os.environ['API_KEY'][::-1] == 'terces-dnoces'\n"
+        "assert os.environ['FROM_SET_UP_TOKEN'][::-1] == 'terces-driht'\n"
+        "print('rank', os.environ['RANK'], 'has them')\n"
+    )
+    (tmp_path / "hidden").write_text("third-secret")
+    own = tmp_path / "own"
+    result = launcher.run(
+        "workload=program", f"workload.script={script}", "nodes=2", "+cluster.environment.API_KEY=second-secret",
+        f"env.setup=['export FROM_SET_UP_TOKEN=$(cat {tmp_path}/hidden)']",
+        HF_TOKEN="first-secret", LAUNCHER_SECRETS_DIR=str(own),
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert "rank 0 has them" in result.output
+    assert "rank 1 has them" in result.output
+    files = [path for path in launcher.runs_dir.rglob("*") if path.is_file()]
+    for value in (b"first-secret", b"second-secret", b"third-secret"):
+        assert not [path for path in files if value in path.read_bytes()]
+    assert not [path for path in own.rglob("*") if path.is_file()]
