@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config import Config, DDPMnist, FSDPLm, Function, Program
+from launcher.config import Config, DDPMnist, FSDPLm, Function, Program, Scheduler
 from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Inputs:
             from launcher import containers
 
             image, notes = containers.checked(config.env)
+            _require_here(config, "env.container", image)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
         if config.env.archive is not None:
             archive, _ = self._archive(config.env.archive)
@@ -69,6 +70,7 @@ class Inputs:
         if config.env.activate is None:
             return config, ()
         path, notes = self._environment(config.env.activate)
+        _require_here(config, "env.activate", path)
         return dataclasses.replace(config, env=dataclasses.replace(config.env, activate=path)), notes
 
     def with_template(self, config: Config) -> Config:
@@ -129,6 +131,12 @@ def _template(name: str) -> str:
     path = own_template.found(name)
     own_template.require_sound(path)
     return str(path)
+
+
+def _require_here(config: Config, key: str, path: str) -> None:
+    """What a login node does not see a compute node may; a run of this machine has only what is here."""
+    if config.cluster.scheduler is Scheduler.local and path.startswith("/") and not Path(path).exists():
+        raise ConfigError(f"{key}={path} is not there")
 
 
 def _archive(name: str) -> tuple[str, dict[str, Any]]:

@@ -93,7 +93,9 @@ def prepare(
 
         notes += own_template.notes(plan, token)
     secrets = secrets_of(config)
-    secret.require_absent(as_dict(plan), {**secret.among(environ, plan.secret_names), **secrets})
+    fields = as_dict(plan)
+    fields["workload"] = fields.pop("params")  # as the user calls it
+    secret.require_absent(fields, {**secret.among(environ, plan.secret_names), **secrets})
     return Prepared(plan, token, notes, secrets)
 
 

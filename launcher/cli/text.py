@@ -44,6 +44,11 @@ def plan_table(plan: JobPlan) -> str:
         ("workload", f"{plan.workload} ({plan.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
         *([("code", f"a copy of {plan.repository}, in {plan.code}")] if plan.code else []),
+        *((name, value) for name, value in (
+            ("template", plan.template), ("python", plan.activate), ("archive", plan.archive),
+            ("container", plan.container and f"{plan.container} ({plan.container_runtime})"),
+            ("secrets", ", ".join(plan.secrets)),
+        ) if value),
         ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
         ("each node", f"{plan.cpus_per_node} CPUs, {plan.gpus_per_node} GPUs, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),

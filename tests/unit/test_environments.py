@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import environments, snapshot
-from launcher.config import Env
+from launcher.config import Env, Scheduler
 from launcher.errors import ConfigError
 from launcher.inputs import Inputs
 from launcher.plan import make_plan
@@ -150,3 +150,11 @@ def test_an_installed_launcher_comes_along(tmp_path: Path) -> None:
     }
     assert len(found) == 2
     assert sys.version_info[:2] >= environments.OLDEST
+
+
+@pytest.mark.parametrize("key", ["activate", "container"])
+def test_a_run_of_this_machine_has_only_what_is_here(tmp_path: Path, key: str) -> None:
+    env = Env(**{key: f"{tmp_path}/gone/x"})
+    Inputs().with_environment(make_config(env=env))  # nodes of a cluster may see it
+    with pytest.raises(ConfigError, match=rf"env\.{key}={tmp_path}/gone/x is not there"):
+        Inputs().with_environment(make_config(env=env, cluster={"scheduler": Scheduler.local}))
