@@ -19,6 +19,7 @@ from launcher.node.answers import beside as place_of
 from launcher.node.handshake import Stranger, as_client
 from launcher.node.watchdog import Stacks
 from launcher.runs import Attempt, Run
+from tests.launch import until
 from tests.unit.plans import bare_plan
 
 HERE, SRUN, NETWORK = reach.Way.HERE, reach.Way.SRUN, reach.Way.NETWORK
@@ -109,6 +110,7 @@ def test_what_is_no_question(text: str) -> None:
 
 def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -> None:
     child = subprocess.Popen(["sleep", "60"], env={"KEEPS": "1", "DROPS": "2", "CHANGES": "3"}, cwd="/")
+    until(lambda: initial_environment(child.pid), "its environment")  # Popen returns a little before execve does
     try:
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
         desk, questions = Desk(attempt, Stacks(1)), asked.Questions(attempt)
