@@ -2,7 +2,7 @@
 
 Each dataclass is one config group (or the root), each field one key that a user may override. The comment behind a
 field says what it means and in which unit; `python -m launcher --help` and the docs are built on the same words.
-This module imports nothing but the standard library, so that the login node and the compute nodes can both use it.
+It needs nothing but the standard library, so that the login node and the compute nodes can both use it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-# Names of variables whose values are for nobody else: patterns as the shell's, in any case; `!` excepts names.
-SECRETS = (
-    "*TOKEN*", "!TOKENIZERS_*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY",
-    "*APIKEY*", "*_PAT", "*_AUTH",
-)  # fmt: skip
+from launcher.public import SECRETS
+
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
 

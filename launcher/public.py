@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 HIDDEN = "(not shown)"
+# Names of variables and keys whose values are for nobody else: patterns as the shell's, in any case; `!` excepts names.
+SECRETS = (
+    "*TOKEN*", "!*TOKENIZER*", "!MAX_*", "!NUM_*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*",
+    "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*", "*_PAT", "*_AUTH",
+)  # fmt: skip
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # halves of characters, too
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
 
 
 def clean(text: str) -> str:
@@ -16,9 +22,17 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", _ANSI.sub("", text))
 
 
-def secret(name: str) -> bool:
-    """Whether a key's or variable's name says that its value is not for others."""
-    return _SECRET.search(name) is not None
+def secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
+    """Whether a key's or variable's name says that its value is not for others: some pattern, and none behind `!`."""
+    if name.startswith("LAUNCHER_SECRETS"):  # where secrets are, and what they are called
+        return False
+    patterns = list(patterns)
+    excepted = (each[1:] for each in patterns if each.startswith("!"))
+    return _like(name, patterns) and not _like(name, excepted)
+
+
+def _like(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name.upper(), each.upper()) for each in patterns)
 
 
 def without_password(text: str) -> str:

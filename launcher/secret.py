@@ -14,7 +14,6 @@ when the run is over. Works without torch, hydra and submitit: both sides use it
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import hashlib
 import os
 import re
@@ -22,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import public
 from launcher.errors import ConfigError, SubmissionError
 from launcher.paths import user_data_dir
 
@@ -33,21 +33,10 @@ LEAST = 8  # characters of a value that is looked for in other values; shorter o
 _IN_ENVIRONMENT = re.compile(r"[+~]*cluster\.environment(\.|=|$)")
 
 
-def is_secret(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a variable's name is one of a secret: patterns as the shell's, in any case; `!` excepts names. Pure."""
-    if name.startswith("LAUNCHER_"):  # those of this module would be
-        return False
-    patterns = list(patterns)
-    kept = [each[1:] for each in patterns if each.startswith("!")]
-    if any(fnmatch.fnmatchcase(name.upper(), each.upper()) for each in kept):
-        return False
-    return any(fnmatch.fnmatchcase(name.upper(), each.upper()) for each in patterns if not each.startswith("!"))
-
-
 def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
     """The secrets in an environment. Pure."""
     patterns = list(patterns)
-    return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
+    return {name: value for name, value in environ.items() if value is not None and public.secret(name, patterns)}
 
 
 # -- records

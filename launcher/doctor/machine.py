@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.doctor.finding import Finding, ok, problem, warning
-from launcher.public import HIDDEN, without_password
+from launcher.public import HIDDEN, secret, without_password
 from launcher.units import format_size
 
 MIB, GIB = 2**20, 2**30
-# Names of variables whose values are nobody's business.
-SECRET = re.compile(r"SECRET|TOKEN|PASS(WD|WORD|PHRASE)?|(^|_)PW($|_)|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|SESSION", re.I)
 # Variables that change what the launcher, torch or a scheduler does.
 TELLING = re.compile(
     r"(LAUNCHER|NCCL|GLOO|TORCH|UCX|FI|OMP|MKL|SBATCH|SQUEUE|SINFO|SACCT|TP|OMPI_MCA)_|SLURM_CONF$|PBS_(CONF_FILE|SERVER|"
@@ -31,7 +29,7 @@ LEAST_FILES, LEAST_PROCESSES = 4096, 1024
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter, by name; a secret one is named and its value is not."""
     return {
-        name: HIDDEN if SECRET.search(name) else without_password(environ[name])
+        name: HIDDEN if secret(name) else without_password(environ[name])
         for name in sorted(environ)
         if TELLING.match(name)
     }

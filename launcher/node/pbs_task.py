@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher import errors, runs, secret
-from launcher.config import SECRETS
 from launcher.node.events import current_attempt
+from launcher.public import SECRETS
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
@@ -87,9 +87,9 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
     Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
     """
     hidden = secret.among(environ, os.environ.get(secret.PATTERNS, ",".join(SECRETS)).split(","))
-    public, private = folder / "environment.sh", secret.file_of(f"{folder}/tasks", str(secret.folder()))
-    public.write_bytes(os.fsencode(exports({name: value for name, value in environ.items() if name not in hidden})))
-    files, lines = [public], [f". {shlex.quote(str(public))}"]
+    shared, private = folder / "environment.sh", secret.file_of(f"{folder}/tasks", str(secret.folder()))
+    shared.write_bytes(os.fsencode(exports({name: value for name, value in environ.items() if name not in hidden})))
+    files, lines = [shared], [f". {shlex.quote(str(shared))}"]
     if hidden:
         try:
             secret.write(f"# {folder}\n{exports(hidden)}", private)

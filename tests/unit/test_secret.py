@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from launcher import secret, submit
+from launcher import public, secret, submit
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
 from launcher.cli.submit import show
-from launcher.config import SECRETS, Scheduler
+from launcher.config import Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.node import pbs_task
 from launcher.plan import JobPlan
@@ -40,11 +40,12 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z
     [
         *(("HF_TOKEN", True), ("wandb_api_key", True), ("AWS_SECRET_ACCESS_KEY", True), ("PGPASSWORD", True)),
         *(("TOKENIZERS_PARALLELISM", False), ("KEYBOARD", False), ("PATH", False), ("SSH_AUTH_SOCK", False)),
+        *(("max_tokens", False), ("tokenizer", False), ("num_tokens", False), ("private_key", True)),
         *(("LAUNCHER_SECRETS_DIR", False), ("GITHUB_PAT", True), ("OPENAI_APIKEY", True), ("DB_PASSWD", True)),
     ],
 )
 def test_which_names_are_secret(name: str, hidden: bool) -> None:
-    assert secret.is_secret(name, SECRETS) is hidden
+    assert public.secret(name) is hidden
 
 
 class Submitted:
