@@ -90,11 +90,19 @@ def format_size(size: int) -> str:
     return str(size)
 
 
-def rough_size(size: int) -> str:
-    """A size to read, with at most one decimal: 325058670 -> `310M`, 5294 -> `5.2K`."""
-    value, unit = float(size), ""
-    for unit in ("", "K", "M", "G", "T"):
-        if value < 1024 or unit == "T":
-            break
-        value /= 1024
-    return f"{value:.1f}".removesuffix(".0") + unit if value < 10 else f"{value:.0f}{unit}"
+def rough_size(size: float) -> str:
+    """A size to read, as the key mem is written: 325058670 -> `310M`, 5294 -> `5.2K`."""
+    value, unit = _scaled(size)
+    return value + unit
+
+
+def long_size(size: float) -> str:
+    """A size to read, with the unit's whole name: `512 B`, `4 KiB`, `1.5 MiB`."""
+    value, unit = _scaled(size)
+    return f"{value} {unit}iB" if unit else f"{value} B"
+
+
+def _scaled(size: float) -> tuple[str, str]:
+    power = min(next(n for n in range(99) if size < 1024 ** (n + 1)), len(_POWERS) - 1)
+    value = size / 1024**power
+    return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", list(_POWERS)[power]

@@ -115,8 +115,8 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
 
 def _print(seen: Seen, told: Findings) -> None:
     from launcher.post_mortem.kinds import Kind
-    from launcher.post_mortem.verdict import amount
     from launcher.public import clean
+    from launcher.units import rough_size
 
     verdict = told.verdict
     number = f", attempt {told.attempt}" if told.attempt else ""
@@ -140,7 +140,7 @@ def _print(seen: Seen, told: Findings) -> None:
     for place, line in enumerate(told.restarts, 1):
         _wrapped("before", f"round {place} began because {line}")
     if told.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
-        shown = [f"{name} {amount(size)}" for name, size in told.memory.items() if "kills" not in name]
+        shown = [f"{name} {rough_size(size)}" for name, size in told.memory.items() if "kills" not in name]
         kills = [f"{name.replace('_', ' of the ')} {count}" for name, count in told.memory.items() if "kills" in name]
         _wrapped("memory", ", ".join([*shown, *kills]))
     for place, step in enumerate(told.todo):

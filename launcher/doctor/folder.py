@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.doctor.finding import Finding, ok, problem, warning
-from launcher.doctor.machine import GIB, MIB, size
+from launcher.doctor.machine import GIB, MIB
+from launcher.units import long_size
 
 # Types of file systems that one machine has for itself, and others do not see (statfs(2), /proc/mounts).
 OWN = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat")
@@ -50,7 +51,7 @@ def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
         queued: the profile's scheduler starts runs on other machines.
     """
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
-    told = f"{folder} on {found.kind or 'an unknown file system'}, {size(found.free)}{inodes} free"
+    told = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
     if found.free < LEAST:
         yield problem("runs_dir", told, "make room there, or set runs_dir to another folder")
     elif found.free < ENOUGH:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.public import HIDDEN, secret, without_password
-from launcher.units import format_size
+from launcher.units import format_size, long_size
 
 MIB, GIB = 2**20, 2**30
 # Variables that change what the launcher, torch or a scheduler does.
@@ -85,7 +85,7 @@ def limits(found: Mapping[str, int | None]) -> Iterator[Finding]:
 def _limit(name: str, value: int | None) -> str:
     if value is None:
         return f"{name} unlimited"
-    return f"{name} {size(value) if name in ('memlock', 'stack', 'core') else value}"
+    return f"{name} {long_size(value) if name in ('memlock', 'stack', 'core') else value}"
 
 
 def probe_limits() -> dict[str, int | None]:
@@ -200,7 +200,7 @@ def temporary(folder: str, free: int | str) -> Iterator[Finding]:
         says = f"{folder} has {format_size(free // MIB * MIB)} free"
         yield warning("tmp", says, "remove what is not needed, or set TMPDIR")
     else:
-        yield ok("tmp", f"{folder}, {size(free)} free")
+        yield ok("tmp", f"{folder}, {long_size(free)} free")
 
 
 def probe_temporary() -> Iterator[Finding]:
@@ -212,14 +212,6 @@ def probe_temporary() -> Iterator[Finding]:
     except OSError as error:
         folder, free = os.environ.get("TMPDIR", "/tmp"), error.strerror or str(error)  # noqa: S108  only shown
     yield from temporary(folder, free)
-
-
-def size(count: int) -> str:
-    """`12.3 GiB`, for people."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    power = min(max(count.bit_length() - 1, 0) // 10, len(units) - 1)
-    number = count / 1024**power
-    return f"{number:.0f} {units[power]}" if power == 0 or number >= 100 else f"{number:.1f} {units[power]}"
 
 
 def probe_machine() -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from launcher.config import LaunchMode, Scheduler
 from launcher.plan import JobPlan
 from launcher.post_mortem.kinds import Kind
-from launcher.post_mortem.verdict import Verdict, amount
-from launcher.units import format_hours
+from launcher.post_mortem.verdict import Verdict
+from launcher.units import format_hours, rough_size
 
 GIB = 1024**3
 
@@ -70,9 +70,9 @@ def _memory(case: Case) -> Steps:
         max((case.memory.get(key, 0) for key in ("used", "peak", "largest")), default=0),
         case.memory.get("limit", 0),
     )
-    told = f" (it used {amount(used)} of {amount(limit)})" if used and limit else ""
+    told = f" (it used {rough_size(used)} of {rough_size(limit)})" if used and limit else ""
     if not told and used:
-        told = f" (its largest process had {amount(used)})"
+        told = f" (its largest process had {rough_size(used)})"
     lines: list[str | Step] = []
     if case.plan.queued:
         base = max(limit, case.plan.mem or 0, used)
@@ -215,7 +215,9 @@ def _killed(case: Case) -> Steps:
     limit = case.memory.get("limit") or case.plan.mem
     memory: Steps = []
     if "SIGKILL" in case.telling and limit and case.plan.queued:
-        memory = [Step(f"if it was memory, of which it may have {amount(limit)}", case.resume(f"mem={_twice(limit)}"))]
+        memory = [
+            Step(f"if it was memory, of which it may have {rough_size(limit)}", case.resume(f"mem={_twice(limit)}"))
+        ]
     return [*words, *memory, *log, Step("try again", case.resume())]
 
 

@@ -25,6 +25,7 @@ from launcher import errors
 from launcher.post_mortem import notices, symptoms
 from launcher.post_mortem.kinds import Kind
 from launcher.state import RunState
+from launcher.units import rough_size
 
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
 # How agents (elastic.py, agent.py) tell of ends that they cannot explain.
@@ -186,7 +187,7 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
         return "the kernel killed for lack of memory on that host", False
     most, limit = max(memory.get("largest", 0), memory.get("peak", 0), memory.get("used", 0)), memory.get("limit", 0)
     if limit and most >= NEAR_LIMIT * limit:
-        return f"it had {amount(most)} of {amount(limit)} memory", False
+        return f"it had {rough_size(most)} of {rough_size(limit)} memory", False
     return None
 
 
@@ -244,12 +245,3 @@ def _without_fault(seen: Evidence) -> Verdict:
     if (seen.ended is not None and seen.ended > 128) or "killed by SIG" in seen.word:
         return Verdict(Kind.KILLED, cause, sure=False)
     return Verdict(Kind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else Kind.UNKNOWN, cause, sure=False)
-
-
-def amount(size: float) -> str:
-    """`15.8G`, `512M`: bytes as the key mem is written, to a tenth."""
-    for unit, power in (("T", 4), ("G", 3), ("M", 2), ("K", 1)):
-        if size >= 1024**power:
-            value = size / 1024**power
-            return f"{value:.0f}{unit}" if value >= 100 or value == int(value) else f"{value:.1f}{unit}"
-    return f"{size:.0f}"

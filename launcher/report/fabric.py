@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.report import words
+from launcher.units import long_size
 
 FORMAT = 1
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
@@ -234,4 +234,4 @@ def _is_matrix(matrix: Any) -> bool:
 
 def size_word(row: Row) -> str:
     size = positive(row.get("size"))
-    return words.size(size) if size else "-"
+    return long_size(size) if size else "-"

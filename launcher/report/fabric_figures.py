@@ -10,6 +10,7 @@ from typing import Any
 from launcher.report import words
 from launcher.report.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
 from launcher.report.figures import DASHES, Figure, axis, colour
+from launcher.units import long_size
 
 MOST_LINES = 8  # of one figure; more, and each operation has figures of its own
 MOST_TICKS = 7
@@ -133,7 +134,7 @@ def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
 
 def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
     chosen = list(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
-    return {"tickmode": "array", "tickvals": chosen, "ticktext": [words.size(size) for size in chosen]}
+    return {"tickmode": "array", "tickvals": chosen, "ticktext": [long_size(size) for size in chosen]}
 
 
 def _bars(runs: Named, measure: str) -> list[Figure]:
@@ -230,7 +231,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
         "shapes": _frames(matrix, names) if block == 1 else [],
     }
     sent = matrix.get("size" if fast else "latency_size")
-    size = f" with {words.size(sent)}" if sent else ""
+    size = f" with {long_size(sent)}" if sent else ""
     heading = f"{run + ': ' if run else ''}{title} of pairs{size}" + (f", {scaled}" if small else "")
     caption = f"Each cell is the worst of {block} x {block} nodes." if block > 1 else ""
     return Figure(words.clean(heading), [heat], layout, caption, height=max(240, min(480, 110 + 44 * len(names))))

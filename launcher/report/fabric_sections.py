@@ -10,6 +10,7 @@ from launcher.report.collect import RunData
 from launcher.report.fabric import Row, differences, measured, median, operation, positive, size_word
 from launcher.report.fabric_figures import fabric_figures
 from launcher.report.parts import Code, Section, Table
+from launcher.units import long_size
 
 TOLERANCE = 0.2  # part by which a speed may differ from the baseline's before it is marked
 MOST_ROWS = 1000
@@ -93,7 +94,7 @@ def differences_table(run: RunData, against: RunData) -> Table:
     rows, marks = [], {}
     for number, each in enumerate(found):
         shown = words.latency if each.measure in ("time", "latency") else words.rate
-        size = words.size(each.size) if each.size else ""
+        size = long_size(each.size) if each.size else ""
         rows.append(
             (each.what, size, each.measure, shown(each.then), shown(each.now), words.change(each.now, each.then))
         )

@@ -16,6 +16,7 @@ from launcher.report.parts import Code, Section, Table
 from launcher.report.ranks import pace_figure
 from launcher.report.timeline import attempts_table
 from launcher.state import RunState
+from launcher.units import long_size
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200
@@ -159,7 +160,7 @@ def checkpoints_section(run: RunData) -> Section | None:
     metrics = list(dict.fromkeys(name for each in run.checkpoints for name in each.metrics))
     rows = [
         (
-            f"{each.step:,}", clock(each.time), words.size(each.size), str(each.world_size), str(each.attempt),
+            f"{each.step:,}", clock(each.time), long_size(each.size), str(each.world_size), str(each.attempt),
             *(words.value(each.metrics.get(name)) for name in metrics),
         )
         for each in run.checkpoints

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.report import words
+from launcher.units import long_size
 
 Event = Mapping[str, Any]
 
@@ -114,7 +115,7 @@ def _moment(number: int, event: Event) -> Moment | None:
     cause = str(event.get("cause", ""))
     at = f" at step {step}" if isinstance(step := event.get("step"), int) and step >= 0 else ""
     if name == "saved":
-        cost = f", {words.size(event.get('bytes') or 0)}, {words.latency(event.get('seconds'))}"
+        cost = f", {long_size(event.get('bytes') or 0)}, {words.latency(event.get('seconds'))}"
         return Moment(number, "checkpoint", time, f"checkpoint of step {step}{cost}")
     if name == "stop":
         return Moment(number, "stop", time, f"stop{at}: {cause}")

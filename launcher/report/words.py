@@ -65,14 +65,6 @@ def rate(bytes_per_s: float | None) -> str:
     return f"{_three(bytes_per_s / 1e12)} TB/s"
 
 
-def size(count: float) -> str:
-    """`512 B`, `4 KiB`, `1.5 MiB`."""
-    for unit, factor in (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
-        if count < 1024 * factor:
-            return f"{_three(count / factor)} {unit}"
-    return f"{_three(count / 2**40)} TiB"
-
-
 def change(now: float, before: float) -> str:
     """`+3.1 %`, `-12 %` of `before`."""
     percent = 100 * (now / before - 1)

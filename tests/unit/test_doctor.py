@@ -136,15 +136,6 @@ def test_facts_of_this_machine_are_judged(found: Iterator[Finding], level: list[
     assert all(each.do for each in findings if each.level is PROBLEM)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 * 2**20, "1.5 GiB"), (200 * 2**30, "200 GiB"),
-     (5000 * 2**50, "5000 PiB")],
-)  # fmt: skip
-def test_sizes_are_for_people(count: int, text: str) -> None:
-    assert machine.size(count) == text
-
-
 # -- software
 
 

@@ -11,7 +11,7 @@ from launcher.config import Scheduler
 from launcher.post_mortem import notices, symptoms, traces
 from launcher.post_mortem.advice import Case, advice
 from launcher.post_mortem.kinds import Kind
-from launcher.post_mortem.verdict import Evidence, Verdict, amount, classify
+from launcher.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.state import RunState
 from tests.unit.plans import plan_of
 
@@ -373,13 +373,6 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "tell the site" in steps(Kind.GPU_ERROR, "NVRM: Xid 79")
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "CUDA error: device-side assert triggered")
     assert "signal 9" in steps(Kind.EXITED, code=137)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(16 * GIB, "16G"), (int(15.8 * GIB), "15.8G"), (838860800, "800M"), (5, "5"), (2048, "2K")]
-)
-def test_amounts(size: int, text: str) -> None:
-    assert amount(size) == text
 
 
 # -- tracebacks and stacks

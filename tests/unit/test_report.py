@@ -194,7 +194,6 @@ def test_half_written_results_are_told(tmp_path: Path) -> None:
     [
         (words.latency(12.34e-6), "12.3 µs"), (words.latency(0.25), "250 ms"), (words.latency(3), "3 s"),
         (words.rate(1.234e9), "1.23 GB/s"), (words.rate(999), "999 B/s"), (words.rate(999.9e6), "1 GB/s"),
-        (words.size(512), "512 B"), (words.size(1536), "1.5 KiB"), (words.size(2**30), "1 GiB"),
         (words.span(0.04), "0.0 s"), (words.span(59.6), "1 min 00 s"), (words.span(200), "3 min 20 s"),
         (words.span(90000), "1 d 01 h"), (words.change(0.9, 1.0), "-10 %"), (words.change(1.031, 1.0), "+3.1 %"),
         (words.clean("\x1b[31mred\x1b[0m\x07"), "red"), (words.plain("<b>&"), "&lt;b&gt;&amp;"),

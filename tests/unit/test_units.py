@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.units import format_hours, format_size, format_time, parse_size, parse_time, rough_size
+from launcher.units import format_hours, format_size, format_time, long_size, parse_size, parse_time, rough_size
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,26 @@ def test_sizes_are_written_in_the_largest_exact_unit(size: int, text: str) -> No
         (1023, "1023"),
         (1024, "1K"),
         (5294, "5.2K"),
+        (16965120819, "15.8G"),
         (325058670, "310M"),
         (5 << 40, "5T"),
-        (1 << 60, "1048576T"),
+        (1 << 60, "1024P"),
     ],
 )
 def test_a_size_to_read(size: int, text: str) -> None:
     assert rough_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536 << 20, "1.5 GiB"),
+        (200 << 30, "200 GiB"),
+        (5000 << 50, "5000 PiB"),
+    ],
+)
+def test_a_size_to_read_with_its_unit(size: int, text: str) -> None:
+    assert long_size(size) == text
