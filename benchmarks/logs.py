@@ -27,7 +27,8 @@ CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("
 @contextlib.contextmanager
 def _run(folder: Path) -> Iterator[str]:
     """A run of 64 ranks that is done and printed 1 GB."""
-    from launcher.runs import Run, append
+    from launcher import event_file
+    from launcher.runs import Run
     from tests.unit.plans import plan_of
 
     run = Run.create(folder / "long")
@@ -37,8 +38,8 @@ def _run(folder: Path) -> Iterator[str]:
         (attempt / name).mkdir(parents=True)
     for rank in range(RANKS):
         (attempt / "logs" / f"rank-{rank}.out").touch()
-    append(attempt / "events" / "script.jsonl", "started", job="7", host="node1", output=0)
-    append(attempt / "events" / "script.jsonl", "ended", code=0)
+    event_file.append(attempt / "events" / "script.jsonl", "started", job="7", host="node1", output=0)
+    event_file.append(attempt / "events" / "script.jsonl", "ended", code=0)
     lines = b"".join(b"[%d] step %d/100000  loss 0.1234  samples/s 5678\n" % (n % RANKS, n) for n in range(20_000))
     with open(run.path / "output-7.log", "wb") as file:
         for _ in range(SIZE // len(lines)):

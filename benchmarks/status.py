@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, python, report
+from launcher import event_file
 from launcher.plan import from_dict
-from launcher.runs import Run, append, write
+from launcher.runs import Run, write
 
 STEPS = 4690
 STAND_INS = {
@@ -96,16 +97,16 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
     plan = dataclasses.replace(plan, run_id=name, run_dir=str(run.path), checkpoint_dir=f"{run.path}/checkpoints")
     facts = {key: value for key, value in record.items() if key not in ("plan", "config", "format")}
     run.write_record(plan, record["config"], facts, sync=False)
-    append(run.path / "journal.jsonl", "submitting", token=str(record["token"]))
-    append(run.path / "journal.jsonl", "submitted", job=str(job))
+    event_file.append(run.path / "journal.jsonl", "submitting", token=str(record["token"]))
+    event_file.append(run.path / "journal.jsonl", "submitted", job=str(job))
     step = STEPS if over else STEPS // 3
     events = run.path / "attempts" / "0" / "events"
     events.mkdir(parents=True, mode=0o700)
-    append(events / "script.jsonl", "started", job=str(job), host="node1")
+    event_file.append(events / "script.jsonl", "started", job=str(job), host="node1")
     for writer, text in _told(step).items():
         (events / f"{writer}.jsonl").write_text(text)
     if over:
-        append(events / "script.jsonl", "ended", code=0)
+        event_file.append(events / "script.jsonl", "ended", code=0)
         write(run.path / "result.json", json.dumps({"accuracy": 0.98}), sync=False)
         return
     (run.path / "checkpoints" / f"step-{step:09}").mkdir(parents=True)

@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher import runs, sweep_live, sweeps
+from launcher import lookup, runs, sweep_live, sweeps
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS, array_of
 from launcher.backends.slurm_query import Slurm
@@ -133,7 +133,7 @@ def resolve(value: Any, runs_dir: Path, key: str = "after") -> tuple[str, ...]:
 
 def _find(name: str, runs_dir: Path, told: str) -> Path:
     try:
-        return runs.find(name, runs_dir).path
+        return lookup.find(name, runs_dir).path
     except RunError as error:
         with contextlib.suppress(RunError):
             return sweeps.find(name, runs_dir).path

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.runs import read_events
+from launcher import event_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -74,7 +74,7 @@ class Start:
 
 def start_of(attempt: Attempt) -> Start | None:
     """Where an attempt began to print; None while its script has not said that it runs."""
-    for event in read_events(attempt.events_file("script")):
+    for event in event_file.read(attempt.events_file("script")):
         if event.get("event") == "started":
             offset, moment = event.get("output"), event.get("time")
             return Start(

@@ -37,37 +37,19 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import ConfigError, RunError, near
+from launcher import event_file
+from launcher.errors import ConfigError, RunError
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
-# What readers rely on. An event without it was damaged, and is left out as a line is that was cut off.
-_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "submitting": {"token": str},
-    "submitted": {"job": str},
-    "process": {"pid": int, "start": int, "host": str},
-    "started": {"job": str},
-    "ended": {"code": int},
-    "fault": {"cause": str},
-    "setup_failed": {"line": int, "host": str},
-    "stop": {"cause": str},
-    "stays": {"what": str, "why": str},
-    "progress": {"step": (int, float), "total": (int, float)},
-    "saved": {"step": int},
-    "breakpoint": {"rank": int, "host": str, "where": str, "socket": str},
-    "continued": {"rank": int},
-}
-_ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
-_BEFORE, _HALF = (
-    {"submitit", "attempts", "code", "lib"},
-    (".record.json.", ".code-"),
-)  # what may be there before the record
+_BEFORE = {"submitit", "attempts", "code", "lib"}  # what may be there before the record
+_HALF = (".record.json.", ".code-")  # and beginnings of names of what was half written
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -188,7 +170,7 @@ class Run:
             from launcher import live_index
 
             live_index.add(self.path.parent if self.is_point else self.path)
-        append(self.path / "journal.jsonl", event, sync=sync, **values)
+        event_file.append(self.path / "journal.jsonl", event, sync=sync, **values)
 
     @contextlib.contextmanager
     def only_submitter(self) -> Iterator[None]:
@@ -267,7 +249,7 @@ class Run:
 
     def journal_events(self) -> list[dict[str, Any]]:
         """What the submitter did; of a point also what it did with the whole sweep."""
-        own = list(read_events(f"{self.path}/journal.jsonl"))
+        own = list(event_file.read(f"{self.path}/journal.jsonl"))
         if not self.is_point:
             return own
         from launcher.sweeps import submitted_with
@@ -354,7 +336,7 @@ class Attempt:
         events: list[dict[str, Any]] = []
         for name in names:
             writer = name.removesuffix(".jsonl")
-            read = read_ends if writer == "rank-0" and not whole else read_events
+            read = event_file.read_ends if writer == "rank-0" and not whole else event_file.read
             for event in read(f"{folder}/{name}"):
                 event["writer"] = writer
                 events.append(event)
@@ -362,7 +344,9 @@ class Attempt:
 
     def paces(self) -> list[dict[str, Any]]:
         """How fast ranks were: the events `pace` of all agents by time, of long files the last ones."""
-        events = [event for path in sorted((self.path / "pace").glob("*.jsonl")) for event in read_events(path, _END)]
+        events = [
+            event for path in sorted((self.path / "pace").glob("*.jsonl")) for event in event_file.read(path, _END)
+        ]
         return sorted(events, key=lambda event: event.get("time", 0.0))
 
 
@@ -425,175 +409,3 @@ def _relink(link: Path, target: Path) -> None:
         temporary.replace(link)
     except OSError:  # another run of this name lives there
         temporary.unlink()
-
-
-def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
-    """Adds one event, in a single write, so that a reader sees it whole or not yet."""
-    line = json.dumps({"time": round(time.time(), 6), "event": event, **values}) + "\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size if sync else 0
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
-            line = "\n" + line
-        os.write(descriptor, line.encode())
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_events(path: Path | str, end: int | None = None) -> Iterator[dict[str, Any]]:
-    """The events of one file; a last line that is still being written is left out, and so is one that is damaged.
-
-    Args:
-        path: the file; there may be none.
-        end: read only so many bytes at its end.
-    """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if end is not None:  # what is left of the line in which that begins is no JSON
-                file.seek(max(0, os.fstat(file.fileno()).st_size - end))
-            data = file.readall()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    lines = [line for line in data.split(b"\n") if line]
-    try:  # all at once, which takes half as long
-        events = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        events = map(_parsed, lines)
-    yield from filter(_sound, events)
-
-
-def read_ends(path: str) -> list[dict[str, Any]]:
-    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read(_ENDS)
-            if len(data) == _ENDS:
-                file.seek(max(_ENDS, os.fstat(file.fileno()).st_size - _ENDS))
-                data += b"\n" + file.readall()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    lines = data.split(b"\n")
-    first, place = _until_progress(lines)
-    last, _ = _until_progress(lines[:place:-1])
-    return first + last[::-1]
-
-
-def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """The first sound event, the first one of progress if that is another, and the number of the line it is in."""
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines):
-        if line and (not found or b'"progress"' in line) and _sound(event := _parsed(line)):
-            found.append(event)
-            if event["event"] == "progress":
-                return found, number
-    return found, len(lines)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _sound(event: object) -> bool:
-    """Whether an event has what readers rely on."""
-    if not isinstance(event, dict):
-        return False
-    kind, moment = event.get("event"), event.get("time")
-    if not isinstance(kind, str) or not isinstance(moment, (int, float)) or not 0 <= moment < float("inf"):
-        return False
-    needed = _NEEDED.get(kind)
-    return needed is None or all(isinstance(event.get(key), types) for key, types in needed.items())
-
-
-def all_runs(runs_dir: Path) -> list[Run]:
-    """All runs, newest first, without the points of sweeps."""
-    return [Run(path) for path in folders_with(runs_dir, "record.json")]
-
-
-def folders_with(folder: Path, name: str) -> list[Path]:
-    """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first."""
-    return [Path(path) for path in newest(folder) if os.path.exists(f"{path}/{name}")]
-
-
-def newest(folder: Path) -> list[str]:
-    """Paths of the folders in `folder`, and those that it has links to, newest change first; none is opened."""
-    found = []
-    base = os.path.realpath(folder)
-    for name, entry in _folders(folder):
-        try:
-            path = os.path.realpath(entry.path) if entry.is_symlink() else f"{base}/{name}"
-            found.append((entry.stat().st_ctime, path))
-        except OSError:  # it is being removed
-            continue
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def names(folder: Path) -> list[str]:
-    """Names of the folders in `folder`, and of its links; none is opened."""
-    return [name for name, _ in _folders(folder)]
-
-
-def nothing_in(folder: Path) -> bool:
-    """Whether there is no folder in `folder`, and no link to one."""
-    return next(_folders(folder), None) is None
-
-
-def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    try:
-        entries = os.scandir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with entries:
-        for entry in entries:
-            if entry.name == "latest" or entry.name.startswith("."):
-                continue
-            with contextlib.suppress(OSError):  # a link in a circle
-                if entry.is_dir():
-                    yield entry.name, entry
-
-
-def find(name: str, runs_dir: Path) -> Run:
-    """The run meant by an id, a unique beginning of one, `latest`, the path of its directory, or SWEEP/POINT.
-
-    Raises:
-        RunError: none fits, or several do.
-    """
-    sweep, slash, point = name.rpartition("/")
-    if slash and point.isdecimal() and not Path(name).expanduser().exists():
-        from launcher import sweeps  # they are found in the same ways
-
-        found = sweeps.find(sweep, runs_dir)
-        sweeps.require_known([int(point)], found, len(found.manifest().points))
-        return found.run(int(point))
-    return Run(find_folder(name, runs_dir, "record.json", "run"))
-
-
-def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
-    """The folder of a run or a sweep, which has a file `record`; see `find`."""
-    if "/" in name:
-        path = Path(name).expanduser().resolve()
-        if (path / record).exists():
-            return path
-        if "/" in name[:-1] or not name.strip("./"):
-            raise RunError(f"{path} is not a {what}: it has no {record}")
-        name = name[:-1]  # a sweep's points are completed behind `SWEEP/`
-    if name == "latest":
-        link = runs_dir / "latest"
-        if not (link / record).exists():
-            raise RunError(f"there is no latest {what} in {runs_dir}")
-        return link.resolve()
-    if (runs_dir / name / record).exists():
-        return (runs_dir / name).resolve()
-    if (runs_dir / name).is_dir() and what == "run" and (runs_dir / name / "sweep.json").exists():
-        raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
-    known = names(runs_dir)  # only those whose names fit are opened, of however many there are
-    matches = sorted(each for each in known if each.startswith(name) and (runs_dir / each / record).exists())
-    if len(matches) == 1:
-        return (runs_dir / matches[0]).resolve()
-    if matches:
-        raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(matches[:5])}")
-    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, known)}")

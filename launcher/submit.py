@@ -34,9 +34,10 @@ from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.held import Held, allocation
 from launcher.inputs import Inputs
 from launcher.live import Live, look, read
+from launcher.lookup import find
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
-from launcher.runs import Run, find, new_id
+from launcher.runs import Run, new_id
 from launcher.state import RunState
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import event_file
 from launcher.backends.base import QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
 from launcher.live import DAMAGE, ENDS, PATIENCE, SCHEDULER_INTERVAL, Live, Seen, look, queries
 from launcher.plan import JobPlan
-from launcher.runs import Run, read_events
+from launcher.runs import Run
 from launcher.state import RunState
 from launcher.sweeps import Point, Sweep, sweep_of
 
@@ -154,7 +155,7 @@ def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any
 def done(run: Run) -> bool:
     """Whether the last attempt ended with 0. Its script's word is enough, and reading all events takes long."""
     attempts = run.attempts()
-    events = list(read_events(attempts[-1].events_file("script"))) if attempts else []
+    events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
     return bool(events) and events[-1]["event"] == "ended" and events[-1]["code"] == 0
 
 

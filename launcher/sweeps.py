@@ -26,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import live_index, runs
+from launcher import event_file, live_index, lookup, runs
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Run
 
@@ -154,7 +154,7 @@ class Sweep:
         """Appends to the submitter's journal and waits until it is on disk."""
         if event == "submitting":
             live_index.add(self.path)
-        runs.append(self.path / "journal.jsonl", event, sync=True, **values)
+        event_file.append(self.path / "journal.jsonl", event, sync=True, **values)
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
         """Notes that points are about to be handed over as an array."""
@@ -170,13 +170,13 @@ class Sweep:
 
     def tokens(self) -> set[str]:
         """Those of all arrays that were ever to be handed over."""
-        events = runs.read_events(self.path / "journal.jsonl")
+        events = event_file.read(self.path / "journal.jsonl")
         return {event["token"] for event in events if event["event"] == "submitting"}
 
     def submissions(self) -> list[Submission]:
         """The arrays that were handed over, in order, and those of which nobody knows yet."""
         found: dict[str, Submission] = {}
-        for event in runs.read_events(self.path / "journal.jsonl"):
+        for event in event_file.read(self.path / "journal.jsonl"):
             if event["event"] == "submitting":
                 found[event["token"]] = Submission(event["token"], of_ranges(event["points"]), event["time"])
                 continue
@@ -240,7 +240,7 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
 
 def all_sweeps(runs_dir: Path) -> list[Sweep]:
     """All sweeps, newest first."""
-    return [Sweep(path) for path in runs.folders_with(runs_dir, RECORD)]
+    return [Sweep(path) for path in lookup.folders_with(runs_dir, RECORD)]
 
 
 def find(name: str, runs_dir: Path) -> Sweep:
@@ -249,7 +249,7 @@ def find(name: str, runs_dir: Path) -> Sweep:
     Raises:
         RunError: none fits, or several do.
     """
-    return Sweep(runs.find_folder(name, runs_dir, RECORD, "sweep"))
+    return Sweep(lookup.find_folder(name, runs_dir, RECORD, "sweep"))
 
 
 def key_of(override: str) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs import Run, all_runs
+from launcher.lookup import all_runs
+from launcher.runs import Run
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable

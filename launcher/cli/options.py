@@ -42,11 +42,11 @@ def whole_number(text: str) -> int:
 
 
 def find(name: str, runs_dir: Path | None) -> Run:
-    """The run meant by `name`; see `runs.find`."""
-    from launcher import runs  # not for --help
+    """The run meant by `name`; see `lookup.find`."""
+    from launcher import lookup  # not for --help
     from launcher.paths import default_runs_dir
 
-    return runs.find(name, runs_dir or default_runs_dir())
+    return lookup.find(name, runs_dir or default_runs_dir())
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
@@ -63,14 +63,14 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     Raises:
         RunError: none fits, or several do.
     """
-    from launcher import runs, sweeps  # not for --help
+    from launcher import lookup, sweeps  # not for --help
     from launcher.errors import RunError, near
     from launcher.paths import default_runs_dir
 
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or (folder / name / "record.json").exists():
         try:
-            return runs.find(name, folder)
+            return lookup.find(name, folder)
         except RunError as error:
             try:
                 return sweeps.find(name, folder)
@@ -78,7 +78,7 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
                 raise error from None
     if (folder / name / sweeps.RECORD).exists():
         return sweeps.find(name, folder)
-    known = runs.names(folder)  # only those whose names fit are opened, of however many there are
+    known = lookup.names(folder)  # only those whose names fit are opened, of however many there are
     records = ("record.json", sweeps.RECORD)
     matches = sorted(
         each for each in known if each.startswith(name) and any((folder / each / file).exists() for file in records)

@@ -30,14 +30,14 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """State of the live runs and sweeps and the newest others, or of the RUNs named, with one question to the scheduler
     for all."""
-    from launcher import runs  # not for --help
+    from launcher import lookup  # not for --help
     from launcher.errors import ConfigError, RunError
     from launcher.paths import default_runs_dir
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` again when you want to know again")
-    if not names and runs.nothing_in(folder):
+    if not names and lookup.nothing_in(folder):
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
     from launcher.cli.status_rows import UNREADABLE, Rows, plain

@@ -13,7 +13,8 @@ from launcher import live_index, sweeps
 from launcher.cli.options import find_either
 from launcher.cli.text import cause
 from launcher.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
-from launcher.runs import Run, newest
+from launcher.lookup import newest
+from launcher.runs import Run
 from launcher.standing import saved_before, standing
 from launcher.state import RunState
 from launcher.sweep_live import LIVE, WAITING, SweepLive, counts, done, look_at, not_begun

@@ -18,7 +18,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from launcher import runs
+from launcher import event_file, runs
 
 STACKS, RANK, SERVE = "stacks", "rank", "serve"  # of all ranks; how to get beside one; let me in from the network
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -84,7 +84,7 @@ def ask(attempt: runs.Attempt, what: str, members: int, files: dict[str, str] | 
     folder.mkdir(mode=0o700, parents=True)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         answer(folder / name, text)
-    runs.append(attempt.path / "asked.jsonl", "asked", **question)
+    event_file.append(attempt.path / "asked.jsonl", "asked", **question)
     return folder
 
 

@@ -130,7 +130,7 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
 
 
 def main(run_dir: str) -> int:
-    from launcher import errors, runs
+    from launcher import errors, event_file, runs
     from launcher.node.again import plan_of
     from launcher.node.events import current_attempt
 
@@ -148,7 +148,7 @@ def main(run_dir: str) -> int:
         cause = f"{host}: {error}"
         print(f"launcher: {cause}", file=sys.stderr)
         if attempt := current_attempt():
-            runs.append(attempt.events_file(f"container-{host}"), "fault", cause=cause, host=host)
+            event_file.append(attempt.events_file(f"container-{host}"), "fault", cause=cause, host=host)
         return errors.NO_RETRY
 
 

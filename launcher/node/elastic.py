@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from launcher import errors, runs
+from launcher import errors, event_file, runs
 from launcher.config import Backend
 from launcher.node import console, debug, memory, orphans, watchdog
 from launcher.node.answers import Desk, Process
@@ -506,7 +506,7 @@ class Agent(LocalElasticAgent):
 
     def _cause_of_stop(self) -> str | None:
         """What the ranks themselves said about it."""
-        events = list(runs.read_events(self.means.attempt.events_file("stop")))
+        events = list(event_file.read(self.means.attempt.events_file("stop")))
         return str(events[-1]["cause"]) if events and "cause" in events[-1] else None
 
     def _judge(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import runs
+from launcher import event_file, runs
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Events:
     def __call__(self, event: str, **values: Any) -> None:
         if self._path is not None:
             try:
-                runs.append(self._path, event, **values)
+                event_file.append(self._path, event, **values)
             except OSError as error:  # a full disk must not end a training that does not need it
                 print(f"launcher: cannot write to {self._path}: {error}", flush=True)
                 self._path = None

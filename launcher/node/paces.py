@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launcher import runs
+from launcher import event_file, runs
 from launcher.health import Straggler, stragglers
 from launcher.node.board import Board
 from launcher.node.events import Events
@@ -88,7 +88,7 @@ class Paces:
         self._heard = [[] for _ in self._heard]
         with contextlib.suppress(OSError):  # a full disk: no training needs it
             self._file.parent.mkdir(mode=0o700, exist_ok=True)
-            runs.append(self._file, "pace", **told)
+            event_file.append(self._file, "pace", **told)
         with contextlib.suppress(LineDead):  # which others look at
             self._board.tell_pace(json.dumps({"time": round(time.time(), 3), "event": "pace", **told}))
             if self._index == 0:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import errors, runs, secret
+from launcher import errors, event_file, secret
 from launcher.node.events import current_attempt
 from launcher.public import SECRETS
 
@@ -182,7 +182,7 @@ class PbsTask:
         cause = f"task {self._number} on {self._host} {what}: pbsdsh says {words or 'nothing'!r}{hint}"
         print(f"launcher: {cause}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
-            runs.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
+            event_file.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
 
     def _signal(self) -> None:
         """Sends what is wanted, once, as soon as the task has told its process group."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher import event_file
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_history import Past, history
@@ -20,7 +21,7 @@ from launcher.plan import JobPlan
 from launcher.post_mortem import notices
 from launcher.post_mortem.verdict import Evidence
 from launcher.printed import file_names
-from launcher.runs import Attempt, Run, read_events
+from launcher.runs import Attempt, Run
 from launcher.state import RunState
 from launcher.units import parse_size
 
@@ -132,7 +133,7 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
 
 
 def _started(attempt: Attempt) -> Event:
-    events = read_events(attempt.events_file("script"))  # those of ranks may be many
+    events = event_file.read(attempt.events_file("script"))  # those of ranks may be many
     return next((event for event in events if event["event"] == "started"), {})
 
 

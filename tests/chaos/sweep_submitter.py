@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher import event_file
 from launcher.backends.pbs_query import short
-from launcher.runs import read_events
 from launcher.sweeps import Sweep
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
@@ -155,7 +155,7 @@ def _seen(sweep: Sweep) -> dict[str, int]:
     events = [
         event["event"]
         for path in (sweep.path, *sweep.path.glob("[0-9]*"))
-        for event in read_events(path / "journal.jsonl")
+        for event in event_file.read(path / "journal.jsonl")
     ]
     return {
         "manifest": int(sweep.recorded()), "points": len(list(sweep.path.glob("[0-9]*/record.json"))),

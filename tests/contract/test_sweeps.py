@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher import runs, sweeps
+from launcher import lookup, sweeps
 from launcher.runs import Run
 from launcher.sweeps import Sweep
 from tests.launch import Launcher
@@ -199,4 +199,4 @@ def test_a_dry_run_shows_what_is_submitted(launcher: Launcher) -> None:
     (script,) = found.path.glob("arrays/*.sh")
     assert script.read_text() in shown.stdout
     assert Points(launcher).wait() == 0
-    assert runs.all_runs(launcher.runs_dir) == []
+    assert lookup.all_runs(launcher.runs_dir) == []

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import event_file
 from launcher.plan import JobPlan
-from launcher.runs import Run, append
+from launcher.runs import Run
 from launcher.sweeps import Manifest, Sweep
 from tests.unit.plans import plan_of
 
@@ -54,9 +55,9 @@ def begin(run: Run, job: str | None = None, *, number: int = 0, step: int | None
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
     (events.parent / "logs").mkdir()
-    append(events / "script.jsonl", "started", job=job or f"100_{run.path.name}", host="node1")
+    event_file.append(events / "script.jsonl", "started", job=job or f"100_{run.path.name}", host="node1")
     if step is not None:
-        append(events / "rank-0.jsonl", "progress", step=step, total=100)
+        event_file.append(events / "rank-0.jsonl", "progress", step=step, total=100)
     return events
 
 
@@ -67,7 +68,7 @@ def end(
     """An attempt of a run begins and ends."""
     events = begin(run, **begun)
     if fault:
-        append(events / "node-0.jsonl", "fault", cause=fault, rank=rank, host=host)
+        event_file.append(events / "node-0.jsonl", "fault", cause=fault, rank=rank, host=host)
     if metrics is not None:
         run.write_result(metrics)
-    append(events / "script.jsonl", "ended", code=code)
+    event_file.append(events / "script.jsonl", "ended", code=code)

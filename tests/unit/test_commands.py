@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from launcher import datasets, live
+from launcher import datasets, event_file, live
 from launcher.backends.base import JobState
 from launcher.cli import commands, status
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
 from launcher.paths import PACKAGE
-from launcher.runs import Run, append
+from launcher.runs import Run
 from launcher.state import RunState
 from tests.unit.plans import plan_of
 
@@ -66,9 +66,9 @@ def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int
         for rank in range(ranks):
             (folder / "logs" / f"rank-{rank}.out").write_text(f"rank {rank} was here\n")
         if fault:
-            append(folder / "events" / "node-0.jsonl", "fault", cause=fault, rank=0)
+            event_file.append(folder / "events" / "node-0.jsonl", "fault", cause=fault, rank=0)
         if code is not None:
-            append(folder / "events" / "script.jsonl", "ended", code=code)
+            event_file.append(folder / "events" / "script.jsonl", "ended", code=code)
     return run
 
 

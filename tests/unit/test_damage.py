@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher import event_file
 from launcher.backends.base import JobState, SchedulerJob
 from launcher.backends.slurm_query import Slurm
 from launcher.cli.status_rows import UNREADABLE, Rows, plain
 from launcher.cli.status_table import table
-from launcher.runs import FORMAT, Run, append, read_events
+from launcher.runs import FORMAT, Run
 from launcher.sweeps import Sweep
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
@@ -45,17 +46,21 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
         for each in ("events", "logs", "pace", "preflight"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
-        append(events / "script.jsonl", "started", job=job, host="node1")
-        append(events / "node-0.jsonl", "met", ranks=2, hosts=["node1"])
-        append(events / "node-0.jsonl", "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1")
-        append(events / "rank-0.jsonl", "progress", step=1, total=9)
-        append(events / "rank-0.jsonl", "evaluated", step=1, loss=0.5)
-        append(events / "rank-0.jsonl", "progress", step=5, total=9)
-        append(events / "checkpoint.jsonl", "saved", step=4, bytes=3)
-        append(attempt / "pace" / "member-0.jsonl", "pace", round=0, rank=0, host="node1", seconds=[0.1, 0.2])
+        event_file.append(events / "script.jsonl", "started", job=job, host="node1")
+        event_file.append(events / "node-0.jsonl", "met", ranks=2, hosts=["node1"])
+        event_file.append(
+            events / "node-0.jsonl", "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1"
+        )
+        event_file.append(events / "rank-0.jsonl", "progress", step=1, total=9)
+        event_file.append(events / "rank-0.jsonl", "evaluated", step=1, loss=0.5)
+        event_file.append(events / "rank-0.jsonl", "progress", step=5, total=9)
+        event_file.append(events / "checkpoint.jsonl", "saved", step=4, bytes=3)
+        event_file.append(
+            attempt / "pace" / "member-0.jsonl", "pace", round=0, rank=0, host="node1", seconds=[0.1, 0.2]
+        )
         (attempt / "exit_code").write_text("75\n" if code else "")
         if code:
-            append(events / "script.jsonl", "ended", code=code)
+            event_file.append(events / "script.jsonl", "ended", code=code)
     (run.path / "lease").write_text(f"{job} 1 node1\n")
     run.write_result({"loss": 1})
     return run
@@ -190,4 +195,4 @@ def test_a_run_of_another_version_is_told_as_such(tmp_path: Path, values: dict[s
 def test_an_event_without_what_readers_rely_on_is_left_out(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"time": 1, "event": "first"}\n' + line + b'\n{"time": 2, "event": "last"}\n')
-    assert [event["event"] for event in read_events(path)] == ["first", "last"]
+    assert [event["event"] for event in event_file.read(path)] == ["first", "last"]

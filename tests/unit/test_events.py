@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from workload_ranks import run_ranks
 
+from launcher import event_file
 from launcher.config import DDPMnist, FSDPLm
 from launcher.node import events
 from launcher.node.events import FIRST, INTERVAL, Reporter
-from launcher.runs import Attempt, Run, read_events
+from launcher.runs import Attempt, Run
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 def steps(attempt: Attempt, event: str) -> list[int]:
-    return [each["step"] for each in read_events(attempt.events_file("rank-0")) if each["event"] == event]
+    return [each["step"] for each in event_file.read(attempt.events_file("rank-0")) if each["event"] == event]
 
 
 @pytest.mark.parametrize("event", ["progress", "evaluated"])

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import live_index
+from launcher import event_file, live_index
 from launcher.backends.base import JobState, SchedulerJob
 from launcher.backends.slurm_query import Slurm
 from launcher.cli import status_rows
 from launcher.cli.status_rows import RECENT, Rows
 from launcher.errors import DONE
-from launcher.runs import Run, append
+from launcher.runs import Run
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep
 
@@ -72,7 +72,7 @@ def test_a_run_is_noted_when_it_is_handed_over_and_removed_when_it_was_seen_done
     assert shown(tmp_path) == {"a": "running"}
     assert noted(tmp_path) == {"a"}
     (run.path / "attempts/0/events").mkdir(parents=True)
-    append(run.path / "attempts/0/events/script.jsonl", "ended", code=DONE)
+    event_file.append(run.path / "attempts/0/events/script.jsonl", "ended", code=DONE)
     assert shown(tmp_path) == {"a": "done"}
     assert noted(tmp_path) == set()
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher import event_file
 from launcher.cli import commands, logs
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
-from launcher.runs import Run, append
+from launcher.runs import Run
 from tests.unit.plans import plan_of
 
 
@@ -30,7 +31,7 @@ def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
     folder = run.path / "attempts" / str(number)
     for name in ("events", "logs"):
         (folder / name).mkdir(parents=True)
-    append(folder / "events" / "script.jsonl", "started", job=job, output=0)
+    event_file.append(folder / "events" / "script.jsonl", "started", job=job, output=0)
     for name, text in ranks.items():
         stream, _, rank = name.partition("_")
         (folder / "logs" / f"rank-{rank}.{stream}").write_text(text)
@@ -89,9 +90,9 @@ def test_it_follows_from_one_attempt_to_the_next(
 ) -> None:
     attempt(run, 0, "7", out_0="a\n")
     steps = iter([
-        lambda: append(run.attempts()[0].events_file("script"), "ended", code=75),
+        lambda: event_file.append(run.attempts()[0].events_file("script"), "ended", code=75),
         lambda: attempt(run, 1, "8", out_0="b\n"),
-        lambda: append(run.attempts()[1].events_file("script"), "ended", code=0),
+        lambda: event_file.append(run.attempts()[1].events_file("script"), "ended", code=0),
     ])  # fmt: skip
     asked = []
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from workload_ranks import run_ranks
 
-from launcher import runs
+from launcher import event_file, runs
 from launcher.config import DDPMnist, FSDPLm, Sync
 from launcher.node import Env, pace, paces, pulse
 from launcher.node.pace import Pace
@@ -254,7 +254,7 @@ def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: py
     attempt = runs.Attempt(runs.Run(tmp_path), 0)
     (attempt.path / "pace").mkdir(parents=True)
     for number in range(100):
-        runs.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number)
+        event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number)
     assert len(attempt.paces()) == 100
     monkeypatch.setattr(runs, "_END", 500)
     numbers = [event["number"] for event in attempt.paces()]

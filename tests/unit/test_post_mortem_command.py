@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import live
+from launcher import event_file, live
 from launcher.backends import slurm_history
 from launcher.backends.base import JobState
 from launcher.backends.slurm_history import Past
@@ -18,7 +18,7 @@ from launcher.cli import commands
 from launcher.cli.text import cause, outcome
 from launcher.errors import LauncherError
 from launcher.post_mortem import evidence, findings
-from launcher.runs import Attempt, Run, append
+from launcher.runs import Attempt, Run
 from tests.unit.plans import plan_of
 
 TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in main\n    f()\nValueError: no'
@@ -42,11 +42,11 @@ def attempt(run: Run, number: int = 0, *, code: int | None = 1, output: int = 0,
     made = Attempt(run, number)
     (made.path / "events").mkdir(parents=True)
     made.logs.mkdir()
-    append(made.events_file("script"), "started", job="7", host="node1", output=output)
+    event_file.append(made.events_file("script"), "started", job="7", host="node1", output=output)
     if fault:
-        append(made.events_file("node-0"), "fault", **{"host": "node2", "exit_code": 1, **fault})
+        event_file.append(made.events_file("node-0"), "fault", **{"host": "node2", "exit_code": 1, **fault})
     if code is not None:
-        append(made.events_file("script"), "ended", code=code)
+        event_file.append(made.events_file("script"), "ended", code=code)
     return made
 
 
@@ -159,7 +159,9 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
         made, rank=1, kind="hung", host="node1",
         cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
     )  # fmt: skip
-    append(attempt_made.events_file("node-0"), "restart", round=1, cause="rank 0 on node1: killed by SIGKILL")
+    event_file.append(
+        attempt_made.events_file("node-0"), "restart", round=1, cause="rank 0 on node1: killed by SIGKILL"
+    )
     head = "hread 0x1 (most recent call first):\n"
     stack = f'T{head}  File "/t.py", line 1 in wait\n\nCurrent t{head}'
     for rank in range(4):
@@ -182,7 +184,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, code=75)
-    append(Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", step=7)
+    event_file.append(Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", step=7)
     code, shown = call("a")
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
@@ -270,7 +272,7 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     pasts = slurm_history.parse(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
-    append(first.events_file("script"), "started", job="7")
+    event_file.append(first.events_file("script"), "started", job="7")
     text = first.events_file("script").read_text().splitlines()
     first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
     assert evidence.past_of(pasts, first, last=False) == pasts[0]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import printed
+from launcher import event_file, printed
 from launcher.printed import Part, Start, Stream, file_names, lines_of, parts_of, read, start_of_last
-from launcher.runs import Run, append
+from launcher.runs import Run
 
 A, B = Path("/r/output-7.log"), Path("/r/output-8.log")
 
@@ -27,7 +27,7 @@ def begin(run: Run, number: int, job: str, output: int | None) -> None:
     """Attempt `number` begins, after so many bytes of its job's output."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
-    append(events / "script.jsonl", "started", job=job, **({} if output is None else {"output": output}))
+    event_file.append(events / "script.jsonl", "started", job=job, **({} if output is None else {"output": output}))
 
 
 def write(run: Run, text: str, job: str = "7") -> None:

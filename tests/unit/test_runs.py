@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher import event_file
 from launcher.errors import ConfigError, RunError
-from launcher.runs import Attempt, Run, all_runs, append, find, new_id, read_events
+from launcher.lookup import all_runs, find
+from launcher.runs import Attempt, Run, new_id
 from tests.unit.plans import plan_of
 
 
@@ -200,24 +202,26 @@ def test_a_directory_that_was_never_finished_is_not_used(tmp_path: Path) -> None
 
 def test_a_line_that_is_half_written_or_no_event_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    append(path, "first", value="a\nb")
+    event_file.append(path, "first", value="a\nb")
     with path.open("ab") as file:
         file.write(b'\xff\xfe\n[1]\n"text"\n\n{"time": 2, "event": "second"}\n{"time": 3, "event": "thi')
-    assert [event["event"] for event in read_events(path)] == ["first", "second"]
-    assert list(read_events(tmp_path / "none")) == []
+    assert [event["event"] for event in event_file.read(path)] == ["first", "second"]
+    assert list(event_file.read(tmp_path / "none")) == []
 
 
 def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     writers = [
-        threading.Thread(target=lambda n=n: [append(path, "step", writer=n, text="x" * 500) for _ in range(50)])
+        threading.Thread(
+            target=lambda n=n: [event_file.append(path, "step", writer=n, text="x" * 500) for _ in range(50)]
+        )
         for n in range(4)
     ]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(list(read_events(path))) == len(path.read_text().splitlines()) == 200
+    assert len(list(event_file.read(path))) == len(path.read_text().splitlines()) == 200
 
 
 def test_the_events_of_an_attempt_are_merged_by_time(tmp_path: Path) -> None:

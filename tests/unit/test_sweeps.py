@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import runs, sweeps
+from launcher import lookup, sweeps
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Run
 from launcher.state import tell
@@ -230,7 +230,7 @@ def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -
     sweep = make_sweep(tmp_path, name="7")
     assert (sweep.id, sweep.run(3).id) == ("7", "7/3")
     assert Run(sweep.path).id == "7"
-    assert runs.find("7/3", tmp_path).path == sweep.run(3).path
+    assert lookup.find("7/3", tmp_path).path == sweep.run(3).path
     assert sweeps.sweep_of(sweep.run(3)) == sweep
 
 
@@ -250,17 +250,17 @@ def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
 def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     sweep, other = make_sweep(tmp_path, name="lr-1"), make_sweep(tmp_path, name="lr-2")
     assert {each.id for each in sweeps.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
-    assert runs.all_runs(tmp_path) == []
+    assert lookup.all_runs(tmp_path) == []
     assert sweeps.find("lr-1", tmp_path) == sweep
     assert sweeps.find(str(other.path), tmp_path) == other
-    assert runs.find("lr-2/3", tmp_path).path == other.path / "3"
+    assert lookup.find("lr-2/3", tmp_path).path == other.path / "3"
     for name, words in [
         ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
-            runs.find(name, tmp_path) if "/" in name else sweeps.find(name, tmp_path)
+            lookup.find(name, tmp_path) if "/" in name else sweeps.find(name, tmp_path)
     with pytest.raises(RunError, match="is a sweep: name one of its points"):
-        runs.find("lr-1", tmp_path)
+        lookup.find("lr-1", tmp_path)
 
 
 def test_cancelling_is_taken_back(tmp_path: Path) -> None:
