@@ -394,7 +394,7 @@ class Config:
     nodes: int = 1  # number of nodes
     min_nodes: int | None = None  # fewest nodes to begin or to go on with when others are missing; empty: all
     gpus_per_node: int = 0  # GPUs on each node
-    procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else 1
+    procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else as few as the workload needs
     cpus_per_proc: int = 1  # CPUs for each rank
     mem: str | None = None  # memory per node, with a unit (`16G`); empty: the site's default
     time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00

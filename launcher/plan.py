@@ -271,7 +271,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     if min_nodes > nodes:
         raise ConfigError(f"min_nodes={min_nodes} is more than nodes={nodes}: lower min_nodes or raise nodes")
     gpus = _at_least("gpus_per_node", config.gpus_per_node, 0)
-    procs = max(gpus, 1) if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
+    enough = gpus or -(-workload.min_ranks // nodes)  # without GPUs as few as the workload makes sense with
+    procs = enough if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
     params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
     if site.code is not None and params.get("script"):
         from launcher import snapshot
