@@ -84,7 +84,7 @@ def decide(
     | an error of the program in a round without progress | fail: it would come again |
     | told to stop | resume |
     | too few nodes are left | resume |
-    | the round made progress, or fewer than max_restarts in a row did not | restart |
+    | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
     | otherwise | fail |
 
     Args:
@@ -94,7 +94,7 @@ def decide(
         listens: the rank saves and leaves when it is told to stop, so it can resume; of a lost node, any rank.
         stopping: the agent was told to stop.
         enough: at least min_nodes are left.
-        max_restarts: restarts in a row that may bring no progress.
+        max_restarts: restarts in a row that may bring no progress; 0: none at all after a fault.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY
@@ -109,7 +109,7 @@ def decide(
         return Then.FAIL
     if stopping or not enough:
         return Then.RESUME
-    if progress or history.tried < max_restarts:
+    if max_restarts and (progress or history.tried < max_restarts):
         return Then.RESTART
     return Then.FAIL
 

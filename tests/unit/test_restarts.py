@@ -71,6 +71,11 @@ def test_only_restarts_without_progress_are_counted() -> None:
     assert history.round == 6
 
 
+def test_no_restart_is_made_where_none_is_wanted() -> None:
+    for kind in (Kind.KILLED, Kind.HUNG, Kind.RAISED, Kind.LOST_NODE):
+        assert decide(kind, History(), 20, listens=True, stopping=False, enough=True, max_restarts=0) is Then.FAIL
+
+
 def test_a_new_round_for_a_node_that_came_back_is_free() -> None:
     assert History().after("node2 came back", 7, counts=False).tried == 0
 
