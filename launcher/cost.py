@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.config import ResumeHow
+from launcher.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,7 +92,7 @@ def _attempts(plans: Iterable[JobPlan]) -> list[str]:
 def _shape(plan: JobPlan) -> str:
     """`2 nodes x 4 GPUs x 12h`."""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
-    return f"{_count(plan.nodes, 'node')} x {_count(many, what)} x {hours(plan.time)}"
+    return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {hours(plan.time)}"
 
 
 def hours(seconds: int) -> str:
@@ -107,7 +108,3 @@ def number(value: float) -> str:
 
 def _hours_of(value: float, what: str) -> str:
     return f"{number(value)} {what}-hour" + ("" if value == 1 else "s")
-
-
-def _count(many: int, what: str) -> str:
-    return f"{many} {what}" + ("" if many == 1 else "s")

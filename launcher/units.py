@@ -81,6 +81,11 @@ def parse_size(text: str) -> int:
     return size
 
 
+def plural(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def format_size(size: int) -> str:
     """The shortest exact form: 17179869184 -> `16G`."""
     for unit in "PTGMK":

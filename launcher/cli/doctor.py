@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
+from launcher.units import plural
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -41,7 +42,7 @@ def run(arguments: Namespace) -> int:
     else:
         numbers = {kind: sum(each.level is kind for each in found) for kind in Level}
         problems, warnings = numbers[Level.PROBLEM], numbers[Level.WARNING]
-        print(f"\n{_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+        print(f"\n{plural(problems, 'problem')}, {plural(warnings, 'warning')}")
     return 1 if level is Level.PROBLEM else 0
 
 
@@ -109,7 +110,3 @@ def _json(found: list[Finding]) -> str:
     rows = [dataclasses.asdict(each) for each in found]
     return json.dumps({"launcher": __version__, "python": sys.version.split()[0], "level": worst(found).value,
                        "findings": rows}, indent=1)  # fmt: skip
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

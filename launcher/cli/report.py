@@ -62,10 +62,11 @@ def write_alone(found: Run | Sweep) -> Path:
 
 def _write(path: Path, shown: Page) -> None:
     from launcher.report import page
+    from launcher.units import rough_size
 
     text = page.render(shown)
     page.write(path, text)
-    print(f"wrote {path} ({len(text.encode()) / 1e6:.1f} MB)")
+    print(f"wrote {path} ({rough_size(len(text.encode()))})")
 
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.public import clean
 from launcher.state import RunState
-from launcher.units import format_size, format_time
+from launcher.units import format_size, format_time, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,8 @@ def plan_table(plan: JobPlan) -> str:
     """The plan in two columns."""
     from launcher import cost  # for this table alone
 
-    ranks = f"{plan.world_size} ({plan.procs_per_node} on each of {plan.nodes} nodes)"
+    where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
+    ranks = f"{plan.world_size} ({where})"
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
@@ -50,7 +51,7 @@ def plan_table(plan: JobPlan) -> str:
             ("secrets", ", ".join(plan.secrets)),
         ) if value),
         ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
-        ("each node", f"{plan.cpus_per_node} CPUs, {plan.gpus_per_node} GPUs, "
+        ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
         *(("" if number else "asks for", line) for number, line in enumerate(cost.lines(plan) if plan.queued else ())),
