@@ -5,6 +5,8 @@ PYTHON ?= python3
 # What pip installs as torch; for a build without CUDA give a wheel or use --index-url in PIP_ARGS.
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
+# More for pytest.
+PYTEST_ARGS ?=
 VENV := .venv
 READY := $(VENV)/ready
 RUN := $(VENV)/bin/python
@@ -38,8 +40,8 @@ demo: $(READY)
 
 test: lint
 	@bash tests/setup_debian.sh
-	$(RUN) -m pytest --quiet --numprocesses=auto tests/unit
-	$(RUN) -m pytest --numprocesses=3 --durations=15 --ignore=tests/unit
+	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) tests/unit
+	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) --ignore=tests/unit
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
