@@ -217,6 +217,8 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state(seen: Seen) -> str:
+    if seen.story.cancelled and not seen.state.over:
+        return "cancelling"
     if seen.state.value != "unconfirmed" or not seen.run.is_point:
         return seen.state.value
     return not_begun(seen.run) or seen.state.value

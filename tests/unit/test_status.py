@@ -291,6 +291,16 @@ def test_after_a_cancel_nobody_believes_the_answer_before(
     assert rows(tmp_path)["a"]["state"] == "cancelled"
 
 
+def test_a_run_that_is_asked_to_end_does_not_count_as_running(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a", "1")
+    says({"1": RUNNING})
+    monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
+    Live().cancel(run)
+    assert (rows(tmp_path)["a"]["state"], rows(tmp_path)["a"]["over"]) == ("cancelling", False)
+
+
 def test_a_follower_asks_less_often_while_nothing_changes(
     tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
