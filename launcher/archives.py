@@ -1,6 +1,7 @@
 """Archives of environments, seen from the login node: made by `env pack`, and looked at before a run is submitted.
 
-Beside FILE there is FILE.json: its checksum, what it was made of, and how long importing torch took from there.
+Beside FILE there is FILE.json: its checksum, what it was made of, and how long importing torch took from there. The
+checksum of a file without that is kept in CACHE/archives/, for it takes as long as the file is large.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import IO, Any
 from launcher import environments
 from launcher.errors import ConfigError, RunError
 from launcher.node.archive import PIECE, SUFFIXES
+from launcher.paths import user_cache_dir
+from launcher.runs import write
 
 LEFT_OUT = ("/share/man/", "/pip-selfcheck")  # of no use in a job
 
@@ -40,22 +43,36 @@ def checked(name: str) -> tuple[str, dict[str, Any]]:
             f"{key}: there is no file {path.name} in {path.parent}: make it with `env pack FOLDER {name}`, on a file "
             "system that all nodes share"
         )
-    told = _beside(path)
+    kept = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
+    told = _noted(Path(f"{path}.json"), path) or _noted(kept, path) or _note(kept, path)
     return str(path), {
-        "archive_digest": told.get("sha256") or digest_of(path), "archive_of": told.get("of"),
+        "archive_digest": told["sha256"], "archive_of": told.get("of"),
         "archive_import": float(told.get("import_seconds", 0.0)),
     }  # fmt: skip
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    """What `pack` has written down, if the archive is still that one."""
+def _noted(note: Path, path: Path) -> dict[str, Any]:
+    """What was written down about an archive, if it is still that one."""
     try:
-        told = json.loads(Path(f"{path}.json").read_text())
-        status = path.stat()
-        same = (told["bytes"], told["mtime_ns"]) == (status.st_size, status.st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads(note.read_text())
+        return dict(told) if told["sha256"] and told.items() >= _stamp(path).items() else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return dict(told) if same else {}
+
+
+def _note(note: Path, path: Path) -> dict[str, Any]:
+    """Reads an archive, and writes its checksum down."""
+    told = {**_stamp(path), "sha256": digest_of(path)}
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(note, json.dumps(told), sync=False)
+    return told
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    """By which it is known again."""
+    status = path.stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def digest_of(path: Path) -> str:
@@ -97,10 +114,8 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError) as error:
         part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
-    status = archive.stat()
     told = {
-        "sha256": digest_of(archive), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "of": str(folder),
-        "import_seconds": round(seconds, 2),
+        "sha256": digest_of(archive), **_stamp(archive), "of": str(folder), "import_seconds": round(seconds, 2),
     }  # fmt: skip
     Path(f"{archive}.json").write_text(json.dumps(told, indent=1) + "\n")
     return told

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher.public import SECRETS
-
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
 
@@ -160,7 +158,7 @@ class Launch:
     rendezvous_timeout: int = 300  # seconds until every node must have arrived and every rank must have joined
     timeout: int = 1800  # seconds a collective may take before it counts as failed
     grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
-    max_restarts: int = 3  # restarts of the ranks within an attempt, not counting those after which the run got further
+    max_restarts: int = 3  # restarts in an attempt, not counting those after which the run got further; 0: none
     hang_timeout: int = 600  # seconds without a step after which ranks count as hung, once they have done one
     heartbeat: int = 30  # seconds of silence after which a node counts as lost
 
@@ -214,7 +212,7 @@ class Env:
     python: str = "python3"  # interpreter inside, with torch, numpy and submitit
     snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
     snapshot_limit: str = "100M"  # most that such a copy may take
-    secrets: list[str] = field(default_factory=lambda: list(SECRETS))  # names of variables that are written nowhere
+    secrets: list[str] = field(default_factory=list)  # more names of secrets, which are written nowhere; !NAME excepts
 
 
 @dataclass

@@ -3,14 +3,14 @@
 | runtime | the script starts on each node | which |
 |---|---|---|
 | apptainer, singularity, enroot, auto | `python -m launcher.node.container RUN` | looks for the image, and enters it |
-| pyxis | `srun --container-image=... env ... python3 -m launcher.node RUN` | needs the launcher's Python nowhere |
+| pyxis | `srun --container-image=... python3 -m launcher.node RUN` | needs the launcher's Python nowhere |
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +38,8 @@ def fields_of(config: Config, starter: str | None) -> dict[str, Any]:
             "within a container)"
         )
     if env.container is None:
-        for key, default in (("container_args", []), ("binds", []), ("container_runtime", Runtime.auto)):
-            if getattr(env, key) != default:
+        for key in ("container_args", "binds", "container_runtime", "python"):
+            if getattr(env, key) != getattr(Env(), key):
                 raise ConfigError(f"env.{key} is for a container: set env.container too, or leave it out")
         return {}
     if env.container_runtime is Runtime.pyxis and starter != "srun":
@@ -67,8 +67,8 @@ def checked(env: Env) -> tuple[str, tuple[str, ...]]:
         told = f"{key} is fetched by every node on its own: for many nodes, make it a file first (apptainer pull)"
         return image, (told,)
     is_path = image.startswith(("/", "~", ".")) or image.endswith((".sif", ".sqsh", ".img"))
-    if env.container_runtime is Runtime.pyxis and not is_path:
-        return image, ()  # a name such as nvcr.io#nvidia/pytorch:25.01-py3
+    if env.container_runtime in (Runtime.pyxis, Runtime.enroot) and not is_path:
+        return image, ()  # a name such as nvcr.io#nvidia/pytorch:25.01-py3, or of a container that enroot has made
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(image))))
     if path.exists():
         if not os.access(path, os.R_OK):
@@ -80,31 +80,56 @@ def checked(env: Env) -> tuple[str, tuple[str, ...]]:
 
 
 def node_command(plan: JobPlan) -> list[str]:
-    """What the script starts on each node, but for the run directory."""
+    """What the script starts on each node, but for the run directory.
+
+    Raises:
+        ConfigError: a folder of the run cannot be seen in a container.
+    """
     if plan.archive is not None:
         return [plan.python, "-m", "launcher.node.archive"]
     if plan.container is None:
         return [plan.node_python, "-u", "-m", "launcher.node"]
-    if plan.container_runtime != Runtime.pyxis.value:
-        return [plan.python, "-m", "launcher.node.container"]
-    # pyxis carries the whole environment in, and lets the image's own variables win.
-    unset = [word for name in container.BREAKING for word in ("-u", name)]
-    given = [f"{name}={value}" for name, value in container.ours(plan).items()]
-    return ["env", *unset, *given, plan.container_python, "-u", "-m", "launcher.node"]
+    for folder in container.folders(plan):
+        if "," in folder or ":" in folder:
+            raise ConfigError(
+                f"{folder} is seen inside of env.container, and the name of such a folder cannot have a comma or a "
+                "colon: choose another one"
+            )
+    if _pyxis(plan):
+        return [*container.python_inside(plan), "-m", "launcher.node"]
+    return [plan.python, "-m", "launcher.node.container"]
+
+
+def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
+    """Shell lines for pyxis, each with what it is: a folder that is not there cannot be mounted."""
+    return [
+        (f"mkdir -p -m 700 {shlex.quote(folder)}", f"making {folder}, to be seen in env.container")
+        for folder in (container.made(plan) if _pyxis(plan) else [])
+    ]
+
+
+def before_srun(plan: JobPlan) -> list[str]:
+    """Words in front of srun. pyxis carries the whole environment in, where the image's own variables win.
+
+    Outside, for inside they may be the image's own.
+    """
+    if not _pyxis(plan):
+        return []
+    hosts = [name for name in container.BREAKING if name == "PYTHONPATH" or name not in plan.environment]
+    return ["env", *(word for name in hosts for word in ("-u", name))]
 
 
 def srun_options(plan: JobPlan) -> list[str]:
     """Arguments of srun, for pyxis."""
-    if plan.container is None or plan.container_runtime != Runtime.pyxis.value:
+    if not _pyxis(plan):
         return []
     return [
         f"--container-image={plan.container}",
-        f"--container-mounts={','.join(_mounts([*container.folders(plan), *plan.binds]))}",
+        f"--container-mounts={','.join(container.mounts([*container.folders(plan), *plan.binds]))}",
         f"--container-workdir={plan.workdir}",
         *plan.container_args,
     ]
 
 
-def _mounts(binds: Sequence[str]) -> list[str]:
-    """pyxis wants a target too."""
-    return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+def _pyxis(plan: JobPlan) -> bool:
+    return plan.container is not None and plan.container_runtime == Runtime.pyxis.value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import ConfigError
@@ -88,11 +89,15 @@ def _asked(key: str, path: Path) -> tuple[str, ...]:
         version, missing = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return (f"{key}: its Python could not be asked here ({error}); nodes may be able to start it",)
+    if told := problem(version, missing):
+        fix = f": {python} -m pip install {' '.join(missing)}" if missing else ""
+        raise ConfigError(f"{key} {told}{fix}")
+    return ()
+
+
+def problem(version: Sequence[int], missing: Sequence[str]) -> str:
+    """Why ranks could not run with a Python that has answered ASK; empty: they can. Pure."""
     if not OLDEST <= tuple(version) <= NEWEST:
         names = [".".join(map(str, each)) for each in (version, OLDEST, NEWEST)]
-        raise ConfigError(f"{key} has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}")
-    if missing:
-        raise ConfigError(
-            f"{key} lacks {', '.join(missing)}, which every run needs: {python} -m pip install {' '.join(missing)}"
-        )
-    return ()
+        return f"has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}"
+    return f"lacks {', '.join(missing)}, which every run needs" if missing else ""

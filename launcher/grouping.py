@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from launcher import render
+from launcher import containers, render
 from launcher.plan import JobPlan
 
 # Keys of a plan that only ranks look at. What is not here may be in the script.
@@ -54,9 +54,8 @@ def groups(
 
 def _key(plan: JobPlan) -> tuple[object, ...]:
     values = ((field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan))
-    return tuple(
-        repr(value) if isinstance(value, Mapping) else value for name, value in values if name not in FOR_RANKS
-    )
+    own = (repr(value) if isinstance(value, Mapping) else value for name, value in values if name not in FOR_RANKS)
+    return (*own, *containers.srun_options(plan))  # which have folders of keys for ranks
 
 
 def shares(parallelism: int | None, sizes: Sequence[int]) -> list[int | None]:

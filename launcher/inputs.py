@@ -15,6 +15,7 @@ from launcher.errors import ConfigError
 if TYPE_CHECKING:
     from launcher.datasets import Found
     from launcher.plan import Site
+    from launcher.runs import Run
     from launcher.snapshot import Tree
     from launcher.texts import Text
 
@@ -44,13 +45,15 @@ class Inputs:
             site = dataclasses.replace(site, **self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
         if site.code_root is None and (config.env.activate or config.env.archive or config.env.container):
-            site = dataclasses.replace(site, code_root=str(snapshot.folder_of(run, another=False).with_name("lib")))
+            site = dataclasses.replace(site, code_root=str(snapshot.library_of(run)))
         if not config.env.snapshot:
             return site
         before = None if new_snapshot else snapshot.before_of(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
         tree = self._tree(site.workdir, runs_dir) if before is None else None
-        return snapshot.planned(config, site, tree, before, snapshot.folder_of(run, another=new_snapshot))
+        # A point that had none gets one of its own: who knows how old one of its sweep is.
+        folder = snapshot.folder_of(run, another=new_snapshot or run.recorded())
+        return snapshot.planned(config, site, tree, before, folder)
 
     def with_environment(self, config: Config) -> tuple[Config, tuple[str, ...]]:
         """The config with the whole path of the environment that is activated, and what its user should know.
@@ -84,15 +87,20 @@ class Inputs:
         path = self._template(config.cluster.template)
         return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, template=path))
 
-    def into(self, config: Config) -> tuple[Config, tuple[str, ...]]:
+    def into(self, config: Config, run: Run | None = None) -> tuple[Config, tuple[str, ...]]:
         """The config with what was found, and what its user should know.
 
+        Args:
+            config: the config.
+            run: one that may go on with the code of its snapshot, which is then what counts.
+
         Raises:
+            RunError: its snapshot is gone.
             ConfigError: it is not there, or damaged, or the workload's keys do not go together with it.
         """
         workload = config.workload
         if isinstance(workload, (Program, Function)):
-            return _with_code(config, workload), ()
+            return _with_code(config, workload, run), ()
         if isinstance(workload, FSDPLm):
             from launcher import texts
 
@@ -107,13 +115,16 @@ class Inputs:
         return config, ()
 
 
-def _with_code(config: Config, workload: Program | Function) -> Config:
+def _with_code(config: Config, workload: Program | Function, run: Run | None) -> Config:
     """The user's own program or function, found where the job will find it."""
-    from launcher import programs
+    from launcher import programs, snapshot
 
     env = config.env
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
+    before = snapshot.before_of(run) if run is not None and env.snapshot else None
+    if before is not None:
+        workload, place = snapshot.seen(workload, place, before)
     if isinstance(workload, Program):
         return dataclasses.replace(config, workload=programs.checked_program(workload, place))
     return dataclasses.replace(config, workload=programs.checked_function(workload, place))

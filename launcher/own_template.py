@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import render
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
+from launcher.shell_text import ShellText
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,10 +32,19 @@ PARTS = {
     "stop files": (r"\[ -e \"\$LAUNCHER_RUN_DIR/cancelled\" \]", "a cancelled run may begin"),
     "deadline": (r"LAUNCHER_DEADLINE=", "ranks do not save before the wall time is up"),
     "folder": (r"^cd .*\|\| \{ event ended", "ranks start in another folder"),
-    "sign of life": (r"^exec 9> ", "the lease counts as a dead job's after 90 s"),
-    "ranks": (r"-m launcher\.node \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
+    "shell's variables": (r"^\. .*/environment\.sh", "the job has nothing of your shell's environment"),
+    "secrets of the job": (r"^ *\. \"\$LAUNCHER_SECRETS_FILE\"", "secrets do not reach the ranks"),
+    "set-up": (r"^setup_failed\(\)", "cluster.setup and env have no effect"),
+    "srun's environment": (r"^unset SLURM_EXPORT_ENV", "ranks get no variables at a site with sbatch --export=NONE"),
+    "secrets that are there": (r"^if \[ ! -v \S+ \]; then$", "ranks begin without a secret that did not come along"),
+    "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
+    "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
+    "sign of life": (r"touch -c \"\$lease\"", "the lease counts as a dead job's after 90 s"),
+    "waiting": (r"-m launcher\.node\.after ", "it does not wait for other runs (after)"),
+    "ranks": (r"-m launcher\.node(\.archive|\.container)? \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
     "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),
     "going on": (r"-m launcher\.node\.again ", "it does not go on after a stop (requeue, resubmit)"),
+    "secrets removed": (r"rm -f \"\$LAUNCHER_SECRETS_FILE\"", "the file with the secrets stays"),
     "exit code": (r"^exit \"\$code\"$", "the scheduler does not see how it ended"),
 }
 
@@ -83,26 +93,61 @@ def require_sound(path: Path) -> None:
 
 
 def problems(path: Path) -> list[Problem]:
-    """What is wrong with a template whatever the plan: syntax, names that there are not, values within quotes."""
-    import jinja2
-    from jinja2 import meta
+    """What is wrong with a template whatever the plan: syntax, names that there are not, values within quotes. Those
+    of the user's own that it extends, includes or imports are looked at as well."""
+    ours = resource("templates")
+    wrong: list[Problem] = []
+    files, known = [str(path)], {*NAMES, *render.environment().globals}
+    seen: set[str] = set()
+    while files:
+        if (each := files.pop(0)) not in seen and (each == str(path) or not (ours / each).is_relative_to(ours)):
+            seen.add(each)
+            wrong += _of_file(each, files, known)
+    return wrong
 
-    environment, source = render.environment(), path.read_text()
+
+def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
+    """What is wrong with one file. The templates that it needs are added to `files`; to `known` its names, which may
+    be set for those."""
+    import jinja2
+    from jinja2 import meta, nodes
+
+    environment = render.environment()
     try:
-        tree = environment.parse(source, filename=str(path))
+        source = Path(path).read_text()
+        tree = environment.parse(source, filename=path)
+        undeclared = meta.find_undeclared_variables(tree)
     except jinja2.TemplateSyntaxError as error:
-        return [Problem(str(path), error.lineno, f"{error.message}")]
-    known = {*NAMES, *environment.globals}
+        return [Problem(path, error.lineno, f"{error.message}")]
+    except (OSError, UnicodeDecodeError) as error:
+        return [Problem(path, 1, f"it cannot be read as text: {error}")]
     wrong = []
-    for name in sorted(meta.find_undeclared_variables(tree) - known):
+    for name in sorted(undeclared - known):
         line = next((n for n, text in enumerate(source.splitlines(), 1) if re.search(rf"\b{name}\b", text)), 1)
-        wrong.append(Problem(str(path), line, f"there is no {name}.{near(name, known)} Known: {', '.join(NAMES)}"))
-    for other in meta.find_referenced_templates(tree):
-        if other is not None and not (resource("templates") / other).is_file():
-            line = next((n for n, text in enumerate(source.splitlines(), 1) if other in text), 1)
+        wrong.append(Problem(path, line, f"there is no {name}.{near(name, known)} Known: {', '.join(NAMES)}"))
+    known |= {each.name for each in tree.find_all(nodes.Name)}
+    for line, names, needed in _references(tree):
+        there = [name for name in names if (resource("templates") / name).is_file()]
+        files += there
+        if needed and not there:
             ours = [each.name for each in resource("templates").glob("*.j2")]
-            wrong.append(Problem(str(path), line, f"there is no template {other}.{near(other, ours)}"))
+            hint = near(names[0], ours) or " One of your own is named by its whole path"
+            wrong.append(Problem(path, line, f"there is no template {' or '.join(names)}.{hint}"))
     return sorted([*wrong, *_within_quotes(environment, path, source)], key=lambda each: each.line)
+
+
+def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
+    """The templates that one names: line, names of which any will do, and whether one has to be there."""
+    from jinja2 import nodes
+
+    for node in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
+        assert isinstance(node, (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport))
+        try:
+            named = node.template.as_const()
+        except nodes.Impossible:  # made of values
+            continue
+        needed = not (isinstance(node, nodes.Include) and node.ignore_missing)
+        yield node.lineno, [named] if isinstance(named, str) else [*map(str, named)], needed
 
 
 NAMES = (
@@ -126,7 +171,10 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
         raise ConfigError(f"cluster.template: {error.filename}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateNotFound as error:
         raise ConfigError(f"cluster.template: {template}: there is no template {error.name}") from None
-    except (jinja2.TemplateError, ValueError, TypeError, ArithmeticError) as error:
+    except RecursionError as error:
+        path, line = _place(error.__traceback__, template)
+        raise ConfigError(f"cluster.template: {path}:{line}: it extends, includes or calls itself") from None
+    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         path, line = _place(error.__traceback__, template)
         raise ConfigError(f"cluster.template: {path}:{line}: {_words(str(error))}") from None
 
@@ -155,8 +203,8 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 # -- values within quotes
 
 
-def _within_quotes(environment: jinja2.Environment, path: Path, source: str) -> Iterator[Problem]:
-    shell = _Shell()
+def _within_quotes(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
+    shell = ShellText()
     words: list[str] = []
     inside = ""
     for line, kind, text in environment.lex(source):
@@ -165,63 +213,16 @@ def _within_quotes(environment: jinja2.Environment, path: Path, source: str) -> 
         elif kind == "variable_begin":
             words, inside = [], shell.inside
         elif kind == "variable_end":
+            shell.read("_")  # a word
             expression = "".join(words).strip()
             if inside and not re.search(r"\|\s*int\s*$", expression):
                 yield Problem(
-                    str(path), line,
+                    path, line,
                     f"{{{{ {expression} }}}} is within {inside}: values are quoted by the launcher, and quotes around "
                     'one undo that. Leave them out ("a "{{ value }}" b"), or add `| int` to a number',
                 )  # fmt: skip
         else:
             words.append(text)
-
-
-class _Shell:
-    """Whether a place in shell text is within quotes: a reader of quotes, comments and here-documents."""
-
-    def __init__(self) -> None:
-        self._quote, self._document, self._line = "", "", ""
-
-    @property
-    def inside(self) -> str:
-        """Within what the next character would be, in words; empty: within nothing."""
-        if self._document:
-            return "a here-document"
-        return {'"': "double quotes", "'": "single quotes", "`": "backquotes"}.get(self._quote, "")
-
-    def read(self, text: str) -> None:
-        position = 0
-        while position < len(text):
-            position = self._step(text, position)
-
-    def _step(self, text: str, at: int) -> int:
-        character = text[at]
-        if self._document or self._quote == "#":
-            end = text.find("\n", at)
-            line, after = (text[at:], len(text)) if end < 0 else (text[at:end], end + 1)
-            if self._quote == "#":
-                self._quote = "" if end >= 0 else "#"
-                self._line = "" if end >= 0 else self._line
-            elif line.strip() == self._document and not self._line:
-                self._document = ""
-            self._line = "" if end >= 0 else self._line + line
-            return after
-        if character == "\\" and self._quote != "'":
-            return at + 2
-        if self._quote:
-            if character == self._quote:
-                self._quote = ""
-        elif character in "\"'`":
-            self._quote = character
-        elif character == "#" and (not self._line or self._line[-1] in " \t;&|("):
-            self._quote = "#"
-        elif character == "\n":
-            if match := re.search(r"<<-?\s*(['\"]?)(\w+)\1", self._line):
-                self._document = match[2]
-            self._line = ""
-            return at + 1
-        self._line += character
-        return at + 1
 
 
 # -- what it lost

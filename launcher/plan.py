@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from launcher import containers, environments, secret, trackers
+from launcher import containers, environments, public, secret, trackers
 from launcher.config import (
     Backend,
     BestIs,
@@ -274,12 +274,15 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     enough = gpus or -(-workload.min_ranks // nodes)  # without GPUs as few as the workload makes sense with
     procs = enough if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
     params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
-    if site.code is not None and params.get("script"):
+    environment = _environment(cluster.environment)
+    if site.code is not None:
         from launcher import snapshot
 
-        params["script"] = snapshot.script_in(params["script"], site)
-    environment = _environment(cluster.environment)
-    secrets = secret.among(environment, config.env.secrets)
+        environment = snapshot.environment_in(environment, site)
+        if params.get("script"):
+            params["script"] = snapshot.script_in(params["script"], site)
+    secret_names = public.patterns(config.env.secrets)
+    secrets = secret.among(environment, secret_names)
     plan = JobPlan(
         run_id=site.run_id,
         name=check_name("name", config.name),
@@ -333,7 +336,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         **containers.fields_of(config, site.starter or _starter(cluster)),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),
-        secret_names=tuple(config.env.secrets),
+        secret_names=secret_names,
         secrets_dir=site.secrets_dir,
         interface=cluster.interface,
         host_suffix=cluster.host_suffix,

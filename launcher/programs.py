@@ -39,11 +39,12 @@ class Place:
     sure: bool = True
 
 
-def here(environment: Mapping[str, Any], setup: Sequence[str]) -> Place:
-    """This machine's, with what the cluster's profile adds."""
+def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
+    """This machine's, with what the cluster's profile adds, in a folder (that of this process)."""
+    folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    path = [os.getcwd(), *str(more).split(os.pathsep), *sys.path]
-    return Place(Path.cwd(), tuple(dict.fromkeys(filter(None, path))), sure=not setup)
+    path = [folder, *str(more).split(os.pathsep), *sys.path]
+    return Place(Path(folder), tuple(dict.fromkeys(filter(None, path))), sure=not setup)
 
 
 def checked_program(program: Program, place: Place) -> Program:
@@ -62,9 +63,7 @@ def checked_program(program: Program, place: Place) -> Program:
     if program.script is not None:
         _check_script(program, place)
     elif program.python is None:  # what another interpreter finds is not known here
-        spec = _found(str(program.module), place, "workload.module")
-        if spec is not None and spec.submodule_search_locations is not None:
-            _found(f"{program.module}.__main__", place, "workload.module")
+        _program(str(program.module), place)
     return replace(program, args=_arguments(program.args))
 
 
@@ -83,6 +82,33 @@ def checked_function(function: Function, place: Place) -> Function:
         tree = _parsed(Path(spec.origin), f"workload.target={function.target}")
         _check_call(tree, name, function.kwargs, f"workload.target={function.target}", spec.origin)
     return replace(function, target=target)
+
+
+def begins_with(workload: Program | Function, place: Place) -> tuple[str, str | None]:
+    """The key that names what a job begins with, and its file; None: that is not known here.
+
+    Raises:
+        ConfigError: as for `checked_program` and `checked_function`.
+    """
+    if isinstance(workload, Function):
+        module, _ = _split(str(workload.target))
+        return f"workload.target={workload.target}", _file(_found(module, place, "workload.target"))
+    if workload.script is not None:
+        return f"workload.script={workload.script}", str(place.workdir / Path(workload.script).expanduser())
+    key = f"workload.module={workload.module}"
+    return key, None if workload.python else _file(_program(str(workload.module), place))
+
+
+def _file(spec: ModuleSpec | None) -> str | None:
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _program(module: str, place: Place) -> ModuleSpec | None:
+    """What `python -m MODULE` runs."""
+    spec = _found(module, place, "workload.module")
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _found(f"{module}.__main__", place, "workload.module")
+    return spec
 
 
 # -- scripts

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 HIDDEN = "(not shown)"
 # Names of variables and keys whose values are for nobody else: patterns as the shell's, in any case; `!` excepts names.
 SECRETS = (
-    "*TOKEN*", "!*TOKENIZER*", "!MAX_*", "!NUM_*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*",
-    "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*", "*_PAT", "*_AUTH",
+    "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*",
+    "*_PAT", "*_AUTH", "!*TOKENIZER*", "!MAX_*", "!NUM_*",
 )  # fmt: skip
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # halves of characters, too
@@ -22,17 +22,18 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", _ANSI.sub("", text))
 
 
+def patterns(more: Iterable[str]) -> tuple[str, ...]:
+    """The patterns of secrets that count: those that always do, and a user's own behind them (env.secrets)."""
+    return (*SECRETS, *more)
+
+
 def secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Whether a key's or variable's name says that its value is not for others: some pattern, and none behind `!`."""
-    if name.startswith("LAUNCHER_SECRETS"):  # where secrets are, and what they are called
-        return False
-    patterns = list(patterns)
-    excepted = (each[1:] for each in patterns if each.startswith("!"))
-    return _like(name, patterns) and not _like(name, excepted)
-
-
-def _like(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name.upper(), each.upper()) for each in patterns)
+    """Whether a key's or variable's name says that its value is not for others: the last pattern that fits decides."""
+    found = False
+    for each in patterns:
+        if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):
+            found = not each.startswith("!")
+    return found and not name.startswith("LAUNCHER_SECRETS")  # where secrets are, and what they are called
 
 
 def without_password(text: str) -> str:

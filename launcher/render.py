@@ -135,7 +135,8 @@ def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
     if plan.activate is not None:
         activate = f"launcher_env={quote(plan.activate)}\n{environments.ACTIVATE}"
         lines.append((activate, f"activating {plan.activate} (env.activate)"))
-    return lines + [(line, f"line {n} of env.setup") for n, line in enumerate(plan.env_setup, start=1)]
+    lines += [(line, f"line {n} of env.setup") for n, line in enumerate(plan.env_setup, start=1)]
+    return lines + containers.setup_lines(plan)
 
 
 def _json(text: str) -> str:
@@ -160,7 +161,8 @@ def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
 def _start(plan: JobPlan) -> Raw:
     """What starts a command on all nodes."""
     if plan.starter == "srun":
-        return command(["srun", *sbatch.srun_arguments(plan), *containers.srun_options(plan)])
+        srun = ["srun", *sbatch.srun_arguments(plan), *containers.srun_options(plan)]
+        return command([*containers.before_srun(plan), *srun])
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5, starter=plan.starter, mpiexec=plan.mpiexec,
         go_on=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_node // plan.tasks_per_node,

@@ -4,7 +4,7 @@
       record.json           plan, config, versions, commit; written once, by the submitter
       script.sh             the script as it was handed over
       code/, code-N/        with env.snapshot: the code that it runs (of a sweep's points: in the sweep's directory)
-      lib/                  the launcher itself, for another Python (env.activate), unless it runs from a checkout
+      lib-VERSION/          the launcher itself, for another Python (env.activate), unless it runs from a checkout
       environment.sh        on PBS: what the job takes over of the submitter's environment
       journal.jsonl         what the submitter did: token, job ids, cancellations
       stop, save            made by the user: save and end; save and go on
@@ -48,8 +48,8 @@ from launcher.errors import ConfigError, RunError
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
-_BEFORE = {"submitit", "attempts", "code", "lib"}  # what may be there before the record
-_HALF = (".record.json.", ".code-")  # and beginnings of names of what was half written
+_BEFORE = {"submitit", "attempts", "code"}  # what may be there before the record
+_HALF = (".record.json.", ".code-", "lib-")  # and beginnings of names, also of what was half written
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:

@@ -22,15 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from launcher import public
-from launcher.errors import ConfigError, SubmissionError
+from launcher.errors import RESUME, ConfigError, RunError, SubmissionError
 from launcher.paths import user_data_dir
+from launcher.runs import Run, require_private
 
-PATTERNS = "LAUNCHER_SECRETS"  # in a job: env.secrets, comma-separated
+PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-separated
 FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
 FOLDER = "LAUNCHER_SECRETS_DIR"  # the user's own word on where such files are
 KEPT_OUT = "(secret)"  # in a record, instead of a value
 LEAST = 8  # characters of a value that is looked for in other values; shorter ones would be found anywhere
-_IN_ENVIRONMENT = re.compile(r"[+~]*cluster\.environment(\.|=|$)")
+_VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
+_SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
+_KEY = re.compile(r"([\w-]+)\s*:\s*")  # of a section
+_NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # only where it is, or none
 
 
 def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
@@ -39,27 +43,40 @@ def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[st
     return {name: value for name, value in environ.items() if value is not None and public.secret(name, patterns)}
 
 
+def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """An environment without its secrets. Pure."""
+    hidden = among(environ, patterns)
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
 # -- records
 
 
-def public_overrides(words: Sequence[str], secrets: Mapping[str, str]) -> list[str]:
+def public_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Overrides without the values of secrets: whoever repeats them has those in the environment. Pure.
 
+    | cluster.environment. of a secret | instead |
+    |---|---|
+    | `NAME=VALUE`, also where a later override wins | `NAME=${oc.env:NAME}` |
+    | `~NAME=VALUE` | `~NAME` |
+    | `NAME=${oc.env:OTHER}`, `NAME=null` | as it is |
+
     Raises:
-        ConfigError: a value stands in one in a way that cannot be taken out.
+        ConfigError: a value stands in a whole section, out of which it is not taken.
     """
     found = []
     for word in words:
-        key, _, value = word.partition("=")
-        name = key.rpartition(".")[2]
-        if _IN_ENVIRONMENT.match(word):
-            if name in secrets and not value.startswith("${"):
-                word = f"{key}=${{oc.env:{name}}}"
-            for each, text in secrets.items():
-                if text and f"{each}:" in word.replace(" ", ""):  # a whole section
-                    word = word.replace(text, f"${{oc.env:{each}}}")
-                    if f"${{oc.env:{each}}}" not in word:
-                        raise ConfigError(f"cluster.environment: write cluster.environment.{each}=... for a secret")
+        if (one := _VARIABLE.fullmatch(word)) and public.secret(one[1], patterns):
+            if not re.fullmatch(_NO_VALUE, one[2].replace("\\", "")):  # Optuna's sweeper escapes braces
+                key = word.partition("=")[0].strip()
+                word = key if key.startswith("~") else f"{key}=${{oc.env:{one[1]}}}"
+        elif section := _SECTION.fullmatch(word):
+            for each in _KEY.finditer(section[1]):
+                if public.secret(each[1], patterns) and not re.match(rf"{_NO_VALUE}[,}}]", section[1][each.end() :]):
+                    raise ConfigError(
+                        f"cluster.environment={{...}} has {each[1]}, a secret (env.secrets): give it by itself, as "
+                        f"+cluster.environment.{each[1]}=..., so that its value can be left out of the record"
+                    )
         found.append(word)
     return found
 
@@ -80,14 +97,19 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
     Raises:
         ConfigError: the value of a secret stands in something that is about to be written.
     """
-    wanted = {name: text for name, text in secrets.items() if len(text) >= LEAST and not text.startswith("/")}
+    # The path of a file with a key is no secret.
+    wanted = {name: text for name, text in secrets.items() if len(text) >= LEAST and not _is_path(text)}
     for key, text in _texts("", values):
         for name, value in wanted.items():
             if value in text:
                 raise ConfigError(
-                    f"{key} has the value of {name}, a secret (env.secrets), and would be written to the run's record: "
-                    f"leave it out, and read {name} from the environment where it is needed"
+                    f"{key or 'the config'} has the value of {name}, a secret (env.secrets), and would be written to "
+                    f"the run's record: leave it out, and read {name} from the environment where it is needed"
                 )
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and os.path.exists(text)
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -95,6 +117,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
         yield key, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
+            yield key, str(name)
             yield from _texts(f"{key}.{name}" if key else str(name), item)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -153,17 +176,34 @@ def file_of(run_dir: str, base: str) -> Path:
 
 
 def write(text: str, path: Path) -> None:
-    """A file that its owner alone can read, in folders that only the owner can enter.
+    """A file that its owner alone can read, in folders to which nobody else can write, since jobs source it.
 
     Raises:
         OSError: it cannot be written.
+        RunError: a folder that is there is somebody else's, or others can write to it.
     """
-    for each in (path.parent.parent, path.parent):
-        each.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+    try:
+        descriptor = _opened(part)
+    except (FileNotFoundError, FileExistsError):  # another submission has removed the folder, which was empty
+        descriptor = _opened(part)
+    with open(descriptor, "wb") as file:
         file.write(os.fsencode(text))
     part.replace(path)
+
+
+def _opened(path: Path) -> int:
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_private(folder)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+
+
+def remove(path: Path) -> None:
+    """Removes a file of secrets, and its folder with the last one."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
 
 
 def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
@@ -186,7 +226,7 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
                 write(f"# {run_dir}\n{exports}", path)
             else:
                 path.unlink(missing_ok=True)
-        except OSError as error:
+        except (OSError, RunError) as error:
             raise SubmissionError(
                 f"the file with the run's secrets ({', '.join(secrets)}) cannot be written: {error}. Set {FOLDER} to a "
                 "folder of your own that the nodes see, or leave those variables out of the environment"
@@ -196,8 +236,7 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 def forget(run_dir: str, base: str | None) -> None:
     """Removes the file of a run that is cancelled; one that runs has read it."""
     if base is not None:
-        with contextlib.suppress(OSError):
-            file_of(run_dir, base).unlink(missing_ok=True)
+        remove(file_of(run_dir, base))
 
 
 def prune(base: Path) -> None:
@@ -206,18 +245,29 @@ def prune(base: Path) -> None:
         for path in base.glob("*/*.sh"):
             with open(path, errors="replace") as file:
                 run_dir = file.readline().removeprefix("# ").removesuffix("\n")
-            if os.path.isabs(run_dir) and _over(Path(run_dir)):
-                path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
+                written = os.fstat(file.fileno()).st_mtime
+            if os.path.isabs(run_dir) and _over(Path(run_dir), written):
+                remove(path)
+        for folder in base.glob("*"):  # the script of the last run in it has removed the file
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
-def _over(run_dir: Path) -> bool:
-    from launcher.errors import RESUME
-    from launcher.runs import Run
+def _over(run_dir: Path, written: float) -> bool:
+    """Whether a run does not need its file any more, which was written then (seconds since the epoch).
 
-    run = Run(run_dir)
-    if not run_dir.is_dir() or (run_dir / "cancelled").exists():
+    | the run | |
+    |---|---|
+    | has no directory, and its runs_dir is there | yes |
+    | has none, nor is that there: it may be another cluster's, with the same home | no |
+    | is cancelled | yes |
+    | ended, but for 75, after the file was written | yes |
+    | ended before that: it was submitted again, and waits | no |
+    | waits, runs, or ended with 75: it may go on by itself | no |
+    """
+    if not run_dir.is_dir():
+        return (run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent).is_dir()  # a point's sweep has gone
+    if (run_dir / "cancelled").exists():  # resume removes it before the file is written
         return True
-    ends = [event for each in run.attempts()[-1:] for event in each.events() if event["event"] == "ended"]
-    return bool(ends) and ends[-1]["code"] != RESUME
+    ends = [event for each in Run(run_dir).attempts()[-1:] for event in each.events() if event["event"] == "ended"]
+    return bool(ends) and ends[-1]["code"] != RESUME and ends[-1]["time"] > written

@@ -11,18 +11,19 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.config import Config, Program
+from launcher import __version__, programs
+from launcher.config import Config, Function, Program
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
 from launcher.plan import JobPlan, Site
 from launcher.runs import Run
 from launcher.units import format_size, parse_size, rough_size
 
-LIBRARY = "lib"  # beside it: the launcher's own packages, for a Python that does not have them
+LIBRARY = "lib-"  # beside it, with a version: the launcher's own packages, for a Python that does not have them
 FOLDER = "code"  # in the directory of a run or sweep
 SHOWN = 5  # files that are named when it is too large
 PATIENCE = 60.0  # seconds for one git command
@@ -126,25 +127,29 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         folder: of a new snapshot.
 
     Raises:
-        ConfigError: it would be too large, or without the workload's script.
+        ConfigError: it would be too large, or without the workload's code.
     """
     if found is None:
         assert before is not None and before.code is not None and before.repository is not None
-        root, code = before.repository, before.code
+        root, code, known = before.repository, before.code, before.code_path
     else:
         check(found, parse_size(config.env.snapshot_limit))
-        _require_script(config, site, found)
-        root, code = str(found.root), str(folder)
+        _require_workload(config, site, found)
+        root, code, known = str(found.root), str(folder), ()
     found_by_name = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path  # `python -m launcher` puts that there
-    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *found_by_name]
-    imports = [os.path.realpath(path) for path in paths if path and not _of_python(path)]
+    named = config.cluster.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+    imports = [os.path.realpath(path) for path in [*str(named).split(os.pathsep), *found_by_name] if path]
+    ours = [path for path in imports if within(path, root) and not _of_python(path)]
+    code_root = site.code_root
+    if code_root is not None and not within(code_root, _runs_dir(site.run_dir)):  # where no copy has anything
+        code_root = moved(code_root, root, code)
     return replace(
         site,
         workdir=moved(os.path.realpath(site.workdir), root, code),
-        code_root=None if site.code_root is None else moved(site.code_root, root, code),
+        code_root=code_root,
         code=code,
         repository=root,
-        code_path=tuple(dict.fromkeys(moved(path, root, code) for path in imports if within(path, root))),
+        code_path=tuple(dict.fromkeys([*(moved(path, root, code) for path in ours), *known])),
     )
 
 
@@ -153,25 +158,83 @@ def _of_python(path: str) -> bool:
     return within(path, sys.prefix) or within(path, sys.base_prefix) or "site-packages" in Path(path).parts
 
 
-def _require_script(config: Config, site: Site, found: Tree) -> None:
+def _require_workload(config: Config, site: Site, found: Tree) -> None:
+    """The script, or the file of the module or function, is copied if it is one of the repository."""
     workload = config.workload
-    if not isinstance(workload, Program) or workload.script is None:
+    if not isinstance(workload, (Program, Function)):
         return
-    path = os.path.join(os.path.realpath(site.workdir), os.path.expanduser(workload.script))
-    path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    if within(path, str(found.root)) and os.path.relpath(path, found.root) not in found.files:
+    place = replace(programs.here(config.cluster.environment, [], site.workdir), sure=False)  # what is nowhere was told
+    key, file = programs.begins_with(workload, place)
+    path = "" if file is None else _real(file)
+    if within(path, str(found.root)) and not _of_python(path) and os.path.relpath(path, found.root) not in found.files:
         raise ConfigError(
-            f"workload.script={workload.script}: git ignores it, so a snapshot does not have it (env.snapshot=true): "
-            "take it out of .gitignore, or leave env.snapshot out"
+            f"{key}: git ignores {path}, so a snapshot does not have it (env.snapshot=true): take it out of "
+            ".gitignore, or leave env.snapshot out"
         )
 
 
-def script_in(script: str, site: Site) -> str:
+def seen(
+    workload: Program | Function, place: programs.Place, before: JobPlan
+) -> tuple[Program | Function, programs.Place]:
+    """What a job begins with, and where it looks, in the snapshot of a plan that goes on: not in the repository."""
+    assert before.repository is not None and before.code is not None
+    workdir = moved(os.path.realpath(place.workdir), before.repository, before.code)
+    path = path_in([*map(os.path.abspath, place.path)], before.repository, before.code)
+    place = replace(place, workdir=Path(workdir), path=tuple(dict.fromkeys([workdir, *before.code_path, *path])))
+    if isinstance(workload, Program) and workload.script is not None:
+        script = script_in(workload.script, replace(before, workdir=workdir))
+        return replace(workload, script=script), place
+    return workload, place
+
+
+def notes(plan: JobPlan) -> tuple[str, ...]:
+    """What the user should know of a plan with a snapshot."""
+    script = plan.params.get("script")
+    if plan.code is None or not script or _has(plan.code, plan.workdir, script):
+        return ()
+    return (f"workload.script={script} is not in {plan.repository}, so in no snapshot: the job runs it as it is then",)
+
+
+def script_in(script: str, site: Site | JobPlan) -> str:
     """Where a program's script is in a snapshot; one with a relative path is found by it."""
-    path = os.path.expanduser(script)
-    if site.code is None or site.repository is None or not os.path.isabs(path):
+    if site.code is None or site.repository is None:
         return script
-    return moved(path, site.repository, site.code)
+    path = os.path.expanduser(script)
+    folder = os.path.join(site.repository, os.path.relpath(site.workdir, site.code))
+    whole = _real(os.path.join(folder, path))
+    inside = within(whole, site.repository)
+    if not os.path.isabs(path):
+        if inside and _has(site.code, site.workdir, path):
+            return script
+        path = whole
+    return moved(whole, site.repository, site.code) if inside else path
+
+
+def _has(code: str, workdir: str, script: str) -> bool:
+    return within(os.path.normpath(os.path.join(workdir, script)), code)
+
+
+def environment_in(environment: Mapping[str, str | None], site: Site) -> dict[str, str | None]:
+    """Variables of a profile as they are for a snapshot: PYTHONPATH has its folders and not the repository's."""
+    path = environment.get("PYTHONPATH")
+    if not path or site.code is None or site.repository is None:
+        return dict(environment)
+    return {**environment, "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), site.repository, site.code))}
+
+
+def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
+    """Where Python looks for modules, with a snapshot's folders for those of the repository."""
+    found = []
+    for folder in folders:
+        real = os.path.realpath(folder)
+        ours = os.path.isabs(folder) and within(real, root) and not _of_python(real)
+        found.append(moved(real, root, code) if ours else folder)  # a relative one begins in the snapshot anyway
+    return found
+
+
+def _real(path: str) -> str:
+    """A path without links among the folders above it; it may be one itself."""
+    return os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
 
 
 def within(path: str, folder: str) -> bool:
@@ -180,8 +243,11 @@ def within(path: str, folder: str) -> bool:
 
 
 def moved(path: str, root: str, code: str) -> str:
-    """A path in the repository as it is in the snapshot; any other stays. Pure."""
-    return os.path.normpath(os.path.join(code, os.path.relpath(path, root))) if within(path, root) else path
+    """A path in the repository as it is in the snapshot; any other stays, and so does one of the snapshot."""
+    for origin in (code, os.path.realpath(code), root):  # runs, and so the snapshot, may be in the repository
+        if within(path, origin):
+            return os.path.normpath(os.path.join(code, os.path.relpath(path, origin)))
+    return path
 
 
 def take(plan: JobPlan) -> None:
@@ -190,11 +256,12 @@ def take(plan: JobPlan) -> None:
     Raises:
         ConfigError: it would be too large by now, or cannot be written.
     """
-    if plan.code_root is not None and Path(plan.code_root).name == LIBRARY and not os.path.isdir(plan.code_root):
-        _copy_launcher(Path(plan.code_root))
+    library = Path(plan.code_root or "/")
+    if library.name.startswith(LIBRARY) and not library.is_dir():
+        _copy_launcher(library)
     if plan.code is None or plan.repository is None or os.path.isdir(plan.code):
         return
-    found = tree(plan.submitted_in, [runs_dir_of(plan)])
+    found = tree(plan.submitted_in, [_runs_dir(plan.run_dir)])
     check(found, plan.snapshot_limit)
     code = Path(plan.code)
     part = code.with_name(f".{code.name}-{os.getpid()}")  # of one that was killed meanwhile there is no `code`
@@ -212,6 +279,11 @@ def take(plan: JobPlan) -> None:
         os.umask(previous)
 
 
+def library_of(run: Run) -> Path:
+    """Where the launcher itself is for a run, as it is now: the run goes on with a newer one after an upgrade."""
+    return folder_of(run, another=False).with_name(f"{LIBRARY}{__version__}")
+
+
 def _copy_launcher(library: Path) -> None:
     """Our own packages, as they are installed here, for another Python that has its own site-packages."""
     part = library.with_name(f".code-lib-{os.getpid()}")
@@ -227,20 +299,23 @@ def _copy_launcher(library: Path) -> None:
         os.umask(previous)
 
 
-def runs_dir_of(plan: JobPlan) -> str:
-    """Where the directory of the plan's run or sweep is."""
-    path = Path(plan.run_dir)
+def _runs_dir(run_dir: str) -> str:
+    """Where the directory of a run or of its sweep is."""
+    path = Path(run_dir)
     return str(path.parents[1] if path.name.isdecimal() else path.parent)
 
 
 def _copy(root: Path, name: str, target: Path) -> None:
-    """One file, with its times and executable bits; a link stays one, to the copy if it led to the original."""
+    """One file, with its times and executable bits; a link stays one, to the copy if it led into the original."""
     source, copy = root / name, target / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
         link = str(source.readlink())
+        leads = _real(str(source.parent / link))
         if os.path.isabs(link) and within(link, str(root)):
             link = os.path.relpath(link, source.parent)
+        elif not os.path.isabs(link) and not within(leads, str(root)):
+            link = leads  # seen from the copy it would lead elsewhere
         copy.symlink_to(link)
         return
     try:
@@ -267,7 +342,7 @@ def before_of(run: Run) -> JobPlan | None:
     Raises:
         RunError: it is gone.
     """
-    plan = _recorded(run)
+    plan = run.plan() if run.recorded() else _of_sweep(run)
     if plan is None or plan.code is None:
         return None
     if not os.path.isdir(plan.code):
@@ -275,14 +350,12 @@ def before_of(run: Run) -> JobPlan | None:
     return plan
 
 
-def _recorded(run: Run) -> JobPlan | None:
-    if run.recorded():
-        return run.plan()
+def _of_sweep(run: Run) -> JobPlan | None:
     if not run.path.name.isdecimal():
         return None
     points = (Run(each) for each in run.path.parent.glob("[0-9]*") if each.name.isdecimal())
-    first = next((point for point in points if point.recorded()), None)  # of the same sweep
-    return None if first is None else first.plan()
+    other = next((point for point in points if point.recorded()), None)
+    return None if other is None else other.first_plan()  # `resume --new-snapshot` takes one for that point alone
 
 
 def facts(plan: JobPlan) -> dict[str, object]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check, live_index, render, secret, snapshot, trackers
+from launcher import __version__, check, live_index, public, render, secret, snapshot, trackers
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
 from launcher.backends.pbs_query import PBS
@@ -103,7 +103,7 @@ def prepare(
 def secrets_of(config: Config) -> dict[str, str]:
     """The secrets among the variables that a config sets."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
-    return secret.among(values, config.env.secrets)
+    return secret.among(values, public.patterns(config.env.secrets))
 
 
 def token_of(folder: str) -> str:
@@ -155,7 +155,8 @@ def planned(
     Raises:
         ConfigError: the config cannot be run; the text names the fix.
     """
-    config, notes = inputs.into(_with_baseline(config))
+    run = None if new_snapshot else Run(Path(site.run_dir))
+    config, notes = inputs.into(_with_baseline(config), run)
     config = inputs.with_template(config)
     config, told = inputs.with_environment(config)
     notes += told
@@ -165,7 +166,7 @@ def planned(
     check.check_sweep(plan)
     check.check_batch(plan)
     check.check_limits(plan, config.cluster.limits)
-    return plan, notes + trackers.check(plan)
+    return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
 
 def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Held | None) -> tuple[str, ...]:
@@ -264,8 +265,9 @@ def public_record(
     Raises:
         ConfigError: the value of a secret stands where it cannot be left out.
     """
-    found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, prepared.secrets)
-    secrets = {**secret.among(os.environ, prepared.plan.secret_names), **prepared.secrets}
+    names = prepared.plan.secret_names
+    found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
+    secrets = {**secret.among(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
 

@@ -13,12 +13,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import grouping, secret, snapshot, sweeps
+from launcher import grouping, public, secret, snapshot, sweeps
 from launcher.backends.base import parts
 from launcher.backends.executor import RunExecutor, begun
 from launcher.backends.once import Refused
@@ -128,16 +128,16 @@ def prepare_sweep(
     """
     first = wanted[0].config
     _refuse_keys_of_one(wanted)
-    secrets = _secrets(wanted)
-    command = secret.public_overrides(command, secrets)
+    secrets, names = _secrets(wanted), public.patterns(first.env.secrets)
+    command = secret.public_overrides(command, names)
     wanted = [
         dataclasses.replace(
-            each, overrides=tuple(secret.public_overrides(each.overrides, secrets)),
+            each, overrides=tuple(secret.public_overrides(each.overrides, names)),
             resolved=secret.public_config(each.resolved, secrets),
         )
         for each in wanted
     ]  # fmt: skip
-    hidden = {**secret.among(environ, first.env.secrets), **secrets}
+    hidden = {**secret.among(environ, names), **secrets}
     for each in wanted:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"
@@ -276,18 +276,28 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
     return dataclasses.replace(submitted, there=tuple(sorted(there)))
 
 
-def resubmit(sweep: Sweep, points: Sequence[int]) -> SubmittedSweep:
+def resubmit(
+    sweep: Sweep, points: Sequence[int], secrets: Callable[[Run], Mapping[str, str]] = lambda _: {}
+) -> SubmittedSweep:
     """Hands points over once more that are over, or were never handed over; they go on from their checkpoints.
+
+    Args:
+        sweep: the sweep.
+        points: which.
+        secrets: composes those that a point's config sets; others are in this process's environment.
 
     Raises:
         SubmissionError: the scheduler refused, or did not answer.
     """
     plans = {index: sweep.run(index).plan() for index in points}
     groups = grouping.groups(plans, sweep.id, sweep.path)
-    for plan, _ in groups:
+    found: dict[str, str] = {}
+    for plan, members in groups:
         require_commands(plan)
-        secret.require(plan.secrets, os.environ)
-    with only_submitter(sweep.path):
+        if plan.secrets:
+            found |= secrets(sweep.run(members[0]))
+            secret.require(plan.secrets, {**os.environ, **found})
+    with secret.exported(found), only_submitter(sweep.path):
         sweep.mark_cancelled(False)
         for index in points:
             sweep.run(index).clear_marks()

@@ -17,7 +17,7 @@ from launcher.errors import RunError
 from launcher.grouping import shares
 from launcher.live import forget, queries
 from launcher.plan import JobPlan
-from launcher.runs import only_submitter
+from launcher.runs import Run, only_submitter
 from launcher.state import RunState
 from launcher.sweep_live import PointSeen, SweepLive, look_at
 from launcher.sweeps import Submission, Sweep, to_ranges
@@ -167,14 +167,16 @@ def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int
 
 
 def rerun(
-    sweep: Sweep, wanted: Collection[int] | None, ask: Callable[[Sequence[int]], None] = lambda _: None
-) -> SubmittedSweep | None:
+    sweep: Sweep, wanted: Collection[int] | None, ask: Callable[[Sequence[int]], None] = lambda _: None,
+    secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
+) -> SubmittedSweep | None:  # fmt: skip
     """Starts points again, see `again`; None: there are none.
 
     Args:
         sweep: the sweep.
         wanted: these points; None: all that need it.
         ask: is called with the points before they are submitted, and raises if they are not to be.
+        secrets: composes those that a point's config sets; see `submit_sweep.resubmit`.
 
     Raises:
         RunError: a wanted one is done, or not over.
@@ -193,4 +195,4 @@ def rerun(
         if not chosen:
             return None
         ask(chosen)
-        return resubmit(sweep, chosen)
+        return resubmit(sweep, chosen, secrets)

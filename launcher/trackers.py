@@ -56,8 +56,11 @@ def check(plan: JobPlan) -> tuple[str, ...]:
         return ()
     told = f"track={missing[0]} needs the package {missing[0]}"
     fix = f"pip install 'launcher[{','.join(missing)}]'"
-    if plan.setup or "PYTHONPATH" in plan.environment:
-        return (f"{told}, which is not here; unless cluster.setup or cluster.environment brings it: {fix}",)
+    if plan.container or plan.archive or plan.activate:
+        where = plan.container or plan.archive or plan.activate
+        return (f"{told}, which is not here; {where} has to have it",)
+    if plan.setup or plan.modules or plan.env_setup or "PYTHONPATH" in plan.environment:
+        return (f"{told}, which is not here; unless cluster.setup, cluster.environment or env brings it: {fix}",)
     raise ConfigError(f"{told}, which {plan.python} does not have: {fix}, or leave track out")
 
 

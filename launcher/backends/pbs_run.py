@@ -31,16 +31,17 @@ class PBSRunExecutor(RunExecutor):
             # PBS itself mangles values, and puts them where everybody can read them.
             environment = job_environment(os.environ, self.plan).environment
             hidden = secret.among(environment, self.plan.secret_names)
-            public = {name: value for name, value in environment.items() if name not in hidden}
+            public = secret.without(environment, self.plan.secret_names)
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secret.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secret.folder()))
             options = dependency(self.plan.scheduler, self._held_by())
             self._submitting()
-            job = self._pbs.submit(str(script), os.environ, "-f", *options)
+            own = secret.without(os.environ, self.plan.secret_names)  # a site's qsub may have -V
+            job = self._pbs.submit(str(script), own, "-f", *options)
             # A job that waits for one of which PBS has forgotten by now is deleted at once.
             if options and not self._pbs.holds(job) and not self._held_by():
-                return self._pbs.submit(str(script), os.environ, "-f")
+                return self._pbs.submit(str(script), own, "-f")
             return job
 
         return self._once(send, lambda: self._pbs.find(token, self.plan.name))

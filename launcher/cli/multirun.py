@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import INTERRUPTED, ConfigError, LauncherError, SubmissionError
+from launcher.units import plural
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -104,8 +105,11 @@ class Multirun:
             total = cost.of_plans(new).times(trials / len(new) if trials else 1)
             tell_and_ask(cost.lines_of_all(new, trials), total, above)
 
-    def sweep_of(self, overrides: Sequence[str]) -> Sweep:
+    def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         """The sweep of a search, known from any one of its points; all points that are submitted later are in it.
+
+        Returns:
+            The sweep, and the overrides as they are written: without the values of secrets.
 
         Raises:
             ConfigError: such a point cannot be composed, or planned.
@@ -115,7 +119,7 @@ class Multirun:
 
         prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], command)
         self._id = prepared.path.name
-        return Sweep(prepared.path)
+        return Sweep(prepared.path), prepared.wanted[prepared.asked[0]].overrides
 
     def _wanted(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> Wanted:
         from hydra.errors import HydraException
@@ -171,14 +175,14 @@ def show(prepared: PreparedSweep) -> None:
     keys = sweeps.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
-    print(f"sweep      {prepared.path.name}: {_count(len(prepared.wanted), 'point')}")
+    print(f"sweep      {prepared.path.name}: {plural(len(prepared.wanted), 'point')}")
     print(f"directory  {prepared.path}")
     if asking := [plan for plan in prepared.plans.values() if plan.queued]:
         for number, line in enumerate(cost.lines_of_all(asking)):
             print(f"{'' if number else 'asks for':<11}{line}")
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
-        print(f"\n# {_count(len(members), 'point')} on {plan.cluster}: {sweeps.to_ranges(members)}")
+        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {sweeps.to_ranges(members)}")
         for index in members[:3]:
             print(f"#   {index}: {sweeps.label(prepared.wanted[index].overrides, keys)}")
         if len(members) > 3:
@@ -198,13 +202,13 @@ def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None 
     from launcher.cli.text import program
 
     sweep = submitted.sweep
-    print(f"sweep      {sweep.id}: {_count(trials, 'trial') if trials else _count(len(prepared.wanted), 'point')}")
+    print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster
-        print(f"job        {job} on {cluster}: {_count(len(points), 'point')} ({sweeps.to_ranges(points)})")
+        print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({sweeps.to_ranges(points)})")
     if submitted.local:
         most = prepared.parallelism or 1
-        print(f"here       {_count(len(submitted.local), 'point')}, {most} at a time")
+        print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
     if submitted.there:
         print(f"           {_there(submitted)}")
     print(f"directory  {sweep.path}")
@@ -213,7 +217,7 @@ def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None 
     left, words = submitted.left
     if left:
         print(
-            f"launcher: {_count(len(left), 'point')} could not be submitted yet: {words}\n"
+            f"launcher: {plural(len(left), 'point')} could not be submitted yet: {words}\n"
             "Repeat the command when some of the others are over: it submits those that are left",
             file=sys.stderr,
         )
@@ -229,8 +233,4 @@ def _there(submitted: SubmittedSweep) -> str:
     there = set(submitted.there)
     states = Counter(seen.state for seen in look_at(submitted.sweep) if seen.point.index in there)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"{_count(len(submitted.there), 'point')} had been submitted before: {shown}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    return f"{plural(len(submitted.there), 'point')} had been submitted before: {shown}"

@@ -57,7 +57,10 @@ class OptunaSearch(OptunaSweeperImpl):
         multirun = getattr(self.launcher, "multirun", None)
         if not isinstance(multirun, Multirun):
             raise ConfigError("hydra/sweeper=optuna needs hydra/launcher=launcher, the default")
-        sweep = multirun.sweep_of([f"{key}={value}" for key, value in {**_lowest(distributions), **fixed}.items()])
+        sweep, written = multirun.sweep_of(
+            [f"{key}={value}" for key, value in {**_lowest(distributions), **fixed}.items()]
+        )
+        fixed = fixed_of(written, distributions)
         with read_write(self.config.hydra):
             self.config.hydra.sweep.dir = str(sweep.path)  # where optimization_results.yaml is written
         study = self._study(sweep, distributions, fixed)
@@ -127,6 +130,12 @@ def _lowest(distributions: Mapping[str, Any]) -> dict[str, Any]:
         key: each.choices[0] if isinstance(each, CategoricalDistribution) else each.low
         for key, each in distributions.items()
     }
+
+
+def fixed_of(written: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> dict[str, str]:
+    """The overrides that all points have, as they are written: without the values of secrets. Pure."""
+    pairs = (each.partition("=") for each in written)
+    return {key: value for key, _, value in pairs if key not in distributions}
 
 
 def params_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find
@@ -64,6 +65,26 @@ def run(arguments: Namespace) -> int:
     printed = Stream(found)
     printed.skip()  # what earlier attempts have printed
     return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, printed)
+
+
+def secrets_again(run: Run) -> dict[str, str]:
+    """The secrets that a run's config sets: of the profile, or of a variable that its overrides name. Those that
+    cannot be had any more are left out."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from launcher.cli import schema, submit
+
+    schema.register()
+    found: dict[str, str] = {}
+    with contextlib.suppress(HydraException, OmegaConfBaseException, YAMLError):
+        config = submit.compose_run([*run.record().get("overrides", []), *_place(run)])
+        for name in run.plan().secrets:
+            with contextlib.suppress(OmegaConfBaseException):  # ${oc.env:NAME}, which is not there
+                if config is not None and (value := config.cluster.environment.get(name)) is not None:
+                    found[name] = str(value)
+    return found
 
 
 def _place(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher import cost, sweep_control
-from launcher.cli import confirm
+from launcher.cli import confirm, resume
 from launcher.cli.text import program
 from launcher.submit_sweep import SubmittedSweep
 from launcher.sweep_live import WAITING
@@ -22,7 +22,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
             confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above)
 
-    submitted = sweep_control.rerun(sweep, points, ask)
+    submitted = sweep_control.rerun(sweep, points, ask, resume.secrets_again)
     if submitted is None:
         print(f"{sweep.id}: there is nothing to run again; `{program()} sweep status {sweep.id}` tells more")
         return 0

@@ -69,7 +69,7 @@ def _lint(cluster: str, path: str | None) -> int:
     plan = _plan(cluster, path)
     if plan.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
-    lost = own_template.of_plan(plan, "token")
+    lost = own_template.of_plan(with_everything(plan), "token")
     if not lost:
         print(f"{plan.template}: no errors, and all that ours has")
         return 0
@@ -105,6 +105,18 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     profile = dataclasses.replace(profile, template=template or profile.template)
     config = Inputs().with_template(dataclasses.replace(config, cluster=profile))
     return make_plan(config, submit.site_of(config, "lint", None))
+
+
+def with_everything(plan: JobPlan) -> JobPlan:
+    """The plan with what not every run has: each part of a script is there, or it would not be missed."""
+    import dataclasses
+
+    pbs = plan.scheduler == "pbs"
+    return dataclasses.replace(
+        plan, after=("ok:/runs/other",), env_setup=plan.env_setup or (":",), code="/runs/lint/code", repository="/code",
+        code_root=plan.code_root or "/launcher", secrets=("A_TOKEN",), secrets_dir="/secrets" if pbs else None,
+        environment=plan.environment or {"NAME": ""},
+    )  # fmt: skip
 
 
 START = """\

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from launcher import checkpoints, errors, saves
+from launcher import checkpoints, errors, saves, secret
 from launcher.after import repoint
 from launcher.backends.base import QueryError
 from launcher.backends.slurm_query import Slurm
@@ -221,12 +221,13 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         script = run.write_script(render.script(plan, token=token))
     if plan.scheduler == Scheduler.pbs.value and not (run.path / "environment.sh").exists():
         shutil.copy(run.path.parent / "environment.sh", run.path)
-    environment = dict(os.environ)
     if plan.scheduler == Scheduler.slurm.value:
         environment = dict(job_environment(os.environ, plan).environment)
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
-    elif qsub := pbsdsh.find("qsub"):
-        os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+    else:
+        if qsub := pbsdsh.find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        environment = secret.without(os.environ, plan.secret_names)  # a site's qsub may have -V
     run.journal("submitting", token=token)
     job_id = submit(str(script), token, environment)
     run.journal("submitted", job=job_id)

@@ -17,12 +17,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +32,10 @@ from typing import IO, Any
 
 HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
 TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
-PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # folders of the job on the node's own disk, else /tmp
+PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # folders of the job, those on the node's own disk; else /tmp
+SHARED = re.compile(  # types of file systems that other nodes see too
+    r"(fuse\.)?(nfs4?|lustre|gpfs|beegfs\w*|ceph|cifs|smb3|panfs|pvfs2|wekafs|glusterfs|dfuse|daos|afs|sshfs|quobyte)"
+)
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 PIECE = 1 << 20
 
@@ -43,6 +48,26 @@ def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
     """The folder for it on this node. Pure."""
     named = [environ[name] for name in PLACES if environ.get(name)]
     return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  what is made in it is private
+
+
+def shared(folder: str, mounts: str) -> bool:
+    """Whether other nodes see a folder (its real path) as well, by the text of /proc/mounts. Pure."""
+    longest, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, found, *_ = line.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")
+        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
+            longest, kind = point, found
+    return SHARED.fullmatch(kind) is not None
+
+
+def _usable(folder: str) -> bool:
+    try:
+        return os.access(folder, os.W_OK | os.X_OK) and not shared(
+            os.path.realpath(folder), Path("/proc/mounts").read_text(errors="replace")
+        )
+    except (OSError, ValueError):
+        return False
 
 
 class _Hashed:
@@ -91,12 +116,25 @@ def _plain(archive: Path, source: _Hashed) -> Iterator[tuple[object, str]]:
         return
     if shutil.which("zstd") is None:
         raise ArchiveError(f"{archive} (env.archive) needs the command zstd, which is not on PATH: pack it as .tar.gz")
-    process = subprocess.Popen(["zstd", "-dcq", str(archive)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(["zstd", "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdout:
-        yield process.stdout, "r|"
-    if process.wait() > 0:
+    feeder = threading.Thread(target=_feed, args=(source, process.stdin))
+    feeder.start()
+    try:
+        with process.stdout:
+            yield process.stdout, "r|"
+    finally:
+        feeder.join()
+        process.wait()
+    if process.returncode > 0:
         raise tarfile.ReadError(f"zstd ended with {process.returncode}")
+
+
+def _feed(source: _Hashed, sink: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError), sink:  # it has ended before
+        while piece := source.read(PIECE):
+            sink.write(piece)
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
@@ -162,7 +200,8 @@ def _require_same(lock: int, folder: Path) -> None:
 
 def _fill(archive: Path, digest: str, folder: Path) -> float:
     began, env = time.monotonic(), folder / "env"
-    shutil.rmtree(env, ignore_errors=True)  # of one that was killed
+    for old in (env, *folder.parent.glob(f"{folder.name}.*")):  # of one that was killed
+        shutil.rmtree(old, ignore_errors=True)
     try:
         unpack(archive, env, digest)
         if (env / "bin/conda-unpack").exists():
@@ -177,12 +216,12 @@ def _fill(archive: Path, digest: str, folder: Path) -> float:
 
 def leave(lock: int, folder: Path) -> None:
     """Removes it, unless others are still there."""
-    try:
+    gone = folder.with_name(f"{folder.name}.{os.urandom(4).hex()}")
+    with contextlib.suppress(OSError):  # or another one is in its place
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
+        _require_same(lock, folder)
+        folder.rename(gone)  # whoever comes now finds none, and never half of one
+        shutil.rmtree(gone, ignore_errors=True)
     os.close(lock)
 
 
@@ -217,31 +256,26 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(run_dir: str) -> int:
-    from launcher import errors, event_file, runs
+    from launcher import runs
     from launcher.node.again import plan_of
-    from launcher.node.events import current_attempt
+    from launcher.node.events import not_begun
 
     os.umask(0o077)
-    plan, host = plan_of(runs.Run(Path(run_dir))), socket.gethostname()
+    plan = plan_of(runs.Run(Path(run_dir)))
     assert plan.archive is not None
     try:
-        base = place(os.environ, lambda folder: os.access(folder, os.W_OK | os.X_OK))
-        lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, base)
+        lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, place(os.environ, _usable))
         os.set_inheritable(lock, True)
         environ = {**os.environ, **variables(env, os.environ), HELD: f"{lock}:{env.parent}"}
         environ.pop("PYTHONHOME", None)
         if seconds is not None:
-            where = f"{host}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
+            where = f"{socket.gethostname()}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
             about = {"where": where, "unpacked": seconds, "of": plan.archive_of, "shared": plan.archive_import}
             environ[TOLD] = json.dumps(about)
         words = [str(env / "bin/python"), "-u", "-m", "launcher.node", run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:
-        cause = f"{host}: {error}"
-        print(f"launcher: {cause}", file=sys.stderr)
-        if attempt := current_attempt():
-            event_file.append(attempt.events_file(f"archive-{host}-{os.getpid()}"), "fault", cause=cause, host=host)
-        return errors.NO_RETRY
+        return not_begun(plan, "archive", error)
 
 
 if __name__ == "__main__":

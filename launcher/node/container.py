@@ -3,18 +3,24 @@
 The job's variables are carried in by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a
 command line; those of the host that break things inside are not. Of the launcher only `launcher.node` runs inside; it
 needs torch, numpy and submitit there, and comes itself by a bound folder on PYTHONPATH. Standard library only.
+
+The container is started twice: first to ask its Python what it has. Whatever ends before the agent has begun is told
+as that, by a process that is still there to tell it; then this one becomes the runtime, and signals go straight to it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from launcher import environments
 
 if TYPE_CHECKING:
     from launcher.plan import JobPlan
@@ -30,6 +36,11 @@ OF_HOST = re.compile(
 )
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RUNTIMES = ("apptainer", "singularity")
+# Or they evaluate the values of variables as a shell does (sylabs/singularity#1131); apptainer 1.1, SingularityCE 3.10.
+LITERAL = {"APPTAINER_NO_EVAL": "1", "SINGULARITY_NO_EVAL": "1"}
+# Puts the run's folders in front of the image's own PYTHONPATH. The home folder is seen inside, and what pip has put
+# there for the host's Python is not for this one.
+ENTER = 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"'
 
 
 class ContainerError(RuntimeError):
@@ -53,30 +64,37 @@ def outermost(paths: Sequence[str]) -> list[str]:
     return [path for path in kept if not any(path != other and path.startswith(f"{other}/") for other in kept)]
 
 
-def ours(plan: JobPlan) -> dict[str, str]:
-    """Variables that are set inside whatever the host has. Pure."""
-    path = [*plan.code_path, *([plan.code_root] if plan.code_root else [])]
-    if own := plan.environment.get("PYTHONPATH"):
-        path.append(own)
-    # The home folder is seen inside, and what pip has put there for the host's Python is not for this one.
-    return {"PYTHONPATH": ":".join(path), "PYTHONNOUSERSITE": "1"}
+def made(plan: JobPlan) -> list[str]:
+    """Those of `folders` that ranks would make, which have to be there to be seen inside. Pure."""
+    theirs = [os.path.normpath(each) for each in (plan.checkpoint_dir, plan.tracking_dir) if each]
+    return [folder for folder in folders(plan) if folder in theirs]
+
+
+def mounts(binds: Sequence[str]) -> list[str]:
+    """For runtimes that want a target too. Pure."""
+    return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+
+
+def python_inside(plan: JobPlan) -> list[str]:
+    """What becomes the interpreter inside, in the run's folder and with its code; the arguments follow. Pure."""
+    path = [*plan.code_path, plan.code_root, plan.environment.get("PYTHONPATH")]
+    return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.container_python, "-u"]
 
 
 def carried(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
     """The variables that the agent finds inside: the job's, without those of the host's programs. Pure."""
     named = {*plan.environment, *plan.secrets} - {"PYTHONPATH"}  # the user's own word counts
-    kept = {
+    return {
         name: value
         for name, value in environ.items()
         if VARIABLE.fullmatch(name) and (name in named or not OF_HOST.fullmatch(name))
     }
-    return kept | ours(plan)
 
 
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """What is executed, and its environment. Pure.
+    """What starts the interpreter inside, without its arguments, and the environment for that. Pure.
 
     Args:
         plan: the run.
@@ -88,25 +106,18 @@ def command(
     inside = carried(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
     binds = [*filter(exists, outermost(seen)), *plan.binds]
-    agent = [plan.container_python, "-u", "-m", "launcher.node", plan_run_dir(environ, plan)]
+    python = python_inside(plan)
     if runtime == "enroot":
-        mounts = [word for bind in binds for word in ("--mount", bind if ":" in bind else f"{bind}:{bind}")]
+        bound = [word for mount in mounts(binds) for word in ("--mount", mount)]
         names = [word for name in inside for word in ("--env", name)]
-        enter = ["sh", "-c", 'cd "$0" && exec "$@"', plan.workdir]
-        words = ["enroot", "start", *mounts, *names, *plan.container_args, plan.container, *enter, *agent]
-        return words, {**environ, **inside}
+        return ["enroot", "start", *bound, *names, *plan.container_args, plan.container, *python], dict(environ)
     prefix = "APPTAINERENV_" if runtime == "apptainer" else "SINGULARITYENV_"
     words = [
         runtime, "exec", "--cleanenv", *(["--nv"] if plan.gpus_per_node else []),
         *(word for bind in binds for word in ("--bind", bind)), "--pwd", plan.workdir, *plan.container_args,
-        plan.container, *agent,
+        plan.container, *python,
     ]  # fmt: skip
-    return words, {**environ, **{f"{prefix}{name}": value for name, value in inside.items()}}
-
-
-def plan_run_dir(environ: Mapping[str, str], plan: JobPlan) -> str:
-    """Its directory; an element of an array has its own."""
-    return environ.get("LAUNCHER_RUN_DIR") or plan.run_dir
+    return words, {**environ, **{f"{prefix}{name}": value for name, value in inside.items()}, **LITERAL}
 
 
 def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
@@ -129,27 +140,52 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
     )
 
 
-def main(run_dir: str) -> int:
-    from launcher import errors, event_file, runs
-    from launcher.node.again import plan_of
-    from launcher.node.events import current_attempt
+def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
+    """Starts the container to ask its Python what it has.
 
-    plan, host = plan_of(runs.Run(Path(run_dir))), socket.gethostname()
+    Args:
+        words: what starts the interpreter inside.
+        environ: for that.
+        plan: the run.
+
+    Raises:
+        ContainerError: it does not start, or the agent could not run in it.
+    """
+    asked = [*words, "-c", environments.ASK, *environments.NEEDED]
+    done = subprocess.run(
+        asked, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    try:
+        problem = environments.problem(*json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        print(done.stderr, end="", file=sys.stderr)
+        last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise ContainerError(
+            f"{words[0]} starts no {plan.container_python} in {plan.container} (env.container, env.python): {last}"
+        ) from None
+    if problem:
+        raise ContainerError(f"the Python of {plan.container} (env.container, env.python) {problem}")
+
+
+def main(run_dir: str) -> int:
+    from launcher import runs
+    from launcher.node.again import plan_of
+    from launcher.node.events import not_begun
+
+    plan = plan_of(runs.Run(Path(run_dir)))
     assert plan.container is not None
     try:
         if plan.container.startswith("/") and not os.path.exists(plan.container):
             raise ContainerError(
                 f"there is no image {plan.container} (env.container): put it on a file system that all nodes share"
             )
+        for folder in made(plan):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
-        sys.stdout.flush()
-        os.execvpe(words[0], words, environ)  # noqa: S606  a list of words needs no shell
+        require_agent(words, environ, plan)
+        os.execvpe(words[0], [*words, "-m", "launcher.node", run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:
-        cause = f"{host}: {error}"
-        print(f"launcher: {cause}", file=sys.stderr)
-        if attempt := current_attempt():
-            event_file.append(attempt.events_file(f"container-{host}"), "fault", cause=cause, host=host)
-        return errors.NO_RETRY
+        return not_begun(plan, "container", error)
 
 
 if __name__ == "__main__":

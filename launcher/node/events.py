@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file, runs
+from launcher import errors, event_file, runs
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from launcher.node.tracking import Tracking
+    from launcher.plan import JobPlan
 
 INTERVAL = 0.5  # seconds between two events of a kind that may come often
 FIRST = 50  # of them that are all kept, so that a short run has a curve, too
@@ -37,6 +39,18 @@ class Events:
             except OSError as error:  # a full disk must not end a training that does not need it
                 print(f"launcher: cannot write to {self._path}: {error}", flush=True)
                 self._path = None
+
+
+def not_begun(plan: JobPlan, writer: str, error: Exception) -> int:
+    """Tells why this node's agent cannot be started, which a retry would not cure; the exit code that says so."""
+    host = socket.gethostname()
+    cause = f"{host}: {error}"
+    print(f"launcher: {cause}", file=sys.stderr, flush=True)
+    if attempt := current_attempt():
+        Events(attempt, f"{writer}-{host}-{os.getpid()}")("fault", cause=cause, host=host)
+        if plan.min_nodes == plan.nodes:  # the agents that wait for this one are killed, and have nothing to say
+            attempt.write_exit_code(errors.NO_RETRY)
+    return errors.NO_RETRY
 
 
 class _Due:

@@ -71,14 +71,22 @@ def exports(environ: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """What tasks read their environment from: shell text that does it, and the files, which are to be removed."""
+    """What tasks read their environment from: shell text that does it, and the files, which are to be removed.
+
+    Attributes:
+        shell: the text.
+        shared: in the run.
+        private: with its secrets, in a folder of its own; None: there is none.
+    """
 
     shell: str
-    files: tuple[Path, ...]
+    shared: Path
+    private: Path | None
 
     def remove(self) -> None:
-        for file in self.files:
-            file.unlink(missing_ok=True)
+        self.shared.unlink(missing_ok=True)
+        if self.private is not None:
+            secret.remove(self.private)
 
 
 def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
@@ -86,20 +94,22 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
 
     Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
     """
-    hidden = secret.among(environ, os.environ.get(secret.PATTERNS, ",".join(SECRETS)).split(","))
+    patterns = os.environ.get(secret.PATTERNS, ",".join(SECRETS)).split(",")
+    hidden = secret.among(environ, patterns)
     shared, private = folder / "environment.sh", secret.file_of(f"{folder}/tasks", str(secret.folder()))
-    shared.write_bytes(os.fsencode(exports({name: value for name, value in environ.items() if name not in hidden})))
-    files, lines = [shared], [f". {shlex.quote(str(shared))}"]
+    shared.write_bytes(os.fsencode(exports(secret.without(environ, patterns))))
+    lines, written = [f". {shlex.quote(str(shared))}"], None
     if hidden:
+        attempt = current_attempt()
         try:
-            secret.write(f"# {folder}\n{exports(hidden)}", private)
-            files.append(private)
+            secret.write(f"# {attempt.run.path if attempt else folder}\n{exports(hidden)}", private)
+            written = private
             lines.append(f". {shlex.quote(str(private))}")
-        except OSError as error:
+        except (OSError, errors.RunError) as error:
             print(f"launcher: {error}: tasks get the secrets of the submission only", file=sys.stderr)
             if given := environ.get(secret.FILE):
                 lines.append(f". {shlex.quote(given)}")
-    return Handed("\n".join(lines), tuple(files))
+    return Handed("\n".join(lines), shared, written)
 
 
 class PbsTask:

@@ -235,10 +235,21 @@ def _code(case: Case) -> Steps:
 
 def _import(case: Case) -> Steps:
     return [
-        f"is it installed for the job's Python? {case.plan.python} -c 'import ...'{_on(case)}",
+        _installed(case),
         f"is the code on its path? The job starts in {case.plan.workdir}; PYTHONPATH may be set in cluster.environment",
         Step("then", case.resume()),
     ]
+
+
+def _installed(case: Case) -> str:
+    """Where to look for a package that is not found."""
+    plan = case.plan
+    if plan.container is not None:
+        return f"is it installed in {plan.container} (env.container)? {plan.container_python} -c 'import ...' inside"
+    if plan.archive is not None:
+        made = f", made of {plan.archive_of}" if plan.archive_of else ""
+        return f"is it installed in what {plan.archive} (env.archive) was packed from{made}?"
+    return f"is it installed for the job's Python? {plan.node_python} -c 'import ...'{_on(case)}"
 
 
 def _config(case: Case) -> Steps:

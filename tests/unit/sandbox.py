@@ -21,6 +21,7 @@ printf '%s\\0' "$0" "$@" >"$SANDBOX/arguments"
 env -0 >"$SANDBOX/environment"
 pwd >"$SANDBOX/cwd"
 umask >"$SANDBOX/umask"
+[ -z "$STAND_IN_TELLS" ] || kill -TERM "$PPID"
 exit "${STAND_IN_EXIT:-0}"
 """
 

@@ -131,6 +131,7 @@ def test_an_element_of_an_array_goes_on_alone(
     array.write_environment("export A=1\n")
     monkeypatch.setenv("PBS_JOBID", "7[3].server")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("HF_TOKEN", "x")
     asked: list[Any] = []
 
     def submit_after(*arguments: Any) -> str:
@@ -147,6 +148,7 @@ def test_an_element_of_an_array_goes_on_alone(
         "token-3-2",
     ]
     assert f"LAUNCHER_RUN_DIR={element.path}\n" in (element.path / "script.sh").read_text()
+    assert ("HF_TOKEN" in asked[4]) == (scheduler is Scheduler.slurm)  # on PBS it comes from a file
     environment = element.path / "environment.sh"
     assert environment.exists() == (scheduler is Scheduler.pbs)
     if environment.exists():

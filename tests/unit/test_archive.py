@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,6 +104,38 @@ def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path
     assert not env.parent.exists()
 
 
+def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    remove, came = shutil.rmtree, []
+
+    def slowly(path: Path, ignore_errors: bool) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        (path / "lock").unlink()
+        came.append(archive.enter(tmp_path / "env.tar", digest, str(tmp_path)))
+        remove(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    archive.leave(lock, env.parent)
+    (newcomer,) = came
+    assert (newcomer[1] / "lib/module.py").exists()
+    archive.leave(newcomer[0], newcomer[1].parent)
+    assert not list(tmp_path.glob("launcher-*"))
+
+
+def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    late = os.open(env.parent / "lock", os.O_RDWR)
+    archive.leave(lock, env.parent)
+    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    archive.leave(late, env.parent)
+    assert env.is_dir()
+    archive.leave(lock, env.parent)
+
+
 def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     script = (
@@ -129,8 +162,11 @@ def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environ
     half.mkdir(parents=True, mode=0o700)
     half.parent.chmod(0o700)
     (half / "half").touch()
+    removed = tmp_path / f"{half.parent.name}.1234/env"  # one that was killed while it removed it
+    removed.mkdir(parents=True)
     lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert not (env / "half").exists()
+    assert not removed.parent.exists()
     archive.leave(lock, env.parent)
 
 
@@ -154,6 +190,34 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
 )
 def test_it_is_unpacked_on_the_nodes_own_disk(environ: dict[str, str], folder: str) -> None:
     assert archive.place(environ, lambda path: path != "/gone") == folder
+
+
+MOUNTS = """\
+overlay / overlay rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+fs1:/home /home nfs4 rw 0 0
+10.0.0.1@o2ib:/s /scratch lustre rw 0 0
+/dev/sdb1 /scratch/local xfs rw 0 0
+fs2:/x /with\\040space fuse.glusterfs rw 0 0
+fs2:/y /tmp beegfs_nodev rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("/var/tmp", False),
+        ("/home/me/tmp", True),
+        ("/homes", False),
+        ("/scratch", True),
+        ("/scratch/me/tmp", True),
+        ("/scratch/local/7", False),
+        ("/with space/x", True),
+        ("/tmp/x", True),  # what is mounted last on a place is seen there
+    ],
+)
+def test_a_folder_that_other_nodes_see_is_not_the_nodes_own(folder: str, expected: bool) -> None:
+    assert archive.shared(folder, MOUNTS) == expected
 
 
 def planned(packed: Path, tmp_path: Path) -> JobPlan:
@@ -199,6 +263,7 @@ def test_a_node_that_cannot_unpack_it_is_named(environment: Path, tmp_path: Path
     assert f"launcher: {os.uname().nodename}: " in done.stderr
     (event,) = Run(Path(plan.run_dir)).attempts()[0].events()
     assert (event["event"], event["host"]) == ("fault", os.uname().nodename)
+    assert (Run(Path(plan.run_dir)).attempts()[0].path / "exit_code").read_text() == "93\n"
     assert not list((tmp_path / "local").iterdir())
 
 
@@ -233,13 +298,33 @@ def test_an_archive_that_is_none_is_refused(
         archives.checked(name)
 
 
-def test_an_archive_that_nobody_wrote_a_word_about_is_read(environment: Path, tmp_path: Path) -> None:
-    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    assert archives.checked(str(tmp_path / "env.tar"))[1]["archive_of"] == str(environment)
-    os.utime(tmp_path / "env.tar")  # it may have been copied over
-    assert archives.checked(str(tmp_path / "env.tar"))[1] == {
-        "archive_digest": digest, "archive_of": None, "archive_import": 0.0,
-    }  # fmt: skip
+def test_an_archive_that_nobody_wrote_a_word_about_is_read_once(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "env.tar"
+    digest = archives.pack(environment, packed)["sha256"]
+    assert archives.checked(str(packed))[1]["archive_of"] == str(environment)
+    digest_of = Mock(side_effect=archives.digest_of)
+    monkeypatch.setattr(archives, "digest_of", digest_of)
+    monkeypatch.chdir(tmp_path)
+    os.utime(packed)  # it may have been copied over
+    for name in (str(packed), "env.tar"):
+        assert archives.checked(name)[1] == {"archive_digest": digest, "archive_of": None, "archive_import": 0.0}
+    digest_of.assert_called_once_with(packed)
+    os.utime(packed, (1, 1))
+    assert archives.checked("env.tar")[1]["archive_digest"] == digest
+    assert digest_of.call_count == 2
+
+
+def test_what_zstd_unpacks_is_read_once(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("zstd") is None:
+        pytest.skip("there is no zstd")
+    packed = tmp_path / "env.tar.zst"
+    digest = archives.pack(environment, packed)["sha256"]
+    started = Mock(side_effect=subprocess.Popen)
+    monkeypatch.setattr(subprocess, "Popen", started)
+    archive.unpack(packed, tmp_path / "out", digest)
+    assert started.call_args.args == (["zstd", "-dcq"],)  # and not the file, of which we take the checksum
 
 
 def test_the_command_packs_and_does_not_replace(

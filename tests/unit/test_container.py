@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ def planned(folder: str = "/runs", *, site: Any = SITE, **keys: Any) -> JobPlan:
     return make_plan(config, site)
 
 
+PYXIS = {"container": "nvcr.io#nvidia/pytorch:25.01-py3", "container_runtime": Runtime.pyxis}
+
+
 def words_of(plan: JobPlan, runtime: str = "apptainer", **environ: str) -> list[str]:
     return container.command(plan, environ, runtime, lambda _: True)[0]
 
@@ -42,15 +46,33 @@ def test_apptainer_sees_the_folders_of_the_run_and_a_gpu_where_one_is_asked_for(
     assert words == [
         "apptainer", "exec", "--cleanenv", "--bind", "/runs", "--bind", "/home/me", "--bind", "/code",
         "--bind", "/data/mnist", "--bind", "/local/7", "--bind", "/scratch:/s:ro", "--pwd", "/home/me", "--no-home",
-        "/images/torch.sif", "python3", "-u", "-m", "launcher.node", "/runs/run-1",
+        "/images/torch.sif", "sh", "-c", container.ENTER, "/home/me", "/code", "python3", "-u",
     ]  # fmt: skip
     assert "--nv" in words_of(planned(gpus_per_node=2))
-    assert words_of(planned(), LAUNCHER_RUN_DIR="/runs/lr/7")[-1] == "/runs/lr/7"
 
 
 def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
     words, _ = container.command(planned(), {"TMPDIR": "/gone"}, "apptainer", lambda path: path != "/gone")
     assert "/gone" not in words
+
+
+@pytest.mark.parametrize("env", [{}, PYXIS])
+@pytest.mark.parametrize(("folder", "mark"), [("/runs,old", ","), ("/runs:old", ":")])
+def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], folder: str, mark: str) -> None:
+    with pytest.raises(ConfigError, match=rf"/runs{mark}old is seen inside of env\.container, .*choose another one"):
+        render.script(planned(folder, env=env), token="t")
+
+
+def test_folders_that_ranks_would_make_are_made_before() -> None:
+    elsewhere: dict[str, Any] = {
+        "checkpoint_dir": "/ckpt/x",
+        "tracking_dir": "/home/me/tb",
+    }  # the latter is in a folder that is bound
+    assert container.made(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
+    assert container.made(planned()) == []
+    assert "mkdir -p" not in render.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
+    script = render.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
+    assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
 
 
 @pytest.mark.parametrize(
@@ -79,15 +101,16 @@ CARRIED = (
 def test_the_jobs_variables_come_along_and_those_of_the_hosts_programs_do_not() -> None:
     environ = {**dict.fromkeys(HOSTS, "host"), **dict.fromkeys(CARRIED, "job"), "BASH_FUNC_module%%": "() { :; }"}
     inside = container.carried({**environ, "PYTHONPATH": "/host"}, planned())
-    assert inside == {**dict.fromkeys(CARRIED, "job"), "PYTHONPATH": "/code", "PYTHONNOUSERSITE": "1"}
+    assert inside == dict.fromkeys(CARRIED, "job")
 
 
 def test_what_the_profile_sets_counts_inside_too() -> None:
     cluster = {"environment": {"LD_LIBRARY_PATH": "/mine", "PYTHONPATH": "/own", "API_TOKEN": "x"}}
-    inside = container.carried({"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}, planned(cluster=cluster))
-    assert inside == {
-        "LD_LIBRARY_PATH": "/mine", "PYTHONPATH": "/code:/own", "API_TOKEN": "x", "PYTHONNOUSERSITE": "1",
-    }  # fmt: skip
+    environ = {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x", "PYTHONPATH": "/host"}
+    plan = planned(cluster=cluster)
+    assert container.carried(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
+    assert "/code:/own" in words_of(plan, **environ)
+    assert "LD_LIBRARY_PATH" not in containers.before_srun(planned(cluster=cluster, env=PYXIS))
 
 
 @pytest.mark.parametrize(("runtime", "prefix"), [("apptainer", "APPTAINERENV_"), ("singularity", "SINGULARITYENV_")])
@@ -103,23 +126,40 @@ def test_no_value_is_on_a_command_line(runtime: str, prefix: str) -> None:
 
 
 def test_pyxis_is_told_by_srun() -> None:
-    plan = planned(env={"container": "nvcr.io#nvidia/pytorch:25.01-py3", "container_runtime": Runtime.pyxis,
-                        "binds": ["/a:/b:ro"], "python": "/opt/py"})  # fmt: skip
+    plan = planned(env={**PYXIS, "binds": ["/a:/b:ro"], "python": "/opt/py"})
     assert containers.srun_options(plan) == [
         "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
         "--container-mounts=/runs:/runs,/home/me:/home/me,/code:/code,/a:/b:ro", "--container-workdir=/home/me",
     ]  # fmt: skip
-    words = containers.node_command(plan)
-    assert words[0] == "env"
-    assert words[1:3] == ["-u", "LD_LIBRARY_PATH"]
-    assert words[-6:] == ["PYTHONPATH=/code", "PYTHONNOUSERSITE=1", "/opt/py", "-u", "-m", "launcher.node"]
-    assert "srun" in render.script(plan, token="t")
+    words = ["sh", "-c", container.ENTER, "/home/me", "/code", "/opt/py", "-u", "-m", "launcher.node"]
+    assert containers.node_command(plan) == words
+    # Of the host: unset outside, for inside they may be the image's own.
+    unset = " ".join(f"-u {name}" for name in container.BREAKING)
+    assert f"\nenv {unset} srun --nodes=1 " in render.script(plan, token="t")
+
+
+def test_the_images_own_pythonpath_comes_behind_ours() -> None:
+    words = [
+        "sh",
+        "-c",
+        container.ENTER,
+        "/",
+        "/code:/own",
+        "sh",
+        "-c",
+        'echo "$PWD $PYTHONPATH $PYTHONNOUSERSITE $0"',
+        "x",
+    ]
+    for image, expected in (("/image", "/code:/own:/image"), ("", "/code:/own")):
+        done = subprocess.run(words, env={"PYTHONPATH": image}, capture_output=True, text=True, check=True)
+        assert done.stdout == f"/ {expected} 1 x\n"
 
 
 @pytest.mark.parametrize(
     ("env", "cluster", "told"),
     [
         ({"container": None, "binds": ["/a"]}, {}, r"env\.binds is for a container"),
+        ({"container": None, "python": "/opt/py"}, {}, r"env\.python is for a container"),
         ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in one"),
         ({"binds": ["a:b"]}, {}, r"env\.binds: 'a:b' is not /SOURCE"),
         ({"container_runtime": Runtime.pyxis}, {"scheduler": Scheduler.pbs}, "pyxis is a plug-in of srun"),
@@ -139,6 +179,8 @@ def test_an_image_that_is_not_there_is_refused_where_its_place_is_seen(tmp_path:
     config, notes = Inputs().with_environment(make_config(env=Env(container=str(tmp_path / "torch.sif"))))
     assert (config.env.container, notes) == (str(tmp_path / "torch.sif"), ())
     assert "every node on its own" in containers.checked(Env(container="docker://pytorch/pytorch"))[1][0]
+    for runtime in (Runtime.pyxis, Runtime.enroot):  # there are names of containers, too
+        assert containers.checked(Env(container="pytorch", container_runtime=runtime)) == ("pytorch", ())
 
 
 @pytest.mark.parametrize(
@@ -176,28 +218,63 @@ def started(plan: JobPlan, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_agent_is_started_inside(tmp_path: Path) -> None:
-    """By the stand-in, which clears the environment as --cleanenv does; the python inside tells what it got."""
+def in_image(tmp_path: Path, answer: str = "[[3, 12], []]", **keys: Any) -> JobPlan:
+    """The plan of a run in an image whose Python answers what is asked of it, and else tells what it got."""
     inside = tmp_path / "python3"
-    inside.write_text('#!/bin/bash\necho "$@"; echo "$PWD"; env | sort\n')
+    inside.write_text(
+        f'#!/bin/bash\ncase "$*" in *find_spec*) echo \'{answer}\'; exit; esac\necho "$@"; echo "$PWD"; env | sort\n'
+    )
     inside.chmod(0o755)
     (tmp_path / "torch.sif").touch()
     (tmp_path / "work").mkdir()
     site = dataclasses.replace(SITE, workdir=str(tmp_path / "work"))
-    env = {"container": str(tmp_path / "torch.sif"), "python": str(inside)}
-    done = started(planned(str(tmp_path / "runs"), site=site, env=env), HF_TOKEN="it's $x")
+    env = {"container": str(tmp_path / "torch.sif"), "python": str(inside)} | keys
+    return planned(str(tmp_path / "runs"), site=site, env=env)
+
+
+def test_the_agent_is_started_inside(tmp_path: Path) -> None:
+    """By the stand-in, which clears the environment as --cleanenv does, and evaluates values as apptainer does."""
+    plan = dataclasses.replace(in_image(tmp_path), checkpoint_dir=f"{tmp_path}/checkpoints/run-1")
+    values = {"HF_TOKEN": "it's $x", "PASS": 'pa$$w"0r\\d`', "COMMAND": "$(echo was run)"}
+    done = started(plan, **values)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"-u -m launcher.node {tmp_path}/runs/run-1", str(tmp_path / "work")]
-    assert {"HF_TOKEN=it's $x", "LAUNCHER_ATTEMPT=0", "PYTHONPATH=/code"} <= set(lines)
+    assert {*(f"{name}={value}" for name, value in values.items()), "LAUNCHER_ATTEMPT=0"} <= set(lines)
+    assert {"PYTHONPATH=/code", "PYTHONNOUSERSITE=1"} <= set(lines)
     assert not any(line.startswith("LD_LIBRARY_PATH") for line in lines)
+    assert os.stat(plan.checkpoint_dir).st_mode & 0o777 == 0o700
+    assert f"--bind {plan.checkpoint_dir} " in (tmp_path / "torch.sif.words").read_text()
 
 
-def test_a_node_without_the_image_is_named(tmp_path: Path) -> None:
-    plan = planned(str(tmp_path / "runs"), env={"container": "/gone/torch.sif"})
+@pytest.mark.parametrize(
+    ("env", "answer", "told"),
+    [
+        ({"container": "/gone/torch.sif"}, "", r"there is no image /gone/torch\.sif \(env\.container\)"),
+        (
+            {"container": "docker://x/y"},
+            "",
+            r"apptainer starts no \S+ in docker://x/y .*: FATAL: +.*could not open image",
+        ),
+        (
+            {"python": "/gone/python3"},
+            "",
+            r"apptainer starts no /gone/python3 in \S+torch\.sif .*: .*([Nn]ot found|No such file)",
+        ),
+        ({}, "no answer", r"apptainer starts no \S+python3 in \S+torch\.sif .*: exit code 0"),
+        ({}, '[[3, 12], ["submitit"]]', r"the Python of \S+torch\.sif .* lacks submitit, which every run needs"),
+        ({}, "[[3, 9], []]", r"the Python of \S+torch\.sif .* has Python 3\.9: "),
+    ],
+)
+def test_what_ends_before_the_agent_has_begun_is_told_and_is_not_tried_again(
+    tmp_path: Path, env: dict[str, Any], answer: str, told: str
+) -> None:
+    plan = in_image(tmp_path, answer, **env)
     done = started(plan)
     assert done.returncode == 93
     host = os.uname().nodename
-    assert f"launcher: {host}: there is no image /gone/torch.sif (env.container)" in done.stderr
-    (event,) = Run(Path(plan.run_dir)).attempts()[0].events()
+    assert re.search(rf"^launcher: {host}: {told}", done.stderr, re.MULTILINE), done.stderr
+    (attempt,) = Run(Path(plan.run_dir)).attempts()
+    (event,) = attempt.events()
     assert (event["event"], event["host"]) == ("fault", host)
+    assert (attempt.path / "exit_code").read_text() == "93\n"  # counts for more than how other nodes were ended then

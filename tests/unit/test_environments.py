@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environments, snapshot
+from launcher import __version__, environments, snapshot
 from launcher.config import Env, Scheduler
 from launcher.errors import ConfigError
 from launcher.inputs import Inputs
 from launcher.plan import make_plan
 from launcher.render import setup_lines
+from launcher.runs import Run
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -137,19 +138,21 @@ def test_an_environment_that_a_node_does_not_see_is_named(sandbox: Sandbox) -> N
     assert "sees no environment in /no/where (env.activate)" in outcome.stderr
 
 
-def test_an_installed_launcher_comes_along(tmp_path: Path) -> None:
+def test_an_installed_launcher_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python(tmp_path / "env", "[[3, 12], []]")
     config, _ = Inputs().with_environment(make_config(env=Env(activate=str(tmp_path / "env"))))
     site = dataclasses.replace(SITE, run_dir=str(tmp_path / "runs/run-1"))
     plan = make_plan(config, Inputs().with_code(config, site))
-    assert plan.code_root == f"{tmp_path}/runs/run-1/lib"
     (tmp_path / "runs/run-1").mkdir(parents=True)
     snapshot.take(plan)
-    found = {
-        name for name in ("launcher/node/__main__.py", "workloads/p2p.py") if os.path.exists(f"{plan.code_root}/{name}")
-    }
-    assert len(found) == 2
+    for name in ("launcher/node/__main__.py", "workloads/p2p.py"):
+        assert os.path.exists(f"{tmp_path}/runs/run-1/lib-{__version__}/{name}")
     assert sys.version_info[:2] >= environments.OLDEST
+    monkeypatch.setattr(snapshot, "__version__", "99")  # a resumed run comes with the one that is installed by then
+    plan = make_plan(config, Inputs().with_code(config, site))
+    snapshot.take(plan)
+    assert os.path.exists(f"{tmp_path}/runs/run-1/lib-99/launcher/node/__main__.py")
+    assert Run.create(tmp_path / "runs/run-1").path.is_dir()  # one that was killed before its record was written
 
 
 @pytest.mark.parametrize("key", ["activate", "container"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import grouping, render
-from launcher.config import Scheduler, Workload
+from launcher.config import Env, Program, Runtime, Scheduler, Workload
 from launcher.errors import ConfigError
 from launcher.plan import JobPlan
 from tests.unit.plans import plan_of
@@ -110,6 +110,13 @@ def test_keys_for_ranks_are_in_no_script(name: str) -> None:
     changed = dataclasses.replace(plan, **{name: values[type(before)]})
     assert getattr(changed, name) != before
     assert script(changed) == script(plan)
+
+
+@pytest.mark.parametrize(("runtime", "expected"), [(Runtime.pyxis, [(0, 2), (1,)]), (Runtime.apptainer, [(0, 1, 2)])])
+def test_folders_that_srun_mounts_are_in_the_script(runtime: Runtime, expected: list[tuple[int, ...]]) -> None:
+    env = Env(container="pytorch#x", container_runtime=runtime)
+    scripts = [Program("w", "m:f", seed=0, script=f"/{name}/train.py") for name in "aba"]
+    assert members(*({"env": env, "workload": script} for script in scripts)) == expected
 
 
 def test_a_shared_folder_of_checkpoints_is_in_the_script() -> None:

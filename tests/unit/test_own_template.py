@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from launcher import own_template, render
 from launcher.cli import commands
+from launcher.cli.template import with_everything
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
 from launcher.inputs import Inputs
 from launcher.own_template import Lost
+from launcher.paths import resource
 from launcher.plan import JobPlan, make_plan
 from launcher.runs import Run
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
+OF_PBS = {"shell's variables", "secrets of the job", "secrets removed"}
+OF_SRUN = "srun's environment"
 EXTENDS = '{% extends "sbatch.sh.j2" %}\n'
 
 
@@ -42,7 +47,19 @@ def planned(template: str, **cluster: object) -> JobPlan:
         ("{% block before %}\necho 'a {{ plan.name }}'{% endblock %}", r":3: .* is within single quotes"),
         ("{% block before %}\ncat <<EOF\n{{ plan.name }}\nEOF\n{% endblock %}", r":4: .* is within a here-document"),
         ("{% block before %}\nx=`echo {{ plan.name }}`{% endblock %}", r":3: .* is within backquotes"),
+        ('x=$(basename "$(dirname {{ plan.workdir }})" "{{ plan.workdir }}")', r":2: .* is within double quotes"),
+        ('x="$(basename "{{ plan.workdir }}")"', r":2: .* is within double quotes"),
+        ("cat <<-A <<'B C'\n\tA\nA\n{{ plan.name }}", r":5: .* is within a here-document"),
         ('{% include "parts/leese.sh.j2" %}', r":2: there is no template parts/leese\.sh\.j2"),
+        (
+            '{% include ["a.j2", "b.j2"] %}',
+            r":2: there is no template a\.j2 or b\.j2\. One of your own is named by its",
+        ),
+        ('\n{% import "/gone/macros.j2" as m %}', r":3: there is no template /gone/macros\.j2"),
+        ('{% from "local.sh" import m %}', r":2: there is no template local\.sh\. Did you mean local\.sh\.j2"),
+        ('{% include "/gone/" ~ plan.name %}', r": there is no template /gone/job"),
+        ("{% block before %}\n{{ plan.name | shout }}{% endblock %}", r":3: No filter named 'shout'"),
+        ("{% block before %}\n{{ {}.pop(plan.name) }}{% endblock %}", r":3: 'job'"),
         ("{% block before %}{{ [1] | join(1, 2, 3) }}{% endblock %}", r":2: "),
     ],
 )
@@ -57,12 +74,43 @@ def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str,
     [
         'echo "a "{{ plan.name }}" b"', "echo 'it'\\''s' {{ plan.name }}", "# don't\n{{ plan.name }}",
         'x="${Y:-"{{ plan.name }}"}"', "cat <<EOF\n'\nEOF\n{{ plan.name }}", "echo \\\" {{ plan.name }}",
-        'sleep "{{ plan.time | int }}"', "echo a#'b' {{ plan.name }}",
+        'sleep "{{ plan.time | int }}"', "echo a#'b' {{ plan.name }}", "cat <<<word\n{{ plan.name }}",
+        "n=$((1<<20)) m=$(( $((1)) <<2 ))\n{{ plan.name }}", "x=$'a\\'b' {{ plan.name }}",
+        "(a; b) # '\n{{ plan.name }}", "cat <<A <<\"B\"\n'\nA\n'\nB\n{{ plan.name }}", 'echo "1 << x"\n{{ plan.name }}',
+        "cat <<-A\n\tA\n{{ plan.name }}", 'x="$(cat {{ plan.name }} "a")" {{ plan.name }}',
+        'echo "$((1<<2))" ")" {{ plan.name }}',
+        '{% include "/gone/site.sh" ignore missing %}', '{% include ["/gone/site.sh", "parts/lease.sh.j2"] %}',
     ],
 )  # fmt: skip
 def test_values_outside_of_quotes_are_fine(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text}\n{{% endblock %}}\n")
     assert own_template.problems(Path(path)) == []
+
+
+def test_those_that_it_extends_and_includes_are_looked_at_as_well(tmp_path: Path) -> None:
+    more = '{% include "parts/lease.sh.j2" %}\n{{ mine }}\ncat "{{ plan.name }}"\n{{ theirs }}\n'
+    (tmp_path / "more.j2").write_text(more)
+    included = f'{{% set mine = 1 %}}{{% include "{tmp_path}/more.j2" ignore missing %}}'
+    (tmp_path / "base.j2").write_text(f"{EXTENDS}{{% block before %}}{included}{{% endblock %}}")
+    path = write(tmp_path, f'{{% extends "{tmp_path}/base.j2" %}}\n')
+    quoted, unknown = map(str, own_template.problems(Path(path)))
+    assert quoted.startswith(f"{tmp_path}/more.j2:3: {{{{ plan.name }}}} is within double quotes")
+    assert unknown.startswith(f"{tmp_path}/more.j2:4: there is no theirs.")
+
+
+def test_one_that_cannot_be_read_or_has_no_end_is_told_with_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path, f'\n{{% extends "{tmp_path}/mine.sh.j2" %}}\n')
+    with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:2: it extends, includes or calls itself"):
+        render.script(planned(path), token="t")
+    Path(path).write_bytes(b"\xff\n")
+    with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:1: it cannot be read as text: .*utf-8"):
+        planned(path)
+
+
+def test_ours_keep_the_same_rules() -> None:
+    files = [path for path in resource("templates").rglob("*.j2") if path.name != "qsub_function.sh.j2"]
+    assert [str(problem) for path in files for problem in own_template.problems(path)] == []
+    assert len(files) > 5
 
 
 def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +142,10 @@ def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(t
 
 def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
-    plan = planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"})
+    plan = with_everything(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
     lost = own_template.of_plan(plan, "token")
     parts = {each.part for each in lost}
-    assert parts >= set(own_template.PARTS) - {"ranks"}
+    assert parts >= set(own_template.PARTS) - {"ranks", *OF_PBS}
     assert "ranks" not in parts
     assert {"set-up line 1 of the cluster's profile", "export A", "#SBATCH --job-name=job"} <= parts
     assert "#SBATCH --nodes=1" not in parts
@@ -109,13 +157,20 @@ def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
     """Or lint would not see that one is lost."""
-    script = render.script(make_plan(make_config(cluster={"scheduler": scheduler}), SITE), token="t")
+    script = render.script(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)), token="t")
     missing = {each.part for each in own_template.lost(make_plan(make_config(), SITE), "", script)}
-    expected = set(own_template.PARTS)
-    if scheduler is Scheduler.allocation:
-        assert expected - missing <= {"deadline"}
-    else:
-        assert expected <= missing
+    others = {Scheduler.pbs: {OF_SRUN}, Scheduler.slurm: OF_PBS, Scheduler.allocation: {*OF_PBS, OF_SRUN},
+              Scheduler.local: {*OF_PBS, OF_SRUN}}  # fmt: skip
+    assert set(own_template.PARTS) - missing == others[scheduler]
+
+
+@pytest.mark.parametrize("env", [{"container": "/a.sif"}, {"archive": "/a.tar"}])
+def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: dict[str, str]) -> None:
+    path = write(tmp_path, EXTENDS + "{% block start %}\nsrun python x.py\n{% endblock %}\n")
+    plan = dataclasses.replace(planned(path), **env)  # type: ignore[arg-type]
+    assert own_template.of_plan(plan, "t") == [Lost("ranks", "nothing starts the ranks")]
+    path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
+    assert own_template.of_plan(plan, "t") == []
 
 
 def test_the_names_are_those_that_a_template_gets() -> None:
@@ -156,6 +211,11 @@ def test_the_command_starts_one_and_tells_what_another_lost(
     write(tmp_path, started + "{% block end %}{% endblock %}\n")
     assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
     assert "going on" in capsys.readouterr().out
+    write(tmp_path, started + "{% block environment %}\nexec 9> >(cat)\n{% endblock %}\n")
+    assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
+    told = capsys.readouterr().out
+    for part in ("export NAME", "secrets that are there", "snapshot", "launcher's code", "sign of life", "waiting"):
+        assert f"\n{part} " in told
     with pytest.raises(ConfigError, match=r"there is no template command 'lnit'\. Did you mean lint"):
         commands.main(["template", "lnit"])
     with pytest.raises(ConfigError, match="cluster=slurm has no template"):
@@ -163,6 +223,4 @@ def test_the_command_starts_one_and_tells_what_another_lost(
 
 
 def make_plan_in(plan: JobPlan, folder: Path) -> JobPlan:
-    import dataclasses
-
     return dataclasses.replace(plan, run_dir=str(folder / "runs/run-1"))

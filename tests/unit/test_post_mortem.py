@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config import Scheduler
+from launcher.config import Env, Scheduler
 from launcher.post_mortem import notices, symptoms, traces
 from launcher.post_mortem.advice import Case, advice
 from launcher.post_mortem.kinds import Kind
@@ -247,6 +247,10 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (failed("rank 1 on node2 is in no collective, and others wait for it in one: no step for 600 s "
                 "(launch.hang_timeout) after step 5; the stacks of all ranks are in /x", kind="hung"), Kind.HANG, None),
         (failed("preflight: node2 (node 1): TMPDIR=/nowhere is not there"), Kind.BAD_NODE, None),
+        (failed("node2: apptainer starts no python3 in /x.sif (env.container, env.python): FATAL:   no such file"),
+         Kind.CONFIG_ERROR, None),
+        (failed("node2: /x.tar (env.archive) cannot be unpacked into /tmp: [Errno 28] No space left on device"),
+         Kind.DISK_FULL, None),
         # an exception stays one, whatever the scheduler says later
         (failed("rank 0 on node1: ValueError: no", traceback="T", notices=lines(BY_OOM)), Kind.EXCEPTION,
          "rank 0 on node1: ValueError: no"),
@@ -376,6 +380,24 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
 
 
 # -- tracebacks and stacks
+
+
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({}, "is it installed for the job's Python? /usr/bin/python3 -c 'import ...'"),
+        ({"activate": "/env"}, "is it installed for the job's Python? /env/bin/python -c 'import ...'"),
+        (
+            {"container": "/t.sif", "python": "py"},
+            "is it installed in /t.sif (env.container)? py -c 'import ...' inside",
+        ),
+        ({"archive": "/e.tar"}, "is it installed in what /e.tar (env.archive) was packed from?"),
+    ],
+)
+def test_a_missing_package_is_looked_for_where_the_ranks_ran(env: dict[str, Any], asked: str) -> None:
+    case = Case("run-1", "python -m launcher", plan_of(env=Env(**env)), Verdict(Kind.IMPORT_ERROR, "no"))
+    assert advice(case)[0].words == asked
+
 
 IMPORT = """Traceback (most recent call last):
   File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module

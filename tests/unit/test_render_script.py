@@ -165,6 +165,14 @@ def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
     assert outcome.events()[-1] == {"event": "ended", "code": code}
 
 
+@pytest.mark.parametrize(("code", "ended"), [(137, 75), (254, 75), (255, 255), (1, 1)])
+def test_a_run_goes_on_after_all_agents_were_killed_by_a_signal(sandbox: Sandbox, code: int, ended: int) -> None:
+    (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.node.again
+    outcome = sandbox.execute(sandbox.plan(checkpoint_dir=f"{sandbox.run_dir}/checkpoints"), code=code)
+    assert (outcome.code, outcome.events()[-1]) == (ended, {"event": "ended", "code": ended})
+
+
 def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
     outcome = sandbox.execute(
         sandbox.plan(environment={"SET": "new", "EMPTY": "", "GONE": None}), SET="old", GONE="x", KEPT="k"

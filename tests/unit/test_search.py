@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
+from launcher import sweeps
+from launcher.cli.multirun import Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
 from launcher.cli.submit import explain
-from launcher.config import BestIs, Config, Sweep
+from launcher.config import BestIs, Config, Scheduler, Sweep
 from launcher.errors import ConfigError
+from launcher.submit_sweep import Wanted
+from tests.unit.plans import make_config
 
 COMMAND = ["workload.lr=interval(0,1)"]
 
@@ -133,6 +138,22 @@ def test_a_point_is_a_trial_again(optuna_search: Any, overrides: list[str], para
     searched = optuna_search.create_params_from_overrides(["a=interval(0,1)", "b=choice(x,2)", "c=range(0,4)"])[0]
     fixed = {"workload": "p2p", "sweep.objective": "loss"}
     assert optuna_search.params_of(overrides, searched, fixed) == params
+
+
+def test_a_point_with_a_secret_is_a_trial_again(
+    optuna_search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = "+cluster.environment.API_TOKEN=typed-secret"
+    searched, fixed = optuna_search.create_params_from_overrides(["a=interval(0,1)", typed])
+    given = make_config(
+        cluster={"scheduler": Scheduler.local, "environment": {"API_TOKEN": "typed-secret"}}, runs_dir=str(tmp_path)
+    )
+    multirun = object.__new__(Multirun)
+    monkeypatch.setattr(multirun, "_wanted", lambda words, *_: Wanted(tuple(words), given, {}), raising=False)
+    _, written = multirun.sweep_of(["a=0.5", *(f"{key}={value}" for key, value in fixed.items())])
+    assert written == ("a=0.5", "+cluster.environment.API_TOKEN=${oc.env:API_TOKEN}")
+    fixed = optuna_search.fixed_of(written, searched)
+    assert optuna_search.params_of(sweeps.canonical(written), searched, fixed) == {"a": 0.5}
 
 
 def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_search: Any) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,15 +22,15 @@ from launcher import public, secret, submit
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
 from launcher.cli.submit import show
-from launcher.config import Scheduler
+from launcher.config import Env, Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.node import pbs_task
 from launcher.plan import JobPlan
 from launcher.runs import Run
 from launcher.submit_sweep import Wanted, prepare_sweep, submit_sweep
 from launcher.sweeps import Sweep
-from tests.unit.plans import make_config
-from tests.unit.sandbox import STAND_IN
+from tests.unit.plans import make_config, plan_of
+from tests.unit.sandbox import STAND_IN, Sandbox
 
 BACKENDS = (Scheduler.local, Scheduler.slurm, Scheduler.pbs)
 VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=30).map(
@@ -48,6 +49,19 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z
 )
 def test_which_names_are_secret(name: str, hidden: bool) -> None:
     assert public.secret(name) is hidden
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "hidden"),
+    [
+        *(([], "HF_TOKEN", True), (["PIN"], "HF_TOKEN", True), (["PIN"], "PIN", True), (["PIN"], "PINS", False)),
+        *((["!HF_*"], "HF_TOKEN", False), (["!HF_*"], "API_TOKEN", True), (["MAX_PIN"], "MAX_PIN", True)),
+    ],
+)
+def test_names_of_a_users_own_are_added(more: list[str], name: str, hidden: bool) -> None:
+    plan = plan_of(env=Env(secrets=more), cluster={"environment": {name: "value"}})
+    assert plan.secrets == ((name,) if hidden else ())
+    assert public.secret(name, plan.secret_names) is hidden
 
 
 class Submitted:
@@ -135,8 +149,11 @@ def test_no_file_of_a_run_and_nothing_that_is_shown_has_the_value_of_a_secret(
     with tempfile.TemporaryDirectory() as folder:
         run = Submitted(Path(folder), scheduler, mine, profiles, points)
         run.require_nothing_of(mine, profiles)
-        if scheduler is not Scheduler.pbs:  # from a file; the others hand it on
-            assert (run.environment["HF_TOKEN"], run.environment["API_KEY"]) == (mine, profiles)
+        got = {name: run.environment.get(name) for name in ("HF_TOKEN", "API_KEY")}
+        if scheduler is Scheduler.pbs:  # from a file; qsub itself may be told to hand its environment on (-V)
+            assert got == {"HF_TOKEN": None, "API_KEY": None}
+        else:
+            assert got == {"HF_TOKEN": mine, "API_KEY": profiles}
 
 
 @pytest.mark.parametrize("scheduler", BACKENDS)
@@ -187,42 +204,140 @@ def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
     assert f'LAUNCHER_SECRETS_FILE={files[0].parent}/"$element".sh' in next(sweep.glob("arrays/*.sh")).read_text()
 
 
-def test_files_of_runs_that_are_over_do_not_stay(tmp_path: Path) -> None:
-    base, states = tmp_path / "own", {}
-    for name in ("gone", "cancelled", "done", "stopped", "waiting"):
-        run_dir = tmp_path / "runs" / name
-        states[name] = secret.file_of(str(run_dir), str(base))
-        secret.write(f"# {run_dir}\nexport A_KEY=x\n", states[name])
-        if name != "gone":
-            run = Run.create(run_dir)
-        if name == "cancelled":
-            run.mark("cancelled")
-        if name in ("done", "stopped"):
-            (run_dir / "attempts/0/events").mkdir(parents=True)
-            ended = {"time": 1.0, "event": "ended", "code": 75 if name == "stopped" else 0}
-            (run_dir / "attempts/0/events/script.jsonl").write_text(json.dumps(ended) + "\n")
+@pytest.mark.parametrize(
+    ("run_id", "made", "code", "after", "kept"),
+    [
+        ("waits", "waits", None, 0, True),
+        ("done", "done", 0, 1, False),
+        ("failed", "failed", 1, 1, False),
+        ("failed-and-submitted-again", "failed-and-submitted-again", 1, -1, True),
+        ("stopped", "stopped", 75, 1, True),
+        ("cancelled", "cancelled", None, 0, False),
+        ("gone", "", None, 0, False),
+        ("lr-1/3", "", None, 0, False),  # a whole sweep is gone
+        ("lr-1/3", "lr-1", None, 0, False),
+        ("of-another-cluster", None, None, 0, True),
+        ("lr-1/3", None, None, 0, True),
+    ],
+)
+def test_files_of_runs_that_are_over_do_not_stay(
+    tmp_path: Path, run_id: str, made: str | None, code: int | None, after: float, kept: bool
+) -> None:
+    """`after`: seconds from when the file was written to the run's end."""
+    base, run_dir = tmp_path / "own", tmp_path / "runs" / run_id
+    path = secret.file_of(str(run_dir), str(base))
+    secret.write(f"# {run_dir}\nexport A_KEY=x\n", path)
+    if made is not None:
+        (tmp_path / "runs" / made).mkdir(parents=True)
+    if run_id == "cancelled":
+        Run(run_dir).mark("cancelled")
+    if code is not None:
+        event = {"time": path.stat().st_mtime + after, "event": "ended", "code": code}
+        (run_dir / "attempts/0/events").mkdir(parents=True)
+        (run_dir / "attempts/0/events/script.jsonl").write_text(json.dumps(event) + "\n")
     secret.prune(base)
-    assert {name for name, path in states.items() if path.exists()} == {"stopped", "waiting"}
+    assert (path.exists(), path.parent.exists()) == (kept, kept)
+
+
+def test_a_folder_that_another_submission_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked_at(folder: Path) -> None:
+        if folder.name == "runs" and not list(tmp_path.glob("removed")):
+            folder.rmdir()
+            (tmp_path / "removed").touch()
+
+    monkeypatch.setattr(secret, "require_private", looked_at)
+    secret.write("export A_KEY=x\n", tmp_path / "own/runs/run-1.sh")
+    assert (tmp_path / "own/runs/run-1.sh").read_text() == "export A_KEY=x\n"
+
+
+@pytest.mark.parametrize("folder", ["own", "own/{runs}"])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, folder: str) -> None:
+    base, run_dir = tmp_path / "own", str(tmp_path / "runs/run-1")
+    runs = secret.file_of(run_dir, str(base)).parent
+    runs.mkdir(parents=True)
+    (runs / "run-2.sh").touch()
+    (tmp_path / folder.format(runs=runs.name)).chmod(0o770)
+    with pytest.raises(SubmissionError, match=r"others can write to .*LAUNCHER_SECRETS_DIR"):
+        secret.hand_over([run_dir], {"A_KEY": "x"}, "export A_KEY=x\n", str(base))
 
 
 @pytest.mark.parametrize(
-    ("word", "public"),
+    ("code", "tells", "kept"),
+    [(0, "", False), (1, "", False), (75, "", False), (0, "x", False), (75, "x", True), (143, "x", True)],
+)
+def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
+    tmp_path: Path, code: int, tells: str, kept: bool
+) -> None:
+    sandbox = Sandbox(tmp_path)
+    plan = sandbox.plan(scheduler="pbs", secrets_dir=str(tmp_path / "own"))
+    path = secret.file_of(plan.run_dir, str(tmp_path / "own"))
+    secret.write("export HF_TOKEN=x\n", path)
+    assert sandbox.execute(plan, code=code, STAND_IN_TELLS=tells).environment["HF_TOKEN"] == "x"
+    assert path.exists() is kept
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
+def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> None:
+    sandbox = Sandbox(tmp_path)
+    plan = sandbox.plan(scheduler=scheduler, secret_names=public.patterns(["PIN"]))
+    outcome = sandbox.execute(plan)
+    assert outcome.environment["LAUNCHER_SECRETS"] == ",".join(plan.secret_names)
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
     [
         ("+cluster.environment.API_KEY=abcdefgh", "+cluster.environment.API_KEY=${oc.env:API_KEY}"),
-        ("cluster.environment.API_KEY=${oc.env:MINE}", "cluster.environment.API_KEY=${oc.env:MINE}"),
-        ("cluster.environment={API_KEY: abcdefgh, B: 1}", "cluster.environment={API_KEY: ${oc.env:API_KEY}, B: 1}"),
-        ("cluster.environment.PLAIN=abcdefg", "cluster.environment.PLAIN=abcdefg"),
-        ("workload.lr=0.1", "workload.lr=0.1"),
+        ("++cluster.environment.api_key = 'a=b'", "++cluster.environment.api_key=${oc.env:api_key}"),
+        ("cluster.environment.API_KEY=${oc.env:MINE,abcdefgh}", "cluster.environment.API_KEY=${oc.env:API_KEY}"),
+        ("cluster.environment.API_KEY=${oc.decode:abcdefgh}", "cluster.environment.API_KEY=${oc.env:API_KEY}"),
+        ("~cluster.environment.API_KEY=abcdefgh", "~cluster.environment.API_KEY"),
+        *((word, word) for word in (
+            "cluster.environment.API_KEY=${oc.env:MINE}", "cluster.environment.API_KEY='${oc.env:MINE}'",
+            "cluster.environment.API_KEY=$\\{oc.env\\:MINE\\}", "cluster.environment.API_KEY=null",
+            "cluster.environment.API_KEY=", "~cluster.environment.API_KEY", "cluster.environment.PLAIN=abcdefgh",
+            "cluster.environment={API_KEY: ${oc.env:MINE}, B: 1}", "cluster.environment={A: 1, API_KEY: null}",
+            "cluster.environment={PLAIN: API_KEY}", "workload.lr=0.1",
+        )),
+    ],
+)  # fmt: skip
+def test_overrides_refer_to_the_environment(word: str, written: str) -> None:
+    assert secret.public_overrides([word], public.SECRETS) == [written]
+
+
+def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> None:
+    words = ["+cluster.environment.API_KEY=abcdefgh", "cluster.environment.API_KEY=null"]
+    written = secret.public_overrides(words, public.SECRETS)
+    assert written == ["+cluster.environment.API_KEY=${oc.env:API_KEY}", words[1]]
+
+
+@pytest.mark.parametrize(
+    "section", ["{API_KEY: abcdefgh, B: 1}", "{B: 1,API_KEY:e}", "{API_KEY: '${oc.env:MINE,abcdefgh}'}"]
+)
+def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
+    with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as \+cluster\.environment\.API_KEY=") as caught:
+        secret.public_overrides([f"+cluster.environment={section}"], public.SECRETS)
+    assert "abcdefgh" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "where"),
+    [
+        ({"workload": {"kwargs": {"key": "x-0123456789"}}}, "0123456789", "workload.kwargs.key"),
+        ({"workload": {"kwargs": {"0123456789": {"a": 1}}}}, "0123456789", "workload.kwargs"),
+        ({"0123456789": 1}, "0123456789", "the config"),
+        ({"a": ["/abc+def=="]}, "/abc+def==", "a"),
     ],
 )
-def test_overrides_refer_to_the_environment(word: str, public: str) -> None:
-    assert secret.public_overrides([word], {"API_KEY": "abcdefgh"}) == [public]
+def test_a_secret_where_it_cannot_be_left_out_is_refused(values: dict[str, Any], value: str, where: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(where)} has the value of WANDB_API_KEY"):
+        secret.require_absent(values, {"WANDB_API_KEY": value})
 
 
-def test_a_secret_where_it_cannot_be_left_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"workload\.kwargs\.key has the value of WANDB_API_KEY"):
-        secret.require_absent({"workload": {"kwargs": {"key": "x-0123456789"}}}, {"WANDB_API_KEY": "0123456789"})
-    secret.require_absent({"a": "/home/me/key", "b": "yes"}, {"A_KEY": "/home/me/key", "B_KEY": "yes"})
+def test_paths_and_short_words_are_no_secrets(tmp_path: Path) -> None:
+    secret.require_absent({"a": f"{tmp_path}/key", "b": "yes"}, {"A_KEY": str(tmp_path), "B_KEY": "yes"})
 
 
 def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +351,8 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     assert done.stdout == "o'ne two\n"
     handed.remove()
     assert not list(tmp_path.rglob("*.sh"))
+    assert not list((tmp_path / "own").iterdir())
+    assert (tmp_path / "tasks").is_dir()
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "file"))  # a home that cannot be written to
     assert "/given" in pbs_task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell

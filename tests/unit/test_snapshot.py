@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import snapshot
-from launcher.config import Env, Program
+from launcher.config import Config, Env, Function, Program, Workload
 from launcher.errors import ConfigError, RunError
 from launcher.inputs import Inputs
 from launcher.plan import JobPlan, Site, make_plan
@@ -49,6 +49,8 @@ def repository(tmp_path: Path) -> Path:
     (root / "inside").symlink_to(root / "sub/module")
     (root / "outside").symlink_to("/etc/hostname")
     (root / "folder").symlink_to("sub")
+    (root / "sub/beside").symlink_to("../../elsewhere/data")
+    (root / "sub/up").symlink_to("../..")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "all")
     files(root, train="new", ignored_data="much", ignored__weights="much", sub__untracked="u", **{"naïve\nname": "n"})
@@ -75,6 +77,7 @@ def test_what_git_has_or_would_have_is_copied_as_it_stands(repository: Path, tmp
     found = {str(path.relative_to(code)) for path in code.rglob("*") if path.is_symlink() or path.is_file()}
     assert found == {
         ".gitignore", "train", "ignore", "inside", "outside", "folder", "sub/module", "sub/untracked", "naïve\nname",
+        "sub/beside", "sub/up",
     }  # fmt: skip
     assert (code / "train").read_text() == "new"
     assert {path: stat.S_IMODE((code / path).stat().st_mode) for path in (".", "train", "ignore")} == {
@@ -83,8 +86,10 @@ def test_what_git_has_or_would_have_is_copied_as_it_stands(repository: Path, tmp
     assert os.readlink(code / "outside") == "/etc/hostname"
     assert (code / "inside").resolve() == code / "sub/module"  # not the one that is edited later
     assert os.readlink(code / "folder") == "sub"
+    assert os.readlink(code / "sub/beside") == f"{tmp_path}/elsewhere/data"
+    assert os.readlink(code / "sub/up") == str(tmp_path)
     told: Any = snapshot.facts(plan)["snapshot"]
-    assert (told["files"], told["of"]) == (9, str(repository))
+    assert (told["files"], told["of"]) == (11, str(repository))
 
 
 def test_repositories_within_it_are_copied_too(repository: Path, tmp_path: Path) -> None:
@@ -122,31 +127,96 @@ def test_a_folder_without_git_is_told_what_to_do(tmp_path: Path) -> None:
         planned(tmp_path / "plain", tmp_path / "runs")
 
 
-def test_a_script_that_the_copy_would_lack_is_refused(repository: Path, tmp_path: Path) -> None:
-    program = Program("program", "launcher.node.program:main", seed=0, script="ignored_data")
-    with pytest.raises(ConfigError, match=r"workload\.script=ignored_data: git ignores it"):
-        planned(repository, tmp_path / "runs", workload=program)
+def program(**keys: Any) -> Program:
+    return Program("program", "launcher.node.program:main", seed=0, **keys)
 
 
-@pytest.mark.parametrize(("script", "runs"), [("train", "train"), ("{root}/train", "{code}/train"), ("/x.py", "/x.py")])
-def test_a_script_of_the_repository_is_that_of_the_copy(
-    repository: Path, tmp_path: Path, script: str, runs: str
+def function(target: str) -> Function:
+    return Function("function", "launcher.node.program:function", seed=0, target=target)
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        (program(script="ignored_data"), r"workload\.script=ignored_data: git ignores .*/re po/ignored_data, "),
+        (program(module="ignored.mod"), r"workload\.module=ignored\.mod: git ignores .*/re po/ignored/mod\.py, "),
+        (function("ignored.mod:f"), r"workload\.target=ignored\.mod:f: git ignores .*/re po/ignored/mod\.py, "),
+        (function("far:f"), r"workload\.target=far:f: git ignores .*/re po/ignored/far\.py, "),
+    ],
+)
+def test_what_the_copy_would_lack_is_refused(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: Workload, told: str
 ) -> None:
-    names = {"root": repository, "code": tmp_path / "runs/run-1/code"}
-    program = Program("program", "launcher.node.program:main", seed=0, script=script.format(**names))
-    assert planned(repository, tmp_path / "runs", workload=program).params["script"] == runs.format(**names)
+    files(repository, **{"ignored__mod.py": "def f(): ...", "ignored__far.py": "def f(): ..."})
+    monkeypatch.setenv("PYTHONPATH", f"{repository}/ignored")
+    with pytest.raises(ConfigError, match=told):
+        planned(repository, tmp_path / "runs", workload=workload)
+
+
+def test_packages_of_an_environment_in_the_repository_are_used_from_there(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(repository, **{"ignored__site-packages__packed.py": "def f(): ..."})
+    monkeypatch.setenv("PYTHONPATH", f"{repository}/ignored/site-packages")
+    assert planned(repository, tmp_path / "runs", workload=function("packed:f")).code_path == ()
+
+
+@pytest.mark.parametrize(
+    ("script", "runs", "noted"),
+    [
+        ("module", "module", False),
+        ("../train", "../train", False),
+        ("../../re po/train", "{code}/train", False),
+        ("{root}/train", "{code}/train", False),
+        ("{link}/train", "{code}/train", False),
+        ("{code}/train", "{code}/train", False),
+        ("/x.py", "/x.py", True),
+        ("../../x.py", "{beside}/x.py", True),
+    ],
+)
+def test_a_script_of_the_repository_is_that_of_the_copy(
+    repository: Path, tmp_path: Path, script: str, runs: str, noted: bool
+) -> None:
+    names = {"root": repository, "code": tmp_path / "runs/run-1/code", "beside": tmp_path, "link": tmp_path / "link"}
+    (tmp_path / "link").symlink_to(repository)
+    plan = planned(repository / "sub", tmp_path / "runs", workload=program(script=script.format(**names)))
+    assert plan.params["script"] == runs.format(**names)
+    assert [*map(str, snapshot.notes(plan))] == noted * [
+        f"workload.script={plan.params['script']} is not in {repository}, so in no snapshot: the job runs it as it is "
+        "then"
+    ]
 
 
 def test_folders_of_the_repository_on_pythons_path_are_those_of_the_copy(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{repository}/sub:/elsewhere:{repository}-other")
-    monkeypatch.setattr("sys.path", [str(repository), f"{repository}/.venv/lib/site-packages", *sys.path])
+    """Whether the shell, the profile or a set-up line has put them there."""
+    sites = f"{repository}/.venv/lib/site-packages"
+    (tmp_path / "link").symlink_to(repository)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/link/sub:/elsewhere:{repository}-other:{sites}")
+    monkeypatch.setattr("sys.path", [str(repository), sites, *sys.path])
     plan = planned(repository, tmp_path / "runs")
     assert plan.code_path == (f"{plan.code}/sub", str(plan.code))
+    fields: Any = {name: getattr(plan, name) for name in ("code", "repository", "code_path")}
     sandbox = Sandbox(tmp_path / "box")
-    outcome = sandbox.execute(sandbox.plan(code_path=plan.code_path), PYTHONPATH="/elsewhere")
-    assert outcome.environment["PYTHONPATH"] == f"{plan.code}/sub:{plan.code}:/elsewhere"
+    fields["env_setup"] = (f"export PYTHONPATH={tmp_path}/link/more:{plan.code}/mine::$PYTHONPATH",)
+    kept = f"/elsewhere:{repository}-other:{sites}"
+    outcome = sandbox.execute(sandbox.plan(**fields), PYTHONPATH=os.environ["PYTHONPATH"])
+    assert outcome.environment["PYTHONPATH"] == ":".join(
+        [f"{plan.code}/sub", str(plan.code), f"{plan.code}/more", f"{plan.code}/mine", "", kept]
+    )
+
+
+def test_so_are_those_that_the_profile_names(repository: Path, tmp_path: Path) -> None:
+    named = f"{repository}/sub:sub:/elsewhere"
+    plan = planned(repository, tmp_path / "runs", cluster={"environment": {"PYTHONPATH": named, "A": str(repository)}})
+    assert plan.environment == {"PYTHONPATH": f"{plan.code}/sub:sub:/elsewhere", "A": str(repository)}
+    assert plan.code_path[:1] == (f"{plan.code}/sub",)
+
+
+def test_without_any_python_path_there_is_none(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "box")
+    assert not sandbox.execute(sandbox.plan(code="/c", repository="/r")).environment["PYTHONPATH"]
 
 
 def recorded(plan: JobPlan) -> Run:
@@ -172,6 +242,64 @@ def test_a_run_that_goes_on_has_the_same_copy_unless_another_is_wanted(repositor
     (run.path / "code").rename(run.path / "lost")
     with pytest.raises(RunError, match="--new-snapshot"):
         planned(repository, runs)
+
+
+def into(config: Config, run: Run) -> Any:
+    return Inputs().into(config, run)[0].workload
+
+
+def test_what_goes_on_with_a_copy_needs_no_more_than_that(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(repository, **{"sub__gen.py": "def f(): ...", "sub__new.py": "x = 1"})
+    monkeypatch.chdir(repository / "sub")
+    run = recorded(planned(repository / "sub", tmp_path / "runs"))
+    (repository / "sub/new.py").rename(repository / "sub/newer.py")
+    files(repository, **{"sub__gen.py": "def f(:"})
+    for workload in (function("gen:f"), program(script="new.py"), program(script=f"{repository}/sub/new.py")):
+        config = make_config(env=Env(snapshot=True), workload=workload)
+        assert into(config, run).name == workload.name
+        with pytest.raises(ConfigError, match=r"line 1|there is no file new\.py"):
+            Inputs().into(config)
+    script = into(make_config(env=Env(snapshot=True), workload=program(script=f"{repository}/sub/new.py")), run).script
+    assert script == f"{run.path}/code/sub/new.py"
+    with pytest.raises(ConfigError, match=r"there is no file newer\.py in .*/runs/run-1/code/sub"):
+        into(make_config(env=Env(snapshot=True), workload=program(script="newer.py")), run)
+
+
+def test_one_that_goes_on_in_the_copy_stays_in_its_folder(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the folder of submission is gone, `resume` is in that of the copy, which may be in the repository."""
+    monkeypatch.setenv("PYTHONPATH", f"{repository}/sub")
+    runs = repository / "runs"
+    first = planned(repository / "sub", runs)
+    recorded(first)
+    monkeypatch.delenv("PYTHONPATH")
+    again = planned(Path(first.workdir), runs)
+    assert (again.workdir, again.submitted_in) == (first.workdir, first.submitted_in)
+    assert again.code_path == first.code_path  # of a shell that may have had another one
+    (tmp_path / "link").symlink_to(runs)
+    assert snapshot.moved(first.workdir, str(repository), f"{tmp_path}/link/run-1/code").endswith("link/run-1/code/sub")
+
+
+def test_the_launchers_own_folder_of_a_run_is_not_looked_for_in_the_copy(repository: Path) -> None:
+    runs = repository / "runs"
+    site = dataclasses.replace(site_in(repository, runs), code_root=f"{runs}/run-1/lib")
+    config = make_config(runs_dir=str(runs), env=Env(snapshot=True))
+    assert Inputs().with_code(config, site).code_root == f"{runs}/run-1/lib"
+    site = dataclasses.replace(site, code_root=str(repository))
+    assert Inputs().with_code(config, site).code_root == f"{runs}/run-1/code"
+
+
+def test_a_point_that_had_none_gets_one_of_its_own(repository: Path, tmp_path: Path) -> None:
+    """Another point's, however old, is not taken for it."""
+    folder = tmp_path / "runs/lr/3"
+    site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(folder))
+    folder.parent.mkdir(parents=True)
+    recorded(make_plan(make_config(runs_dir=str(tmp_path / "runs")), site))
+    config = make_config(runs_dir=str(tmp_path / "runs"), env=Env(snapshot=True))
+    assert make_plan(config, Inputs().with_code(config, site)).code == f"{folder}/code"
 
 
 def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:

@@ -273,6 +273,15 @@ def test_points_are_started_again_as_arrays_of_their_own(site: Site) -> None:
     assert [read(first.sweep.run(index)).job_id for index in range(5)] == ["100_0", "101_0", "100_2", "101_1", "102"]
 
 
+def test_points_are_started_again_with_the_secrets_that_their_config_sets(site: Site) -> None:
+    sweep = site.submit(seeds(2), cluster={"environment": {"API_TOKEN": "typed"}}).sweep
+    for index in range(2):
+        end(sweep.run(index), 1, job=f"100_{index}")
+    with pytest.raises(SubmissionError, match="API_TOKEN: secrets are in no record"):
+        resubmit(sweep, [0, 1])
+    assert resubmit(sweep, [0, 1], lambda run: {"API_TOKEN": f"of {run.id}"}).jobs == (("101", (0, 1)),)
+
+
 def test_an_array_of_those_that_ran_before_is_not_taken_for_their_old_one(site: Site) -> None:
     """Its submitter was killed before sbatch was started, and the attempts of the first array are still there."""
     first = site.submit(seeds(2))

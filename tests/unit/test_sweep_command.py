@@ -21,11 +21,12 @@ from launcher.backends.slurm_query import Slurm
 from launcher.cli import commands, resume, sweep_change, sweep_results, sweep_status
 from launcher.config import Scheduler
 from launcher.errors import LauncherError
+from launcher.runs import Run
 from launcher.submit import prepare
 from launcher.submit_sweep import SubmittedSweep
 from launcher.sweep_live import PointSeen
 from launcher.sweeps import Manifest, Point, Sweep
-from tests.unit.plans import make_config
+from tests.unit.plans import bare_plan, make_config
 from tests.unit.sweep_runs import begin, end, make_sweep
 from tests.unit.test_commands import make as make_run
 
@@ -300,7 +301,8 @@ def test_metrics_in_tables_lie_flat() -> None:
 def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def resubmit(sweep: Sweep, points: list[int]) -> SubmittedSweep:
+    def resubmit(sweep: Sweep, points: list[int], secrets: object) -> SubmittedSweep:
+        assert secrets is resume.secrets_again
         asked.append(points)
         return SubmittedSweep(sweep, (("200", (4,)),), (), (), ((5,), "sbatch: submit limit"))
 
@@ -355,6 +357,16 @@ def test_a_point_keeps_its_id_and_its_place_when_it_is_resumed(tmp_path: Path) -
     plan = prepare(config, {}, run_id=run.id).plan
     assert (plan.run_id, plan.run_dir) == ("lr-1/3", str(run.path))
     assert plan.checkpoint_dir == f"{run.path}/checkpoints"
+
+
+def test_secrets_come_again_from_where_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "mine")
+    monkeypatch.delenv("B_TOKEN", raising=False)
+    run = Run.create(tmp_path / "run-1")
+    words = ["workload=p2p", "cluster=local", "+cluster.environment.A_TOKEN=${oc.env:MY_TOKEN}"]
+    words += ["+cluster.environment.B_TOKEN=${oc.env:B_TOKEN}", "+cluster.environment.PLAIN=x"]
+    run.write_record(bare_plan(secrets=("A_TOKEN", "B_TOKEN")), {}, {"overrides": words})
+    assert resume.secrets_again(run) == {"A_TOKEN": "mine"}
 
 
 def test_a_run_is_resumed_by_its_id(tmp_path: Path) -> None:

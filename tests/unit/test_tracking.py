@@ -77,6 +77,11 @@ def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyP
         trackers.check(bare_plan(track=("tensorboard", "mlflow")))
     (note,) = trackers.check(bare_plan(track=("mlflow",), setup=("module load mlflow",)))
     assert "pip install 'launcher[mlflow]'" in note  # the set-up lines may bring it
+    for key in ("modules", "env_setup"):
+        assert len(trackers.check(bare_plan(track=("mlflow",), **{key: ("x",)}))) == 1
+    for key in ("activate", "archive", "container"):
+        (note,) = trackers.check(bare_plan(track=("mlflow",), **{key: "/other"}))
+        assert note.endswith("which is not here; /other has to have it")
 
 
 def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
