@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "scancelled": (SLEEPS, *NEVER, *HERE),
     "out-of-memory": (f"{ENDS}:takes_memory", "mem=600M", "cluster.partition=memory", *NEVER, *HERE),
     "no-rendezvous": (SLEEPS, "nodes=2", "launch.rendezvous_timeout=10", *NEVER, *HERE),
-    "hangs": ("tests.chaos.counting:main", "procs_per_node=2", "launch.hang_timeout=5", "launch.max_restarts=0", *NEVER,
+    "hangs": ("tests.chaos.counting:main", "procs_per_node=2", "launch.hang_timeout=5", "launch.max_restarts=1", *NEVER,
               *HERE),
     "raises": (f"{ENDS}:raises", "nodes=2", "procs_per_node=2", *NEVER, *HERE),
     "exits": (f"{FAULTS}:exits", *NEVER, *HERE),
