@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, folder
+from launcher.cli.options import RUN, add_runs_dir, find, folder, require_action
 from launcher.errors import FAILED, ConfigError, near
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Show what checkpoints a run has and what is in one, verify them, or make a plain torch.save file of one."""
     action = arguments.action
-    if action not in ACTIONS:
-        raise ConfigError(
-            f"there is no checkpoint command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}"
-        )
+    require_action("checkpoint", action, ACTIONS)
     extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output}
     for option, given in extracting.items():
         if given and action != "extract":

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher import datasets
-from launcher.cli.options import folder
+from launcher.cli.options import folder, require_action
 from launcher.errors import FAILED, ConfigError, LauncherError, near
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def run(arguments: Namespace) -> int:
         if arguments.mirrors:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
-    if action != "fetch":
-        raise ConfigError(f"there is no data command {action!r}.{near(action, ['fetch'])} Known: fetch")
+    require_action("data", action, ["fetch"])
     if name is None:
         raise ConfigError(f"fetch needs the NAME of a data set: {NAMES}")
     if name not in datasets.KNOWN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.units import plural
@@ -69,24 +69,9 @@ def config_of(cluster: str | None) -> Config:
     Raises:
         ConfigError: it cannot be composed.
     """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from launcher.cli import submit
 
-    from launcher.cli import profile_errors, schema, submit
-
-    schema.register()
-    overrides = ["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]
-    try:
-        config = submit.compose_run(overrides)
-        assert config is not None  # only settings of Hydra's own need more, and there are none
-        typed: Any = submit.typed(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(submit.explain(error, overrides)) from None
-    except YAMLError as error:  # it names the file and the line
-        raise ConfigError(profile_errors.in_yaml(error)) from None
-    found: Config = typed
-    return found
+    return submit.config_of(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])])
 
 
 def line(found: Finding) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.errors import ConfigError, near
+from launcher.cli.options import add_actions, require_action
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -13,12 +14,8 @@ ACTIONS = {"pack": "make an archive of a venv that env.archive unpacks on each n
 
 
 def configure(parser: ArgumentParser) -> None:
-    from argparse import RawDescriptionHelpFormatter
-
     parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE"
-    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
-    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
-    parser.add_argument("action", metavar="ACTION", help="see below")
+    add_actions(parser, ACTIONS)
     parser.add_argument("paths", metavar="[FOLDER] ARCHIVE", nargs="+", help="venv (default: this one), and the file")
     parser.add_argument("--force", action="store_true", help="replace an archive that is there")
 
@@ -30,8 +27,7 @@ def run(arguments: Namespace) -> int:
     from launcher import archives
     from launcher.units import rough_size
 
-    if arguments.action not in ACTIONS:
-        raise ConfigError(f"there is no env command {arguments.action!r}.{near(arguments.action, ACTIONS)} Known: pack")
+    require_action("env", arguments.action, ACTIONS)
     if len(arguments.paths) > 2:
         raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
     *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)

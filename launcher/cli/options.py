@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from launcher.runs import Run
@@ -13,6 +14,27 @@ if TYPE_CHECKING:
 
 RUN = "id, unique beginning of one, `latest`, or directory"
 EITHER = f"of a run, a sweep, or a sweep's point (SWEEP/7): {RUN}"
+
+
+def add_actions(parser: ArgumentParser, actions: Mapping[str, str], more: str = "") -> None:
+    """ACTION, the first argument of a command that has several; they are listed below its options, then `more`."""
+    from argparse import RawDescriptionHelpFormatter
+
+    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
+    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in actions.items()) + more
+    parser.add_argument("action", metavar="ACTION", help="see below")
+
+
+def require_action(command: str, action: str, actions: Iterable[str]) -> None:
+    """
+    Raises:
+        ConfigError: the command has no such action.
+    """
+    from launcher.errors import ConfigError, near
+
+    known = list(actions)
+    if action not in known:
+        raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.errors import ConfigError, near
+from launcher.cli.options import add_actions, require_action
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -27,12 +28,8 @@ OPTIONS = {
 
 
 def configure(parser: ArgumentParser) -> None:
-    from argparse import RawDescriptionHelpFormatter
-
     parser.usage = "%(prog)s ACTION [NAME] [options]"
-    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
-    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
-    parser.add_argument("action", metavar="ACTION", help="see below")
+    add_actions(parser, ACTIONS)
     parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
     parser.add_argument("--scheduler", choices=("slurm", "pbs"), help="init: where both are, the one to ask")
     parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
@@ -44,8 +41,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Profiles of sites: ours, and your own in ~/.config/launcher/cluster."""
     action, name = arguments.action, arguments.name
-    if action not in ACTIONS:
-        raise ConfigError(f"there is no site command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}")
+    require_action("site", action, ACTIONS)
     for key, (option, actions) in OPTIONS.items():
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with `site {actions[0]}`, not with `site {action}`")

@@ -72,6 +72,29 @@ def compose_run(arguments: list[str]) -> DictConfig | None:
     return config
 
 
+def config_of(overrides: list[str]) -> Config:
+    """The typed config of some overrides, for commands that submit nothing.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from launcher.cli import profile_errors, schema
+
+    schema.register()
+    try:
+        composed = compose_run(overrides)
+        assert composed is not None  # only settings of Hydra's own need more, and there are none
+        return typed(composed)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, overrides)) from None
+    except YAMLError as error:  # it names the file and the line
+        raise ConfigError(profile_errors.in_yaml(error)) from None
+
+
 def _hydra_main(arguments: list[str]) -> int:
     """The same through Hydra's own command line, so that all its flags work."""
     import hydra

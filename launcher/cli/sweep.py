@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from launcher.cli.options import RUN, add_runs_dir, find_sweep
-from launcher.errors import ConfigError, near
+from launcher.cli.options import RUN, add_actions, add_runs_dir, find_sweep, require_action
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -34,12 +34,8 @@ OPTIONS = {
 
 
 def configure(parser: ArgumentParser) -> None:
-    from argparse import RawDescriptionHelpFormatter
-
     parser.usage = "%(prog)s ACTION [SWEEP] [POINT ...] [options]"
-    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
-    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
-    parser.add_argument("action", metavar="ACTION", help="see below")
+    add_actions(parser, ACTIONS)
     parser.add_argument("name", metavar="SWEEP", nargs="?", help=RUN)
     parser.add_argument(
         "points", metavar="POINT", nargs="*",
@@ -57,8 +53,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Sweeps. Their points are runs like any others: `logs SWEEP/7` and so on."""
     action, name = arguments.action, arguments.name
-    if action not in ACTIONS:
-        raise ConfigError(f"there is no sweep command {action!r}.{near(action, ACTIONS)} Known: {', '.join(ACTIONS)}")
+    require_action("sweep", action, ACTIONS)
     for key, (option, actions) in OPTIONS.items():
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")

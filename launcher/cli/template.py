@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import ConfigError, near
+from launcher.cli.options import add_actions, require_action
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -18,13 +19,8 @@ ACTIONS = {
 
 
 def configure(parser: ArgumentParser) -> None:
-    from argparse import RawDescriptionHelpFormatter
-
     parser.usage = "%(prog)s ACTION [PATH] [options]"
-    parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
-    parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in ACTIONS.items())
-    parser.epilog += "\n\nlint exits with 0 (nothing is lost), 1 (something is) or 2 (errors)"
-    parser.add_argument("action", metavar="ACTION", help="see below")
+    add_actions(parser, ACTIONS, "\n\nlint exits with 0 (nothing is lost), 1 (something is) or 2 (errors)")
     parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
     parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
     parser.add_argument("--whole", action="store_true", help="show: all that a script has, with its parts")
@@ -32,11 +28,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Templates of your own (cluster.template): one to start from; what yours lost."""
-    if arguments.action not in ACTIONS:
-        raise ConfigError(
-            f"there is no template command {arguments.action!r}.{near(arguments.action, ACTIONS)} "
-            f"Known: {', '.join(ACTIONS)}"
-        )
+    require_action("template", arguments.action, ACTIONS)
     if arguments.action == "show":
         if arguments.path is not None:
             raise ConfigError("`template show` takes no PATH: it prints ours; --cluster NAME says for which scheduler")
@@ -82,25 +74,15 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     """A plan on that cluster for the template; what the profile wants from everybody is made up."""
     import dataclasses
 
-    from hydra import compose, initialize_config_dir
-
     from launcher import submit
-    from launcher.cli import schema
-    from launcher.cli.submit import explain, typed
+    from launcher.cli.submit import config_of
     from launcher.inputs import Inputs
-    from launcher.paths import resource
     from launcher.plan import make_plan
 
-    schema.register()
-    words = ["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"]
-    try:
-        with initialize_config_dir(str(resource("conf")), version_base="1.3"):
-            config: Any = typed(compose("config", words))
-    except Exception as error:
-        if not type(error).__module__.startswith(("hydra", "omegaconf")):
-            raise
-        raise ConfigError(explain(error, words)) from None
-    missing = {key: "made-up" for key in config.cluster.required if not getattr(config.cluster, key, None)}
+    config = config_of(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"])
+    missing: dict[str, Any] = {
+        key: "made-up" for key in config.cluster.required if not getattr(config.cluster, key, None)
+    }
     profile = dataclasses.replace(config.cluster, **missing)
     profile = dataclasses.replace(profile, template=template or profile.template)
     config = Inputs().with_template(dataclasses.replace(config, cluster=profile))
