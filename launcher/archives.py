@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher import environments
+from launcher.checksum import digest_of
 from launcher.errors import ConfigError, RunError
-from launcher.node.archive import PIECE, SUFFIXES
+from launcher.node.archive import SUFFIXES
 from launcher.paths import user_cache_dir
 from launcher.runs import write
 
@@ -73,14 +74,6 @@ def _stamp(path: Path) -> dict[str, int]:
     """By which it is known again."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def digest_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def pack(folder: Path, archive: Path) -> dict[str, Any]:

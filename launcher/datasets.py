@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.checksum import digest_of
 from launcher.errors import ConfigError, near
 
 AUTO = "auto"
@@ -213,7 +214,7 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         for file in dataset.files:
             target = folder / f"{file.name}.gz"
-            if not (target.is_file() and _sha256(target) in file.sha256):
+            if not (target.is_file() and digest_of(target) in file.sha256):
                 _download(file, target, dataset.mirrors if mirrors is None else mirrors, progress)
     except OSError as error:
         raise DatasetError(f"{folder} cannot be written: {error}. Choose another folder for the data") from error
@@ -304,7 +305,7 @@ def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | N
 
 
 def _packed_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
-    found = _sha256(path)
+    found = digest_of(path)
     if found in file.sha256:
         return ""
     for other in KNOWN.values():
@@ -325,14 +326,6 @@ def _plain_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
             if (highest := max(stream.read())) >= dataset.classes:
                 return f"has a label {highest}, and labels go from 0 to {dataset.classes - 1}"
     return ""
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class _UselessError(Exception):

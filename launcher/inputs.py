@@ -14,7 +14,7 @@ from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from launcher.datasets import Found
-    from launcher.plan import Site
+    from launcher.plan import JobPlan, Site
     from launcher.runs import Run
     from launcher.snapshot import Tree
     from launcher.texts import Text
@@ -30,6 +30,7 @@ class Inputs:
         self._archive = functools.cache(_archive)
         self._environment = functools.cache(_environment)
         self._tree = functools.cache(_tree)
+        self._before = functools.cache(_before)
 
     def with_code(self, config: Config, site: Site, *, new_snapshot: bool = False) -> Site:
         """The site with the folders of a snapshot, where one is wanted.
@@ -48,7 +49,7 @@ class Inputs:
             site = dataclasses.replace(site, code_root=str(snapshot.library_of(run)))
         if not config.env.snapshot:
             return site
-        before = None if new_snapshot else snapshot.before_of(run)
+        before = None if new_snapshot else self._before(run)
         runs_dir = str(Path(config.runs_dir).expanduser().absolute())
         tree = self._tree(site.workdir, runs_dir) if before is None else None
         # A point that had none gets one of its own: who knows how old one of its sweep is.
@@ -100,7 +101,8 @@ class Inputs:
         """
         workload = config.workload
         if isinstance(workload, (Program, Function)):
-            return _with_code(config, workload, run), ()
+            before = self._before(run) if run is not None and config.env.snapshot else None
+            return _with_code(config, workload, before), ()
         if isinstance(workload, FSDPLm):
             from launcher import texts
 
@@ -115,14 +117,13 @@ class Inputs:
         return config, ()
 
 
-def _with_code(config: Config, workload: Program | Function, run: Run | None) -> Config:
+def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
     """The user's own program or function, found where the job will find it."""
     from launcher import programs, snapshot
 
     env = config.env
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
-    before = snapshot.before_of(run) if run is not None and env.snapshot else None
     if before is not None:
         workload, place = snapshot.seen(workload, place, before)
     if isinstance(workload, Program):
@@ -160,6 +161,12 @@ def _tree(folder: str, runs_dir: str) -> Tree:
     from launcher import snapshot
 
     return snapshot.tree(folder, [runs_dir])
+
+
+def _before(run: Run) -> JobPlan | None:
+    from launcher import snapshot
+
+    return snapshot.before_of(run)
 
 
 def _text(name: str) -> Text:

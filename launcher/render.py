@@ -110,7 +110,7 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "elements": elements,
         "arrays": elements and elements.parent,
         "checkpoints": _checkpoints(plan),
-        "setup": [(Raw(line), what, Raw(quote(_json(what)))) for line, what in setup_lines(plan)],
+        "setup": [(Raw(line), what, Raw(quote(json.dumps(what)))) for line, what in setup_lines(plan)],
         "environment": [(Raw(name), value) for name, value in plan.environment.items()],
         "secrets": [Raw(name) for name in plan.secrets],
         "secrets_file": _secrets_file(plan, array),
@@ -137,10 +137,6 @@ def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
         lines.append((activate, f"activating {plan.activate} (env.activate)"))
     lines += [(line, f"line {n} of env.setup") for n, line in enumerate(plan.env_setup, start=1)]
     return lines + containers.setup_lines(plan)
-
-
-def _json(text: str) -> str:
-    return json.dumps(text)
 
 
 def _checkpoints(plan: JobPlan) -> Raw:

@@ -6,6 +6,7 @@ changes that nobody has committed included. What .gitignore names (data, checkpo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -264,17 +265,27 @@ def take(plan: JobPlan) -> None:
     found = tree(plan.submitted_in, [_runs_dir(plan.run_dir)])
     check(found, plan.snapshot_limit)
     code = Path(plan.code)
-    part = code.with_name(f".{code.name}-{os.getpid()}")  # of one that was killed meanwhile there is no `code`
+    try:
+        with _whole(code, f".{code.name}-{os.getpid()}") as part:
+            for name in found.files:
+                _copy(found.root, name, part)
+            os.makedirs(part / os.path.relpath(plan.workdir, plan.code), exist_ok=True)  # it may have no files
+    except OSError as error:
+        raise ConfigError(f"env.snapshot=true: {code} cannot be written: {error.strerror}: {error.filename}") from None
+
+
+@contextlib.contextmanager
+def _whole(folder: Path, name: str) -> Iterator[Path]:
+    """A private folder beside another, which takes that one's place once it is filled: it is there whole, or not."""
+    part = folder.with_name(name)
     previous = os.umask(0o077)
     try:
         part.mkdir()
-        for name in found.files:
-            _copy(found.root, name, part)
-        os.makedirs(part / os.path.relpath(plan.workdir, plan.code), exist_ok=True)  # it may have no files
-        part.rename(code)
-    except OSError as error:
+        yield part
+        part.rename(folder)
+    except OSError:
         shutil.rmtree(part, ignore_errors=True)
-        raise ConfigError(f"env.snapshot=true: {code} cannot be written: {error.strerror}: {error.filename}") from None
+        raise
     finally:
         os.umask(previous)
 
@@ -286,17 +297,12 @@ def library_of(run: Run) -> Path:
 
 def _copy_launcher(library: Path) -> None:
     """Our own packages, as they are installed here, for another Python that has its own site-packages."""
-    part = library.with_name(f".code-lib-{os.getpid()}")
-    previous = os.umask(0o077)
     try:
-        for package in (PACKAGE, PACKAGE.parent / "workloads"):
-            shutil.copytree(package, part / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        part.rename(library)
+        with _whole(library, f".code-lib-{os.getpid()}") as part:
+            for package in (PACKAGE, PACKAGE.parent / "workloads"):
+                shutil.copytree(package, part / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise ConfigError(f"{library} cannot be written: {error}") from None
-    finally:
-        os.umask(previous)
 
 
 def _runs_dir(run_dir: str) -> str:
