@@ -160,6 +160,8 @@ class Launch:
     grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
     max_restarts: int = 3  # restarts in an attempt, not counting those after which the run got further; 0: none
     hang_timeout: int = 600  # seconds without a step after which ranks count as hung, once they have done one
+    start_timeout: int = 1800  # seconds from joining to the first step, for ranks that can resume
+    idle_timeout: int = 1800  # seconds in which no rank used CPU time, printed or did a step, after which all are hung
     heartbeat: int = 30  # seconds of silence after which a node counts as lost
 
 

@@ -157,6 +157,8 @@ class JobPlan:
     grace: int = 30
     max_restarts: int = 3
     hang_timeout: int = 600
+    start_timeout: int = 1800
+    idle_timeout: int = 1800
     heartbeat: int = 30
     lead: int = 120  # seconds before its limit at which an attempt stops
     resume_how: str = ResumeHow.auto.value
@@ -347,6 +349,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         grace=_at_least("launch.grace", launch.grace, 1),
         max_restarts=_at_least("launch.max_restarts", launch.max_restarts, 0),
         hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
+        start_timeout=_at_least("launch.start_timeout", launch.start_timeout, 1),
+        idle_timeout=_at_least("launch.idle_timeout", launch.idle_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         **_resume(config, site.run_dir),
         **trackers.fields_of(config, site.run_id),

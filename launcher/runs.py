@@ -43,13 +43,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file
+from launcher import event_file, shared_secret
 from launcher.errors import ConfigError, RunError
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
-_BEFORE = {"submitit", "attempts", "code"}  # what may be there before the record
-_HALF = (".record.json.", ".code-", "lib-")  # and beginnings of names, also of what was half written
+SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
+_BEFORE = {"submitit", "attempts", "code", SECRET}  # what may be there before the record
+_HALF = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # and beginnings of names, also of what was half written
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Run:
                 require_private(path)
             for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            if not (path / SECRET).exists():
+                shared_secret.make(path / SECRET)
         except OSError as error:
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
@@ -275,6 +278,18 @@ class Run:
         """The scheduler's output files, oldest first."""
         paths = [*self.path.glob("output-*.log"), *self.path.glob("*.OU")]
         return sorted(paths, key=lambda path: path.stat().st_mtime)
+
+    def secret(self) -> bytes:
+        """What only the run's own processes know; the secrets of its attempts are derived from it.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        path = self.path / SECRET
+        try:
+            return shared_secret.of_file(path)  # a run of an earlier version has none yet
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error}") from None
 
     def require_private(self) -> None:
         """Payloads are unpickled from here, so nobody else may be able to write here.

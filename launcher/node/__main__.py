@@ -41,7 +41,7 @@ def main(run_dir: str) -> int:
     from launcher.node import archive
 
     began = time.monotonic()
-    from launcher.node.elastic import AttemptFailed  # and torch
+    from launcher.agent.attempt import AttemptFailed  # and torch
     from launcher.node.events import current_attempt
 
     archive.tell(time.monotonic() - began)

@@ -12,9 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from launcher import shared_secret
+from launcher.agent import rendezvous
+from launcher.agent import store as stores
+from launcher.agent.rendezvous import Member, RendezvousError, meet
 from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
-from launcher.node.rendezvous import Member, RendezvousError, meet
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
@@ -122,7 +125,12 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         dist.init_process_group("mpi")
     else:
         store = _store(place, host, rendezvous_timeout)
+        slot = pulse.mine()
+        if slot is not None:
+            slot.arrive()
         _join(store, place, host, rendezvous_timeout)
+        if slot is not None:
+            slot.join()
         dist.init_process_group(
             chosen_backend,
             store=dist.PrefixStore("group", store),
@@ -200,19 +208,21 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     if place.world_size == 1:
         _use_interface("lo")
         return dist.HashStore()
-    names = tuple(f"rank {rank}" for rank in range(place.world_size))
+    key = f"{os.getuid()}/{place.job}"
     meeting = meet(
         Member(place.rank, place.node_rank, host, 1, place.local_rank),
-        size=place.world_size,
-        least=place.world_size,
-        expected=names,
+        names=[f"rank {rank}" for rank in range(place.world_size)],
         master=place.master,
-        key=f"{os.getuid()}/{place.job}",
-        port_range=PORTS,
+        secret=rendezvous.secret_of(shared_secret.of_user(), key),
+        ports=rendezvous.candidate_ports(key, PORTS),
         timeout=timeout,
     )
     _use_interface(meeting.interface)
-    return dist.PrefixStore("ranks", meeting.store)
+    if meeting.listener is not None:
+        return dist.PrefixStore("ranks", stores.serve(meeting.listener))
+    patience = timedelta(seconds=timeout)
+    client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=patience, wait_for_workers=False)
+    return dist.PrefixStore("ranks", client)
 
 
 def _use_interface(name: str | None) -> None:

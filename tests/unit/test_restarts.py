@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from launcher.node.restarts import History, Kind, Then, decide, given_up
+from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
 
 AFTER_PROGRESS = History(round=1, best=4, tried=1, first="rank 1 was killed", listened=True)
 SPENT = History(round=4, best=20, tried=3, first="rank 1 was killed", listened=True)

@@ -1,4 +1,4 @@
-"""Finds ranks that hang: which ones, and where, from the stacks of all ranks.
+"""Finds ranks that hang: that they do, which ones, and where, from the stacks of all ranks.
 
 A rank that hangs holds up all others in their next collective, so all are silent at once. What tells them apart is
 what the kernel and the interpreter say of each.
@@ -12,14 +12,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.node.pulse import Sign
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for the others
-PATIENCE = 1.0  # seconds in which a rank that can write its stacks has done so
+WRITES = 1.0  # seconds in which a rank that can write its stacks has done so
+LOOK = 5.0  # seconds between two looks at the CPU time of ranks
+BUSY = 0.01  # of one core: a process that uses less only waits (NCCL's watchdog threads wake now and then)
 # Where a rank is that waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
 _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/node/(stop|process_group)\.py|/ranks\.py")
 
@@ -41,6 +44,23 @@ class Report:
     step: int
     state: str
     stack: str
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Who is to blame for a hang.
+
+    Attributes:
+        names: `rank 1 on node2`.
+        why: how one can tell.
+        rank: the first of them.
+        step: steps of the run that the slowest of them has done.
+    """
+
+    names: str
+    why: str
+    rank: int | None
+    step: int | None
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
@@ -78,8 +98,8 @@ def waits(stack: str) -> bool:
     return bool(_WAITS.search(newest))
 
 
-class Beats:
-    """When each rank of an agent was last heard of."""
+class StepWatch:
+    """When each rank of an agent has last done a step."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -100,6 +120,59 @@ class Beats:
             if sign.listens and sign.step >= 0 and beats > 0 and now - since >= self._timeout:
                 found.append(place)
         return found
+
+
+class Activity:
+    """Any sign of life of the ranks of an agent, for every kind of workload: CPU time, output, steps."""
+
+    def __init__(self, ranks: int, now: float) -> None:
+        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # signs in the pulse, bytes printed
+        self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # seconds, and when they were looked at
+        self._last, self._next = now, now
+
+    def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
+        """Seconds since the last sign of life of any of the ranks.
+
+        A rank that waits for others in NCCL keeps a core busy, so a hang of such ranks is only found by their steps.
+
+        Args:
+            signs: what each rank has told.
+            pids: of each rank; 0: it has ended.
+            printed: bytes that each rank has printed.
+            now: seconds, by any clock that does not jump.
+        """
+        for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
+            if self._seen[place] != (sign.beats, count):
+                self._seen[place] = sign.beats, count
+                self._last = now
+        if now >= self._next:
+            self._next = now + LOOK
+            for place, pid in enumerate(pids):
+                used, since = self._cpu[place]
+                spent = cpu_seconds(pid) if pid else used
+                if abs(spent - used) > BUSY * (now - since):
+                    self._last = now
+                self._cpu[place] = spent, now
+        return now - self._last
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of its descendants that live (man 5 proc, /proc/PID/stat); 0 when it is gone."""
+    try:
+        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
+    except (OSError, IndexError):
+        return 0.0
+    own = (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for text in children for child in text.split())
+
+
+def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
+    """Whom to blame for a hang, from the stacks that all agents have sent. Pure."""
+    guilty, why = suspects([Report(**report) for report in reports])
+    names = "; ".join(f"rank {each.rank} on {each.host}" for each in guilty[:4])
+    step = min((each.step for each in guilty), default=None)
+    return Blamed(names, why, guilty[0].rank if guilty else None, step)
 
 
 class Stacks:
@@ -128,7 +201,7 @@ class Stacks:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if pid > 0 and _survives(pid):  # 0 stands for none, and would be this process's whole group
                     os.kill(pid, SIGNAL)
-        give_up, sizes = time.monotonic() + PATIENCE, [-1] * len(pids)
+        give_up, sizes = time.monotonic() + WRITES, [-1] * len(pids)
         while time.monotonic() < give_up:
             before, sizes = sizes, [os.fstat(file).st_size for file in self._files]
             if all(sizes) and sizes == before:
