@@ -206,9 +206,9 @@ class Control:
 
     def close(self) -> None:
         """Ends the connections; the leader stays until the others have got everything that it has sent."""
-        if self._hub is not None:
-            others = list(self._hub.channels)
-            self._hub.drain(others, CLOSING)
+        if self._hub is not None and self.coordinator is not None:
+            self._hub.broadcast(self.coordinator.waiting, {"type": "over", "final": True})
+            self._hub.drain(list(self._hub.channels), CLOSING)
             self._hub.close()
             self._hub = None
         elif self._channel is not None:
