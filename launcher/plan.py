@@ -158,6 +158,7 @@ class JobPlan:
     max_restarts: int = 3
     hang_timeout: int = 600
     heartbeat: int = 30
+    visible_devices: str = "auto"  # auto, one or all: GPUs of its node that a rank sees
     lead: int = 120  # seconds before its limit at which an attempt stops
     resume_how: str = ResumeHow.auto.value
     max_attempts: int = 100
@@ -348,6 +349,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         max_restarts=_at_least("launch.max_restarts", launch.max_restarts, 0),
         hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
+        visible_devices=launch.visible_devices.value,
         **_resume(config, site.run_dir),
         **trackers.fields_of(config, site.run_id),
         preflight=config.preflight,

@@ -13,6 +13,7 @@ from enum import Enum
 from multiprocessing.synchronize import Event
 from typing import Any, get_type_hints
 
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from launcher import config as schema
@@ -21,6 +22,7 @@ from launcher.node import debug, pulse, watchdog
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.worker import devices
 
 SYMPTOM_DELAY = 2.0  # seconds
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
@@ -60,6 +62,7 @@ def run_rank(
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # a warning, and for those that listen only
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(place_variables(members, index, local))
+    os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
     if plan.own_code:
         os.makedirs(plan.checkpoint_dir, mode=0o700, exist_ok=True)
@@ -90,6 +93,9 @@ def run_rank(
         else:
             frames = error.__traceback__ and error.__traceback__.tb_next
             traceback.print_exception(type(error), error, frames and frames.tb_next)
+        if getattr(error, "exit_code", None) == errors.NO_RETRY:
+            get_error_handler().record_exception(error)
+            raise SystemExit(errors.NO_RETRY) from error
         raise
 
 

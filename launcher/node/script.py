@@ -60,7 +60,8 @@ def main(kind: str, target: str, *arguments: str) -> None:
             time.sleep(told["patience"])
         else:
             sys.excepthook(*cut)
-        sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else 1)  # nobody wants that one again
+        # The debugger was left, or the launcher says that the error would come again (launcher.errors.NO_RETRY).
+        sys.exit(93 if type(ended).__name__ == "DebuggerQuit" or getattr(ended, "exit_code", None) == 93 else 1)
 
 
 _debug: dict[str, Any] = {}  # what `launcher.node.debug` is told, and its watch once it is here
