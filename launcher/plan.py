@@ -160,6 +160,7 @@ class JobPlan:
     start_timeout: int = 1800
     idle_timeout: int = 1800
     heartbeat: int = 30
+    visible_devices: str = "auto"  # auto, one or all: GPUs of its node that a rank sees
     lead: int = 120  # seconds before its limit at which an attempt stops
     resume_how: str = ResumeHow.auto.value
     max_attempts: int = 100
@@ -352,6 +353,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         start_timeout=_at_least("launch.start_timeout", launch.start_timeout, 1),
         idle_timeout=_at_least("launch.idle_timeout", launch.idle_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
+        visible_devices=launch.visible_devices.value,
         **_resume(config, site.run_dir),
         **trackers.fields_of(config, site.run_id),
         preflight=config.preflight,

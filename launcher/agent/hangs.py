@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.agent import flight_recorder
 from launcher.node.pulse import Sign
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for the others
@@ -37,6 +38,7 @@ class Report:
         step: steps of the run that it has done.
         state: the kernel's letter for its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty: it is gone.
         stack: its stacks as faulthandler writes them; empty: it did not write any.
+        recorder: what NCCL's flight recorder says of it (flight_recorder.to_json); empty: it has none.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Report:
     step: int
     state: str
     stack: str
+    recorder: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
     |---|---|
     | is stopped, or waits for a device or a file server | state T, t or D |
     | wrote no stacks | its interpreter does not get to it |
+    | holds up a collective on the GPUs | NCCL's flight recorder says so; see `flight_recorder.blame` |
     | is outside of every collective | the others wait for it in one |
     | has done fewer steps than others | it is behind |
 
@@ -80,8 +84,11 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
         words = {"D": "waits for a device or a file server (state D)"}
         return stopped, words.get(stopped[0].state, "is stopped (state T)")
     lowest = min((each.step for each in reports), default=0)
+    blamed = flight_recorder.blame([flight_recorder.from_json(each.recorder) for each in reports if each.recorder])
+    held_up = {suspect.rank: suspect.why for suspect in blamed}
     for chosen, words_of_it in (
         ([each for each in reports if not each.stack], "does not even write its stack"),
+        ([each for each in reports if each.rank in held_up], next(iter(held_up.values()), "")),
         ([each for each in reports if not waits(each.stack)], "is in no collective, and others wait for it in one"),
         ([each for each in reports if each.step == lowest], "is behind the others"),
     ):

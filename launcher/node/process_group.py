@@ -18,12 +18,10 @@ from launcher.agent import store as stores
 from launcher.agent.rendezvous import Member, RendezvousError, meet
 from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
+from launcher.worker import devices, joining
+from launcher.worker.devices import BackendError
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
-
-
-class BackendError(RuntimeError):
-    """The backend or the device that was asked for cannot be had here."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +104,18 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 
     Args:
         backend: auto (nccl on GPUs, else gloo), gloo, nccl or mpi.
-        device: auto (a GPU when there is one), cpu or cuda.
+        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU when there is one), cpu or cuda.
         rendezvous_timeout: seconds until all ranks must have joined.
         timeout: seconds that a collective may take.
 
     Raises:
         TopologyError: the environment tells only a part of this rank's place.
         RendezvousError: not all ranks joined in time; it names the missing ones.
-        BackendError: the backend or the device cannot be had here.
+        BackendError: the backend or the device cannot be had here, or the ranks differ in what they have.
     """
     host = socket.gethostname()
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
-    chosen_device = _device(device, place)
+    chosen_device = _device(device, place, host)
     chosen_backend = dist.get_backend() if dist.is_initialized() else _backend(backend, chosen_device)
     if dist.is_initialized():
         pass
@@ -128,7 +126,8 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         slot = pulse.mine()
         if slot is not None:
             slot.arrive()
-        _join(store, place, host, rendezvous_timeout)
+        facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
+        _join(store, place, facts, rendezvous_timeout)
         if slot is not None:
             slot.join()
         dist.init_process_group(
@@ -137,7 +136,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
             rank=place.rank,
             world_size=place.world_size,
             timeout=timedelta(seconds=timeout),
-            device_id=chosen_device if chosen_device.type == "cuda" else None,
+            device_id=chosen_device if chosen_device.type != "cpu" and chosen_backend != "gloo" else None,
         )
     atexit.register(close)  # one run without it aborted at exit
     global _reporter, _env
@@ -157,32 +156,31 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _device(wanted: str, place: topology.Topology) -> torch.device:
-    there = wanted != "cpu" and torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise BackendError(
-            "device=cuda, and this rank sees no GPU: ask for gpus_per_node=..., or use workload.device=cpu"
-        )
-    if not there:
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if place.local_world_size > count and count > 1:
-        raise BackendError(
-            f"{place.local_world_size} ranks on a node with {count} GPUs: "
-            f"use procs_per_node={count} or workload.device=cpu"
-        )
-    device = torch.device("cuda", place.local_rank % count)  # srun may show each task its own GPU alone
-    torch.cuda.set_device(device)
+def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
+    """The device of this rank, which becomes the current one."""
+    kind, index = devices.choose_device(
+        wanted, int(os.environ.get(devices.ASKED, "0")), devices.look(os.environ),
+        rank=place.rank, local_rank=place.local_rank, ranks=place.local_world_size, host=host,
+    )  # fmt: skip
+    if index is None:
+        return torch.device(kind)
+    device = torch.device(kind, index)
+    getattr(torch, kind).set_device(device)
     return device
 
 
 def _backend(wanted: str, device: torch.device) -> str:
-    name = wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
         "mpi": dist.is_mpi_available(),
     }
+    name = wanted
+    if wanted == "auto":
+        name = {"cpu": "gloo", "cuda": "nccl"}.get(device.type, "")
+        if not name:  # another accelerator, whose backend torch may know
+            default = getattr(dist, "get_default_backend_for_device", None)
+            return str(default(device)) if default else "gloo"
     if name not in available:
         raise BackendError(f"backend={name}: it must be auto, {', '.join(available)}")
     if not available[name]:
@@ -231,11 +229,14 @@ def _use_interface(name: str | None) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _join(store: dist.Store, place: topology.Topology, host: str, timeout: float) -> None:
-    """Waits for all ranks, so that one that hangs before this point is named and not merely missed."""
-    store.set(f"joined/{place.rank}", host)
-    if store.add("joined", 1) == place.world_size:
-        store.set("all joined", "1")
+def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, timeout: float) -> None:
+    """Waits for all ranks, so that one that hangs before this point is named and not merely missed.
+
+    Raises:
+        RendezvousError: not all have joined in time.
+        RanksDiffer: they cannot work together.
+    """
+    joining.tell(store, facts, place.world_size)
     try:
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
@@ -245,6 +246,7 @@ def _join(store: dist.Store, place: topology.Topology, host: str, timeout: float
             + (f" (on {', '.join(_hosts_of(place, missing))})" if place.hosts else "")
             + ": does it hang before init()?"
         ) from None
+    joining.require_alike(store)
 
 
 def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:

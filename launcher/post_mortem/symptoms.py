@@ -43,7 +43,7 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
     (Kind.CONFIG_ERROR, r"\b(Workload|Config|Backend|Topology|Launcher|Checkpoint|Hydra)(Error|Exception)\b"
-                        r"|\benv\.(container|archive)\b"),
+                        r"|\bRanksDiffer\b|\benv\.(container|archive)\b"),
     (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip

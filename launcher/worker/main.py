@@ -24,7 +24,7 @@ from launcher.agent import hangs
 from launcher.node import debug, pulse
 from launcher.node.events import current_attempt
 from launcher.plan import JobPlan
-from launcher.worker import handover, program, script
+from launcher.worker import devices, handover, program, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
 
@@ -48,6 +48,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     pulse.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)
+    os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
     if plan.own_code:
         os.makedirs(plan.checkpoint_dir, mode=0o700, exist_ok=True)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from launcher.agent.flight_recorder import Group, Recorder, to_json
 from launcher.node.pulse import Sign
 from launcher.node.watchdog import Beats, Report, Stacks, suspects, waits
 
@@ -30,8 +31,16 @@ BACKWARD = """Current thread 0x02 (most recent call first):
 """
 
 
-def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE) -> Report:
-    return Report(number, f"node{number}", step, state, stack)
+ITEM = """Current thread 0x02 (most recent call first):
+  File "/home/me/train.py", line 52 in main
+"""
+
+
+def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIVE, called: int = 0) -> Report:
+    """A rank; `called`: collectives that it has enqueued on its GPU, of which the seventh does not end."""
+    groups = (Group("0", called, 7 if called >= 7 else None, "nccl:all_reduce" if called >= 7 else "", True),)
+    recorder = to_json(Recorder(number, groups)) if called else ""
+    return Report(number, f"node{number}", step, state, stack, recorder)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,10 @@ def rank(number: int, *, step: int = 5, state: str = "S", stack: str = COLLECTIV
         ([rank(0), rank(1), rank(2, stack="")], [2], "does not even write"),
         ([rank(0), rank(1, stack=OUTSIDE), rank(2, stack=BACKWARD)], [1], "in no collective"),
         ([rank(0), rank(1), rank(2, step=4)], [2], "behind"),
+        ([rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=6)], [1], "has not called all_reduce (number 7"),
+        ([rank(0, stack=ITEM, called=7), rank(1, called=6), rank(2, called=7)], [1], "in which ranks 0,2 wait"),
+        ([rank(0, called=7), rank(1, stack="", called=7), rank(2, called=6)], [1], "does not even write"),
+        ([rank(0, stack=ITEM, called=7), rank(1, stack=ITEM, called=7)], [0, 1], "all others"),
         ([rank(0), rank(1)], [0, 1], "all others"),
         ([rank(0, stack=OUTSIDE), rank(1, stack=OUTSIDE)], [0, 1], "all others"),
         ([rank(0, stack=""), rank(1, stack="", step=4)], [1], "behind"),
