@@ -31,7 +31,6 @@ Works without torch, hydra and submitit: both sides use it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
@@ -43,13 +42,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file
+from launcher import event_file, locks
 from launcher.errors import ConfigError, RunError
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
 _BEFORE = {"submitit", "attempts", "code"}  # what may be there before the record
 _HALF = (".record.json.", ".code-", "lib-")  # and beginnings of names, also of what was half written
+SUBMITTING = ".submitting"  # the file that whoever submits in a folder has locked
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -368,25 +368,27 @@ def only_submitter(folder: Path) -> Iterator[None]:
     """Keeps other processes from submitting what is in this folder meanwhile.
 
     An sbatch or qsub inherits the lock (`command.hand_over`): when its submitter is killed, the next one waits until
-    it has come to its end as well, and then there is a job to be found or there is none. (flock works on NFS as well.)
-    Whoever has the lock may ask for it once more.
+    it has come to its end as well, and then there is a job to be found or there is none. On a file system without
+    locks the token still finds a job that is there. Whoever has the lock may ask for it once more.
     """
     if folder in _LOCKED:
         yield
         return
-    with open(os.open(folder / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        os.set_inheritable(file.fileno(), True)
-        with contextlib.suppress(OSError):  # a file system without locks; the token still finds a job that is there
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
-                fcntl.flock(file, fcntl.LOCK_EX)
+
+    def waiting() -> None:
+        print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
+
+    with locks.held(folder / SUBMITTING, inheritable=True, waiting=waiting):
         _LOCKED.add(folder)
         try:
             yield
         finally:
             _LOCKED.discard(folder)
+
+
+def being_submitted(folder: Path) -> bool:
+    """Whether somebody submits what is in this folder now."""
+    return locks.is_held(folder / SUBMITTING)
 
 
 def write(path: Path, text: str, *, sync: bool = True) -> Path:

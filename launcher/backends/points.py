@@ -7,26 +7,24 @@ it can be started again, and finds the points that run already.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from pathlib import Path
 
+from launcher import locks
 from launcher.backends.processes import Process
 from launcher.errors import LauncherError
 from launcher.sweeps import Sweep
 
+LOCK = ".points"  # the file that the one at work has locked
 LOOK = 0.1  # seconds between two looks
 
 
 def main(path: str) -> int:
     sweep, failed = Sweep(Path(path)), set[int]()
     while set(_look(sweep)[0]) - failed:
-        with open(os.open(sweep.path / ".points", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        with locks.held_if_free(sweep.path / LOCK) as ours:
+            if not ours:
                 return 0  # another one is at work, and will see what is new
             _work(sweep, failed)
     return 0

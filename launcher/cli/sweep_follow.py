@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME
+from launcher.runs import being_submitted
 from launcher.state import RunState
 from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
 from launcher.sweeps import Sweep, differing, label, to_ranges
@@ -127,7 +126,7 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
 
     Whoever starts points on this machine may have been killed, so another one is sent; of several one works.
     """
-    if _locked(sweep):
+    if being_submitted(sweep.path):  # submitters wait for each other
         return None
     asked = sweep.asked()
     waiting = [each.point.index for each in seen if each.state == WAITING]
@@ -142,13 +141,3 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
         f"points {to_ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
         f"  {program()} sweep rerun {sweep.id}"
     )
-
-
-def _locked(sweep: Sweep) -> bool:
-    """Whether somebody hands points over; who asks is in nobody's way, for submitters wait for each other."""
-    with open(os.open(sweep.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
