@@ -165,9 +165,9 @@ def tried(call: Callable[[], T], path: AnyPath, *, patience: float | None = None
     return last
 
 
-def unavailable(error: OSError) -> bool:
+def passes(error: BaseException) -> bool:
     """Whether an error tells that something cannot be read now, and may be later. Pure."""
-    return error.errno in PASSING
+    return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in PASSING)
 
 
 def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
@@ -188,5 +188,5 @@ def _passes(outcome: Outcome[Any]) -> bool:
 
 
 def _content(path: AnyPath) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()

@@ -13,21 +13,35 @@ from pathlib import Path
 
 from launcher import locks
 from launcher.backends.processes import Process
-from launcher.errors import LauncherError
+from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
+from launcher.shared_files import LONGEST
 from launcher.sweeps import Sweep
 
 LOCK = ".points"  # the file that the one at work has locked
 LOOK = 0.1  # seconds between two looks
+PATIENCE = 3600.0  # seconds for which a sweep that cannot be read is waited for
 
 
 def main(path: str) -> int:
-    sweep, failed = Sweep(Path(path)), set[int]()
+    """Runs what waits; what cannot be read now is waited for, since nobody else would start these points."""
+    sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
+    while True:
+        try:
+            return _run(sweep, failed)
+        except UnavailableError as error:
+            print(f"launcher: {error}", file=sys.stderr, flush=True)
+            if time.monotonic() - since > PATIENCE:
+                return FAILED
+            time.sleep(LONGEST)
+
+
+def _run(sweep: Sweep, failed: set[int]) -> int:
     while set(_look(sweep)[0]) - failed:
         with locks.held_if_free(sweep.path / LOCK) as ours:
             if not ours:
-                return 0  # another one is at work, and will see what is new
+                return DONE  # another one is at work, and will see what is new
             _work(sweep, failed)
-    return 0
+    return DONE
 
 
 def _work(sweep: Sweep, failed: set[int]) -> None:
@@ -43,6 +57,8 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
         for index in waiting[: max(room, 0)]:
             try:
                 _start(sweep, index)
+            except UnavailableError:
+                raise  # it is started when it can be read
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
@@ -67,7 +83,7 @@ def _look(sweep: Sweep) -> tuple[list[int], int]:
         process = Process.started(events)
         running += process is not None and process.alive()
         begun = any(event["event"] == "process" and event["time"] >= since for event in events)
-        if not (begun or cancelled or (run.path / "cancelled").exists()):
+        if not (begun or cancelled or run.has("cancelled")):
             waiting.append(index)
     return waiting, running
 

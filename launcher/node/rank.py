@@ -95,6 +95,8 @@ def run_rank(
 
 def final(error: Exception) -> bool:
     """Whether it would come again, wherever the work is taken up: a workload or the launcher itself said no. Pure."""
+    if isinstance(error, errors.UnavailableError):
+        return False
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, errors.LauncherError) or "WorkloadError" in names
 

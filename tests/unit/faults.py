@@ -39,7 +39,9 @@ class FileServer:
         self._left[str(part)] = [times, number]
 
     def recover(self) -> None:
+        """Nothing fails any more, and nobody remembers that something did."""
         self._left.clear()
+        shared_files._rests_until = float("-inf")
 
     def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
