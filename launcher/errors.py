@@ -44,6 +44,11 @@ class RunError(LauncherError):
     """A run directory is missing, damaged, or not safe to use."""
 
 
+class UnavailableError(RunError):
+    """What the machines of a run share cannot be read now, so nothing follows from it: neither that it is there, nor
+    that it is not. Whoever can wait does; an attempt of a run ends with RESUME, and a command says so."""
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
     from difflib import get_close_matches  # for an error only

@@ -26,6 +26,7 @@ from launcher.node import pbsdsh
 from launcher.node.events import Events, current_attempt
 from launcher.plan import JobPlan
 from launcher.runs import Attempt, Run
+from launcher.shared_files import known, passes, tried
 
 TIMEOUT = 30.0  # seconds for one command of the scheduler; the job may be about to end
 
@@ -52,6 +53,9 @@ def decide(
     | as many attempts as resume.max_attempts | is given up |
     | the scheduler is ending the job, not for its wall time | stays: it requeues by itself what it preempts |
     | otherwise | goes on |
+
+    Before that: what any of this is decided by and cannot be read now leaves the run stopped, and neither started
+    again nor given up.
 
     Args:
         plan: the run.
@@ -102,19 +106,14 @@ def further(ends: Sequence[tuple[int, int]]) -> list[int]:
 def main(run_dir: str, told: bool) -> int:
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
-    run = attempt.run
-    plan = plan_of(run)
-    events = Events(attempt, "again")
-    events("stopped", step=_reached(plan, attempt), saved=saves.newest(plan) if plan.own_code else -1)
-    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
-    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
-    marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
-    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
-    if what is What.ELSEWHERE:
-        try:
-            why = _go_on(plan, attempt)
-        except LauncherError as error:
-            what, why = What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+    run, events = attempt.run, Events(attempt, "again")
+    try:
+        what, why = _what_becomes_of(attempt, events, told)
+    except (LauncherError, OSError) as error:
+        if not passes(error):
+            raise
+        # It may have been cancelled, or have got further than can be seen: neither is it started again nor given up.
+        what, why = What.STAYS, f"{error}; `launcher resume {run.id}` takes it up"
     events("again" if what in (What.ELSEWHERE, What.HERE) else "stays", what=what.name.lower(), why=why)
     words = {
         What.ELSEWHERE: f"goes on: {why}", What.HERE: "goes on", What.STAYS: f"stays stopped: {why}",
@@ -122,6 +121,28 @@ def main(run_dir: str, told: bool) -> int:
     }  # fmt: skip
     print(f"launcher: {run.id} {words[what]}", file=sys.stderr)
     return what
+
+
+def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What, str]:
+    """What becomes of the run, and why; where it goes on elsewhere, that has been done.
+
+    Raises:
+        UnavailableError, OSError: what the decision needs cannot be read now.
+    """
+    run = attempt.run
+    plan = plan_of(run)
+    saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
+    events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved)
+    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
+    marker = next(filter(run.has, ("cancelled", "stop")), None)
+    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
+    if what is What.ELSEWHERE:
+        try:
+            why = _go_on(plan, attempt)
+        except LauncherError as error:
+            return What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+    return what, why
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int:
@@ -217,9 +238,9 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     else:
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
-    if not script.exists():  # an element of an array goes on alone
+    if not run.has("script.sh"):  # an element of an array goes on alone
         script = run.write_script(render.script(plan, token=token))
-    if plan.scheduler == Scheduler.pbs.value and not (run.path / "environment.sh").exists():
+    if plan.scheduler == Scheduler.pbs.value and not run.has("environment.sh"):
         shutil.copy(run.path.parent / "environment.sh", run.path)
     if plan.scheduler == Scheduler.slurm.value:
         environment = dict(job_environment(os.environ, plan).environment)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from launcher.node.board import Board
 from torch.distributed import HashStore
 
 from launcher.node import board
-from launcher.node.board import Board
 from tests.launch import until
 
 

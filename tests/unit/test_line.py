@@ -6,9 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore, Store
-
 from launcher.node.line import Line, LineDead
+from torch.distributed import HashStore, Store
 
 
 def test_answers_come_in_order() -> None:

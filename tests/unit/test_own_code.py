@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from launcher.node.logs import users_frames
 
 import launcher.node
 from launcher.cli.submit import opened
 from launcher.config import Function
 from launcher.node import agreed, process_group, stop
-from launcher.node.logs import users_frames
 from launcher.node.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from launcher.node.rendezvous import Meeting, Member
 from torch.distributed import TCPStore
 from workload_ranks import _context, run_ranks
 
@@ -28,7 +29,6 @@ from launcher.node import preflight_together as together
 from launcher.node.preflight import Preflight, nodes_of, verdict_of
 from launcher.node.preflight_checks import MIB, Check, Level, Problem, check
 from launcher.node.preflight_verdict import Node, Then, Verdict, decide
-from launcher.node.rendezvous import Meeting, Member
 from launcher.plan import JobPlan
 from tests.unit.plans import bare_plan
 

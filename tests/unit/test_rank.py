@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from launcher.node.rank import final, place_variables, workload_config
+from launcher.node.rendezvous import Member
 
 from launcher.config import Collective, DDPMnist, Precision, Sync, Workload
 from launcher.node.lease import LeaseLost
-from launcher.node.rank import final, place_variables, workload_config
-from launcher.node.rendezvous import Member
 from launcher.node.topology import derive
 from tests.unit.plans import plan_of
 from workloads.ranks import WorkloadError

@@ -16,9 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import TCPStore
-
-from launcher.node import rendezvous
 from launcher.node.rendezvous import (
     CANDIDATES,
     Meeting,
@@ -29,6 +26,9 @@ from launcher.node.rendezvous import (
     listen,
     meet,
 )
+from torch.distributed import TCPStore
+
+from launcher.node import rendezvous
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port

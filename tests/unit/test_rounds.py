@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from launcher import runs
 from launcher.node.rendezvous import Meeting, Member, RendezvousError
 from launcher.node.rounds import AttemptOver, Overtaken, Rounds
+
+from launcher import runs
 from tests.unit.plans import plan_of
 
 LOW = random.randrange(20000, 28000)

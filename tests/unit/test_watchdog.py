@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
+from launcher.node.watchdog import Beats, Report, Stacks, suspects, waits
 
 from launcher.agent.flight_recorder import Group, Recorder, to_json
 from launcher.node.pulse import Sign
-from launcher.node.watchdog import Beats, Report, Stacks, suspects, waits
 
 COLLECTIVE = """Thread 0x01 (most recent call first):
   File "/usr/lib/python3/threading.py", line 300 in wait
