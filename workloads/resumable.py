@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from launcher.checkpoints import SaveFailed
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded
+from launcher.checkpoint.format import SaveFailed
 from launcher.errors import RESUME
 from launcher.node import lease
-from launcher.node.checkpoint import Checkpointer, Loaded
 from launcher.node.pace import Pace
 from launcher.node.settings import Settings, settings
 from launcher.node.stop import Stop

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from launcher.checkpoints import Manifest
+    from launcher.checkpoint.format import Manifest
 
 ACTIONS = ("list", "inspect", "verify", "extract")
 
@@ -79,7 +79,7 @@ class Place:
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
     from pathlib import Path
 
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     wanted = None
     if step is not None:
@@ -104,7 +104,7 @@ def _meant(place: Place) -> list[Path]:
     Raises:
         CheckpointError: there is none, or not of this step.
     """
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
@@ -121,7 +121,7 @@ def _meant(place: Place) -> list[Path]:
 
 def _one(place: Place) -> tuple[Path, Manifest]:
     """The checkpoint that is meant: of the step given, or the newest that looks sound."""
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     chosen = _meant(place)
     if place.step is None:
@@ -162,7 +162,7 @@ def _list(place: Place, as_json: bool) -> int:
 def _rows(place: Place) -> Iterator[dict[str, Any]]:
     import time
 
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     manifests, problems = {}, {}
     for path in checkpoints.candidates(place.folder):
@@ -197,7 +197,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
-    from launcher.node import checkpoint_read  # loads torch
+    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
 
     _require_private(path)
     entries = checkpoint_read.entries(path, manifest)
@@ -249,7 +249,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     code = 0
     for path in _meant(place):
@@ -270,7 +270,7 @@ def _verify(place: Place) -> int:
 def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
     from pathlib import Path
 
-    from launcher.node import checkpoint_read  # loads torch
+    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
 
     shard = arguments.shard
     ending = "" if shard is None else f"-shard-{shard}"

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from launcher import checkpoints, errors, saves, secret
+from launcher import errors, saves, secret
 from launcher.after import repoint
 from launcher.backends.base import QueryError
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
+from launcher.checkpoint import format as checkpoints
 from launcher.config import ResumeHow, Scheduler
 from launcher.errors import LauncherError
 from launcher.node import pbsdsh

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.config import Device, LaunchMode
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.live import Seen
 from launcher.post_mortem import evidence as known
 from launcher.post_mortem import symptoms, traces

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.health import preflights, stragglers
 from launcher.live import Seen
 from launcher.report import words

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.node.hostlist import expand
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher

@@ -23,11 +23,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from workload_ranks import run_ranks
 
-from launcher import checkpoints
-from launcher.checkpoints import CheckpointError, Misfit, SaveFailed
-from launcher.node import Env, checkpoint, checkpoint_files, checkpoint_read
-from launcher.node.checkpoint import Checkpointer, Loaded, merge
-from launcher.node.checkpoint_state import Content, Staging, owners
+from launcher.checkpoint import checkpointer as checkpoint
+from launcher.checkpoint import files as checkpoint_files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import inspect as checkpoint_read
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded, merge
+from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
+from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.state import Content, owners
+from launcher.node import Env
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 IDENTITY = {"model": {"width": 8, "layers": 2}, "optimizer": "adam"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher import checkpoints
-from launcher.checkpoints import Block, CheckpointError, Damaged, File, Manifest, Misfit
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
 
 
@@ -209,7 +209,7 @@ def test_errors_are_of_one_family() -> None:
 
 
 def test_the_format_needs_no_torch() -> None:
-    code = "import sys, launcher.checkpoints; print('torch' in sys.modules)"
+    code = "import sys, launcher.checkpoint.format; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -242,7 +242,7 @@ def test_a_full_file_system_is_seen(full: Path) -> None:
 
 
 def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     plan = bare_plan(checkpoint_dir=str(tmp_path))
     assert " has " in checks.checkpoint_space(plan)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from launcher.checkpoints import BLOCK, METADATA_FILE, CheckpointError, Damaged, File, Misfit, file_of
+from launcher.checkpoint.format import BLOCK, METADATA_FILE, CheckpointError, Damaged, File, Misfit, file_of
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning

@@ -9,7 +9,7 @@ A save goes through these steps; all of them run in a thread of their own, so th
     4. rank 0 writes the manifest, asks the fence, renames the folder into place, removes what is not kept
     5. all ranks learn how it went
 
-The format is that of launcher/checkpoints.py. Large or sharded state is written by torch.distributed.checkpoint; of
+The format is that of format.py. Large or sharded state is written by torch.distributed.checkpoint; of
 what is the same on all ranks each writes a part. Small state without a divided tensor is one file of rank 0.
 """
 
@@ -34,8 +34,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from launcher import __version__, checkpoints
-from launcher.checkpoints import (
+from launcher import __version__
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.format import (
     MANIFEST,
     RANKS_FILE,
     SHARDED,
@@ -48,10 +51,9 @@ from launcher.checkpoints import (
     Manifest,
     SaveFailed,
 )
-from launcher.node import checkpoint_files as files
+from launcher.checkpoint.staging import Copying, Staging
+from launcher.checkpoint.state import Content, fill, merge, owners, size_of
 from launcher.node import pulse
-from launcher.node.checkpoint_peers import Peers
-from launcher.node.checkpoint_state import Content, Copying, Staging, fill, merge, owners, size_of
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
 from launcher.runs import RunError, require_private

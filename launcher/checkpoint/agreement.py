@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from launcher.checkpoints import CheckpointError
-from launcher.node.checkpoint_files import words
+from launcher.checkpoint.files import words
+from launcher.checkpoint.format import CheckpointError
 
 MESSAGE = 1 << 10  # bytes of a message that is sent at once
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from launcher import checkpoints
-from launcher.checkpoints import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
-from launcher.node import checkpoint_files as files
-from launcher.node.checkpoint_state import nested
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.state import nested
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
