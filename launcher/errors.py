@@ -24,10 +24,14 @@ NO_RETRY = 93
 INTERRUPTED = 130
 
 
+UNAVAILABLE = "unavailable"  # code of a stop: what the attempt needed could not be read
+
+
 class LauncherError(Exception):
     """Something a user can mend; its text says what was wrong, where it was set, and what to do."""
 
     exit_code = FAILED
+    code = ""  # what kind it is, for programs
 
 
 class ConfigError(LauncherError):

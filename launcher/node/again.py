@@ -107,7 +107,8 @@ def main(run_dir: str, told: bool) -> int:
     plan = plan_of(run)
     events = Events(attempt, "again")
     events("stopped", step=_reached(plan, attempt), saved=saves.newest(plan) if plan.own_code else -1)
-    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    stopped = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    ends = [event for event in stopped if event["step"] is not None]  # of the others nobody knows
     steps = further([(event["step"], event.get("saved", -1)) for event in ends])
     marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
     what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
@@ -125,12 +126,17 @@ def main(run_dir: str, told: bool) -> int:
     return what
 
 
-def _reached(plan: JobPlan, attempt: Attempt) -> int:
-    """How many steps of the run are safe; -1: none.
+def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
+    """How many steps of the run are safe; -1: none; None: nobody knows, since checkpoints cannot be read.
 
     A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
     """
-    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    if any(event["event"] == "stop" and event.get("code") == errors.UNAVAILABLE for event in attempt.events()):
+        return None
+    try:
+        step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    except checkpoints.Unavailable:
+        return None
     if plan.own_code:
         told = [event["step"] for event in attempt.events() if event["event"] == "progress"]
         return max([-1 if step is None else int(step), *map(int, told)])

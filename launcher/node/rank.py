@@ -18,6 +18,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from launcher import config as schema
 from launcher import errors
 from launcher.node import debug, pulse, watchdog
+from launcher.node.events import Events, current_attempt
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
@@ -82,6 +83,8 @@ def run_rank(
             raise
         return {}
     except Exception as error:
+        if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
+            sys.exit(end_attempt(error))
         if final(error) and (slot := pulse.mine()) is not None:
             slot.give_up()
         if LOST_PEER.search(str(error)):
@@ -91,6 +94,14 @@ def run_rank(
             frames = error.__traceback__ and error.__traceback__.tb_next
             traceback.print_exception(type(error), error, frames and frames.tb_next)
         raise
+
+
+def end_attempt(error: errors.LauncherError) -> int:
+    """Says why this attempt ends although a later one may go on; the exit code."""
+    print(f"launcher: {error}", file=sys.stderr, flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        Events(current_attempt(), "stop")("stop", cause=str(error), code=error.code)
+    return error.exit_code
 
 
 def final(error: Exception) -> bool:

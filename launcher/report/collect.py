@@ -137,8 +137,8 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
-    except OSError as error:
-        return (), (f"{folder} cannot be read: {error.strerror}",)
+    except checkpoints.Unavailable as error:
+        return (), (str(error),)
     for path in paths:
         try:
             found.append(checkpoints.read(path))
