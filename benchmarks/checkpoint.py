@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
+from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.node import Env
-from launcher.node.checkpoint import Checkpointer
 
 RANKS = 2
 TENSOR = 12_500_000  # bytes of a tensor of the large state

@@ -186,6 +186,8 @@ class Checkpoint:
     dir: str | None = None  # where checkpoints are; empty: the folder checkpoints of the run directory
     background: bool = True  # write while training goes on; false: training waits until all is on disk
     verify: bool = True  # compare checksums when a checkpoint is loaded
+    read_timeout: int = 300  # seconds for which a read that fails is tried again, before the attempt ends with 75
+    start_over: bool = False  # begin anew where there are checkpoints and none of them is sound; otherwise an error
 
 
 @dataclass

@@ -175,6 +175,8 @@ class JobPlan:
     best_is: str = BestIs.max.value
     background: bool = True
     verify: bool = True
+    read_timeout: int = 300
+    start_over: bool = False
     preflight: bool = False
     straggler_factor: float = 1.5
     straggler_time: int = 60  # seconds
@@ -410,6 +412,8 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         "best_is": checkpoint.best_is.value,
         "background": checkpoint.background,
         "verify": checkpoint.verify,
+        "read_timeout": _at_least("checkpoint.read_timeout", checkpoint.read_timeout, 0),
+        "start_over": checkpoint.start_over,
     }
 
 

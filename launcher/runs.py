@@ -10,7 +10,7 @@
       stop, save            made by the user: save and end; save and go on
       cancelled, over       it is not to go on; its chain of jobs is not to go on
       lease                 the job and attempt that run it now
-      checkpoints/          see launcher/checkpoints.py
+      checkpoints/          see launcher/checkpoint/format.py
       record-N.json         what the record was before the Nth time that it was resumed
       submitit/             submitit's own files (payload and results)
       output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)

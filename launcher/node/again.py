@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from launcher import checkpoints, errors, saves, secret
+from launcher import errors, saves, secret
 from launcher.after import repoint
 from launcher.backends.base import QueryError
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
+from launcher.checkpoint import format as checkpoints
 from launcher.config import ResumeHow, Scheduler
 from launcher.errors import LauncherError
 from launcher.node import pbsdsh
@@ -133,7 +134,8 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
     plan = plan_of(run)
     saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
     events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved)
-    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    stopped = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    ends = [event for event in stopped if event["step"] is not None]  # of the others nobody knows
     steps = further([(event["step"], event.get("saved", -1)) for event in ends])
     marker = next(filter(run.has, ("cancelled", "stop")), None)
     what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
@@ -145,12 +147,17 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
     return what, why
 
 
-def _reached(plan: JobPlan, attempt: Attempt) -> int:
-    """How many steps of the run are safe; -1: none.
+def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
+    """How many steps of the run are safe; -1: none; None: nobody knows, since checkpoints cannot be read.
 
     A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
     """
-    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    if any(event["event"] == "stop" and event.get("code") == errors.UNAVAILABLE for event in attempt.events()):
+        return None
+    try:
+        step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    except checkpoints.Unavailable:
+        return None
     if plan.own_code:
         told = [event["step"] for event in attempt.events() if event["event"] == "progress"]
         return max([-1 if step is None else int(step), *map(int, told)])

@@ -24,6 +24,8 @@ class Settings:
         best, best_is: metric by which one more is kept, and which value of it is the best (`max`, `min`).
         background: write while training goes on.
         verify: compare checksums on loading.
+        read_timeout: seconds for which a read that fails is tried again.
+        start_over: begin anew where no checkpoint is sound.
         strict: refuse a checkpoint with which the result could differ.
         invariant, micro_batches: see launcher.config.Train.
         lead: seconds before the deadline at which to stop, at least.
@@ -41,6 +43,8 @@ class Settings:
     best_is: str = BestIs.max.value
     background: bool = True
     verify: bool = True
+    read_timeout: float = 300.0
+    start_over: bool = False
     strict: bool = False
     invariant: bool = False
     micro_batches: int = 8
@@ -70,6 +74,8 @@ def settings() -> Settings:
         best_is=plan.best_is,
         background=plan.background,
         verify=plan.verify,
+        read_timeout=plan.read_timeout,
+        start_over=plan.start_over,
         strict=plan.strict,
         invariant=plan.invariant,
         micro_batches=plan.micro_batches,

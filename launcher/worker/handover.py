@@ -158,7 +158,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         if told["lost_peer"]:
             time.sleep(SYMPTOM_DELAY)
         script.write_report(report, {"error": told})
-        return errors.FAILED
+        return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 
 def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:

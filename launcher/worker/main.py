@@ -20,9 +20,10 @@ from enum import Enum
 from typing import Any, get_type_hints
 
 from launcher import config as schema
+from launcher import errors
 from launcher.agent import hangs
 from launcher.node import debug, pulse
-from launcher.node.events import current_attempt
+from launcher.node.events import Events, current_attempt
 from launcher.plan import JobPlan
 from launcher.worker import devices, handover, program, script
 
@@ -63,6 +64,8 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
                 return program.main(plan, shared, attempt, lives)
             return _run_workload(plan, agents)
     except Exception as error:
+        if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
+            sys.exit(end_attempt(error))
         if final(error):
             slot.give_up()
         raise
@@ -77,9 +80,18 @@ def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
 
+def end_attempt(error: errors.LauncherError) -> int:
+    """Says why this attempt ends although a later one may go on; the exit code."""
+    print(f"launcher: {error}", file=sys.stderr, flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        Events(current_attempt(), "stop")("stop", cause=str(error), code=error.code)
+    return error.exit_code
+
+
 def final(error: Exception) -> bool:
     """Whether it would come again, wherever the work is taken up: a workload or the launcher itself said no. Pure."""
-    return not {kind.__name__ for kind in type(error).__mro__}.isdisjoint(script.FINAL)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
 
 def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:

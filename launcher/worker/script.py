@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _HERE = os.path.abspath(__file__)
 ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files whose frames stand above a program's own
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # characters of a report
-FINAL = ("LauncherError", "WorkloadError")  # errors that would come again wherever the work is taken up
+FINAL = ("LauncherError", "WorkloadError")  # errors that would come again wherever the work is taken up,
+NOT_FINAL = "UnavailableError"  # but for these: what cannot be read now
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
@@ -64,7 +65,8 @@ def main(kind: str, target: str, *arguments: str) -> None:
         if report["lost_peer"]:
             time.sleep(settings.get("delay", 0.0))  # so that the agent of the rank that is gone is heard first
         write_report(descriptor, {"error": report})
-        sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else 1)  # nobody wants that one again
+        code = getattr(ended, "exit_code", None)  # of the launcher's own errors: see launcher.errors
+        sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
 
 
 # -- what is reported of an error
@@ -86,7 +88,7 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
         "message": _bounded(_text(error), LONGEST_MESSAGE),
         "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
         "lost_peer": lost,
-        "final": not names.isdisjoint(FINAL),
+        "final": not names.isdisjoint(FINAL) and NOT_FINAL not in names,
         "time": time.time(),
     }
 

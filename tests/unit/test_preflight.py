@@ -242,12 +242,12 @@ def test_a_full_file_system_is_seen(full: Path) -> None:
 
 
 def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     plan = bare_plan(checkpoint_dir=str(tmp_path))
     assert " has " in checks.checkpoint_space(plan)
     manifest = checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
-    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: iter([(tmp_path, manifest)]))
+    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: {tmp_path: manifest})
     with pytest.raises(Problem, match="less than 1024P"):
         checks.checkpoint_space(plan)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from launcher.checkpoints import CheckpointError
-from launcher.node.checkpoint_files import words
+from launcher.checkpoint.files import together, words
+from launcher.checkpoint.format import CheckpointError
 
 MESSAGE = 1 << 10  # bytes of a message that is sent at once
 
@@ -64,10 +64,10 @@ class Peers:
         if self.many:
             told = [None] * self.world_size
             dist.all_gather_object(told, mine, group=self.group)
-        for rank, (_, error) in enumerate(told):
-            if error is not None and not isinstance(error, CheckpointError):
-                raise CheckpointError(f"rank {rank}: {error}")
-        return [_result(each) for each in told]
+        errors = {rank: error for rank, (_, error) in enumerate(told) if error is not None}
+        if errors:
+            raise together(errors, self.world_size)
+        return [value for value, _ in told]
 
 
 def _attempt(function: Callable[[], T]) -> tuple[T | None, CheckpointError | str | None]:

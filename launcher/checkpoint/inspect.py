@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from launcher import checkpoints
-from launcher.checkpoints import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
-from launcher.node import checkpoint_files as files
-from launcher.node.checkpoint_state import nested
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.reading import SteadyFile
+from launcher.checkpoint.state import nested
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
@@ -135,14 +136,14 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
             for name, tensor in held.items()
             if _wanted(name, keys)
         ]
-        own_states = files.load_file(path / RANKS_FILE, mmap=False) if RANKS_FILE in manifest.files else {}
+        own_states = files.load_file(path / RANKS_FILE) if RANKS_FILE in manifest.files else {}
         rank_state = own_states[rank] if own_states else None
     else:
         own = f"rank-{rank}.pt"
         names = [name for name in manifest.files if name in (own, files.METADATA_FILE) or _is_of(name, rank)]
         _require_sound(path, manifest, names)
         parts = list(_parts(path, files.read_metadata(path), rank, keys))
-        rank_state = files.load_file(path / own, mmap=False) if own in manifest.files else None
+        rank_state = files.load_file(path / own) if own in manifest.files else None
     return {
         "shard": rank,
         "world_size": manifest.world_size,
@@ -158,9 +159,11 @@ def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> An
         if not _is_of(info.relative_path, rank) or not _wanted(index.fqn, keys):
             continue
         if isinstance(entry, TensorStorageMetadata):
-            with open(path / Path(info.relative_path).name, "rb") as file:
+            with SteadyFile(path / Path(info.relative_path).name) as file:
                 file.seek(info.offset)
-                tensor = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
+                tensor = torch.load(
+                    io.BytesIO(io.BufferedReader(file).read(info.length)), map_location="cpu", weights_only=True
+                )
             yield _part(index.fqn, entry.size, tuple(index.offset or ()), tensor)
 
 

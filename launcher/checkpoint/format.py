@@ -1,4 +1,4 @@
-"""The format of checkpoints on disk: names, manifest, checksums, what is kept. Works without torch.
+"""The format of checkpoints on disk: names, manifest, checksums. Works without torch.
 
     FOLDER/                        0700, files 0600
       step-000001200/              complete: it was renamed to this name when everything was on disk
@@ -9,41 +9,38 @@
         values.pt, rank-R.pt       with those: what is no tensor, and rank R's own state
       .saving-step-...             being written, or left by a save that was killed
       .old-..., .gone-...          about to be removed
+      .aside-step-...              wrong, or in the way of another one: kept for its owner, never removed by us
+        why.txt                    what is wrong with it
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RunError
+from launcher.checkpoint import reading
+from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
 
-FORMAT = 1
+FORMAT = 2  # 1: without lineage
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
 SINGLE, SHARDED = "single", "sharded"
 STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
 _NAME = re.compile(r"step-(\d{9,})")
 _TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
+_ASIDE = re.compile(r"\.aside-step-(\d+)-attempt-\d+-[0-9a-f]+")
+WHY = "why.txt"
 _BUFFER = 1 << 20  # bytes read at once: they stay in the processor's cache until their checksum is taken
-
-
-class CheckpointError(RunError):
-    """A checkpoint cannot be used or written."""
-
-
-class Damaged(CheckpointError):
-    """It is torn, truncated, changed, or not one of ours: the one before it can be used."""
 
 
 class Misfit(CheckpointError):
@@ -76,6 +73,9 @@ class Manifest:
         files: everything that belongs to it, by name, but the manifest itself.
         time: when it was written, in seconds since the epoch.
         torch, launcher: versions that wrote it.
+        lineage: id of the training that saved it, over all of its attempts; see retention.py.
+        sequence: one more than that of any checkpoint that was there before.
+        parent: step of the checkpoint that it came after; None: the training began anew.
         format: version of this format.
     """
 
@@ -90,6 +90,9 @@ class Manifest:
     time: float = field(default_factory=time.time)
     torch: str = ""
     launcher: str = ""
+    lineage: str = ""
+    sequence: int = 0
+    parent: int | None = None
     format: int = FORMAT
 
     @property
@@ -118,24 +121,49 @@ def step_of(name: str) -> int | None:
 
 
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
-    """A fresh name for a checkpoint that is not complete (`saving`), is replaced (`old`) or removed (`gone`)."""
+    """A fresh name for one that is not complete (`saving`), is replaced (`old`), removed (`gone`) or put `aside`."""
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
 
-def candidates(folder: Path) -> list[Path]:
-    """Everything in `folder` that is named like a complete checkpoint, newest step first."""
+def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
+    """Everything in `folder` that is named like a complete checkpoint, highest step first.
+
+    Raises:
+        Unavailable: the folder cannot be listed, or is not there (unless `missing_ok`).
+    """
+
+    found = reading.entries(folder, timeout, missing_ok=missing_ok)
+    steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
+    return [folder / name for _, name in sorted(steps, reverse=True)]
+
+
+def set_aside(path: Path, attempt: int, why: Iterable[str]) -> Path:
+    """Gives a checkpoint that cannot be used a name under which nobody loads or removes it; its new path."""
+    aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
+    path.rename(aside)
+    with contextlib.suppress(OSError):
+        (aside / WHY).write_text("".join(f"{line}\n" for line in why))
+    return aside
+
+
+def put_aside(folder: Path) -> dict[Path, int]:
+    """The checkpoints that were put aside, and their steps."""
+    found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(reading.entries(folder)))
+    return {folder / entry: int(match[1]) for entry, match in found if match}
+
+
+def why_aside(path: Path) -> list[str]:
+    """What was found wrong with a checkpoint that was put aside; empty: nobody knows."""
     try:
-        found = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+        return (path / WHY).read_text().splitlines()
+    except (OSError, ValueError):
         return []
-    steps = sorted(((step, name) for name in found if (step := step_of(name)) is not None), reverse=True)
-    return [folder / name for _, name in steps]
 
 
 def leftovers(folder: Path, attempt: int) -> list[Path]:
     """What saves of this attempt and of earlier ones have left when they were killed."""
-    found = ((entry, _TEMPORARY.fullmatch(entry.name)) for entry in os.scandir(folder))
-    return [Path(entry.path) for entry, match in found if match and int(match[3]) <= attempt]
+    found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in reading.entries(folder))
+    return [folder / entry for entry, match in found if match and int(match[3]) <= attempt]
 
 
 def replaced_step(name: str) -> int | None:
@@ -147,19 +175,26 @@ def replaced_step(name: str) -> int | None:
 # -- the manifest
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path, timeout: float = 0.0) -> Manifest:
     """The manifest of the checkpoint in `path`.
+
+    Args:
+        path: its folder.
+        timeout: seconds for which a read that fails is tried again.
 
     Raises:
         Damaged: there is none, or it is not whole.
+        Unavailable: it cannot be read now.
         Misfit: a newer launcher wrote it.
     """
     try:
-        values = json.loads((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
+        data = reading.read_bytes(path / MANIFEST, timeout)
+    except Damaged:
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path / MANIFEST} cannot be read: {error}") from None
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise Damaged(f"{path / MANIFEST} is not JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint")
     if values["format"] > FORMAT:
@@ -217,15 +252,22 @@ def _short(value: Any) -> str:
 # -- soundness
 
 
-def wrong_sizes(path: Path, manifest: Manifest) -> list[str]:
-    """Files of the checkpoint that are missing or have another size, in words. Cheap: nothing is read."""
+def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
+    """Files of the checkpoint that are missing or have another size, in words. Cheap: no data is read.
+
+    Raises:
+        Unavailable: the size of a file cannot be found out.
+    """
     problems = []
     for name, file in manifest.files.items():
         try:
-            size = os.stat(path / name, follow_symlinks=False).st_size
-        except OSError as error:
-            problems.append(f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error}")
+            size = reading.size_of_file(path / name, timeout)
+        except Damaged as error:
+            problems.append(str(error).replace(str(path / name), name))
             continue
+        if size != file.size:
+            with SteadyFile(path / name, timeout) as opened:  # of an open file NFS tells the true size
+                size = opened.seek(0, os.SEEK_END)
         if size != file.size:
             problems.append(f"{name} has {size} bytes instead of {file.size}")
     return problems
@@ -267,15 +309,16 @@ def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
     return mine
 
 
-def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1) -> list[str]:
-    """The blocks whose bytes are not those that were written, in words."""
+def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
+    """The blocks whose bytes are not those that were written, in words.
+
+    Raises:
+        Unavailable: a block cannot be read.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def look(block: Block) -> str | None:
-        try:
-            right = _checksum(path / block.name, block.offset, block.size) == block.crc32
-        except OSError as error:
-            return f"{block.name} cannot be read: {error.strerror}"
+        right = _checksum(path / block.name, block.offset, block.size, timeout) == block.crc32
         where = f" (bytes {block.offset} to {block.offset + block.size - 1})" if block.offset else ""
         return None if right else f"{block.name} has changed since it was written: its checksum is wrong{where}"
 
@@ -288,11 +331,11 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1) -> lis
     return [problem for problem in told if problem]
 
 
-def _checksum(path: Path, offset: int, size: int) -> int:
+def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
     """CRC-32 of a part of a file; of less than `size` bytes if the file ends before."""
     buffer = memoryview(bytearray(min(_BUFFER, size)))
     crc32 = 0
-    with open(path, "rb", buffering=0) as file:
+    with SteadyFile(path, timeout) as file:
         file.seek(offset)
         while size:
             count = file.readinto(buffer[: min(size, len(buffer))])
@@ -313,6 +356,7 @@ def verify(path: Path, threads: int = 2) -> list[str]:
     """Everything that is wrong with the checkpoint in `path`, in words; empty if it is sound.
 
     Raises:
+        Unavailable: it cannot be read now.
         Misfit: a newer launcher wrote it.
     """
     try:
@@ -322,45 +366,40 @@ def verify(path: Path, threads: int = 2) -> list[str]:
         return [str(error)]
 
 
-# -- what is there, and what stays
+# -- what is there
 
 
-def sound(folder: Path) -> Iterator[tuple[Path, Manifest]]:
-    """The checkpoints in `folder` whose manifest is whole and whose files have the right sizes, newest first."""
+def sound(folder: Path) -> dict[Path, Manifest]:
+    """The checkpoints in `folder` whose manifest is whole and whose files have the right sizes, newest first.
+
+    What cannot be read is not among them, and neither is what a newer launcher wrote.
+
+    Raises:
+        Unavailable: the folder cannot be listed.
+    """
+    found = {}
     for path in candidates(folder):
-        try:
+        with contextlib.suppress(CheckpointError):
             manifest = read(path)
-        except CheckpointError:
-            continue
-        if not wrong_sizes(path, manifest):
-            yield path, manifest
+            if not wrong_sizes(path, manifest):
+                found[path] = manifest
+    return dict(sorted(found.items(), key=lambda item: (item[1].sequence, item[1].step), reverse=True))
 
 
 def newest_step(folder: Path) -> int | None:
-    """The newest step that a run can go on from, as far as sizes tell; None: there is none."""
-    try:
-        return next((manifest.step for _, manifest in sound(folder)), None)
-    except OSError:
-        return None
+    """The step that a run goes on from, as far as sizes tell; None: there is none.
 
-
-def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
-    """The one with the best value of the metric `best`, of equal ones the newest; None: none has a number for it."""
-    if best is None:
-        return None
-    sign = 1 if best_is == "max" else -1
-    rated = [
-        (sign * value, each.step, each) for each in manifests if (value := _number(each.metrics.get(best))) is not None
-    ]
-    return max(rated, key=lambda entry: entry[:2])[2] if rated else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max") -> set[int]:
-    """The steps that stay: the newest `keep` of these sound checkpoints, and the best. Pure."""
-    known = sorted(manifests, key=lambda manifest: -manifest.step)
-    champion = best_of(known, best, best_is)
-    return {manifest.step for manifest in known[:keep]} | ({champion.step} if champion else set())
+    Raises:
+        Unavailable: something cannot be read now, so that nobody knows.
+    """
+    known = []
+    for path in candidates(folder):
+        try:
+            manifest = read(path)
+            if not wrong_sizes(path, manifest):
+                known.append((manifest.sequence, manifest.step))
+        except Unavailable:
+            raise
+        except CheckpointError:
+            continue
+    return max(known)[1] if known else None

@@ -9,7 +9,7 @@ A save goes through these steps; all of them run in a thread of their own, so th
     4. rank 0 writes the manifest, asks the fence, renames the folder into place, removes what is not kept
     5. all ranks learn how it went
 
-The format is that of launcher/checkpoints.py. Large or sharded state is written by torch.distributed.checkpoint; of
+The format is that of format.py. Large or sharded state is written by torch.distributed.checkpoint; of
 what is the same on all ranks each writes a part. Small state without a divided tensor is one file of rank 0.
 """
 
@@ -34,8 +34,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from launcher import __version__, checkpoints
-from launcher.checkpoints import (
+from launcher import __version__
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.folder import Folder, Retention, fsync_folder
+from launcher.checkpoint.format import (
     MANIFEST,
     RANKS_FILE,
     SHARDED,
@@ -48,44 +52,18 @@ from launcher.checkpoints import (
     Manifest,
     SaveFailed,
 )
-from launcher.node import checkpoint_files as files
+from launcher.checkpoint.loading import Loaded, Opened
+from launcher.checkpoint.staging import Copying, Staging
+from launcher.checkpoint.state import Content, merge, owners, size_of
 from launcher.node import pulse
-from launcher.node.checkpoint_peers import Peers
-from launcher.node.checkpoint_state import Content, Copying, Staging, fill, merge, owners, size_of
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
-from launcher.runs import RunError, require_private
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
 
 SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
 SLACK = 1 << 20  # bytes beyond the tensors for which there must be space
 TIMEOUT = timedelta(hours=1)  # in which the slowest rank must have written its part
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What was loaded, besides the tensors.
-
-    Attributes:
-        step: steps of the run that were done when it was saved.
-        path: its folder.
-        extra: as given to `save`.
-        metrics: as given to `save`.
-        rank_state: this rank's own; None if the number of ranks was another one.
-        world_size: ranks that saved it.
-        values: the state without its tensors; `merge(state, values)` puts it together again.
-        passed_over: what was wrong with newer checkpoints.
-    """
-
-    step: int
-    path: Path
-    extra: dict[str, Any]
-    metrics: dict[str, float]
-    rank_state: dict[str, Any] | None
-    world_size: int
-    values: dict[Any, Any]
-    passed_over: tuple[str, ...] = ()
 
 
 @dataclass
@@ -152,6 +130,8 @@ class Checkpointer:
         verify: bool = True,
         attempt: int = 0,
         fence: Callable[[], None] | None = None,
+        read_timeout: float = 300.0,
+        start_over: bool = False,
     ) -> None:
         """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
 
@@ -167,16 +147,20 @@ class Checkpointer:
             verify: compare checksums when loading.
             attempt: number of the attempt.
             fence: called on rank 0 before a checkpoint is published; raises if this attempt has lost the run.
+            read_timeout: seconds for which a read that fails is tried again.
+            start_over: begin anew where there are checkpoints and none of them is sound, instead of raising.
 
         Raises:
             CheckpointError: the folder cannot be made or written to, or others can write to it.
+            Unavailable: the file system gives an error that may pass.
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
         self.folder = folder
         self.cost = 0.0  # seconds from the call of the slowest save until it was published
         self._identity = _json(identity, "identity")
-        self._keep, self._best, self._best_is = keep, best, best_is
+        self._folder = Folder(folder, attempt, Retention(keep, best, best_is), read_timeout)
+        self._read_timeout, self._start_over = read_timeout, start_over
         # MPI's ranks have no store to make another group with, and one group is not for two threads.
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
@@ -188,12 +172,10 @@ class Checkpointer:
         self._events = Events(current_attempt() if self._first else None, "checkpoint")
         self._staging = Staging()
         self._save: _Save | None = None
-        self._remover: threading.Thread | None = None
         self._plain = False  # the state is known to be readable without pickle
         self._final: str | None = None  # why no later save can do better
-        self._damaged: set[Path] = set()
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
-        self._peers.on_first(self._prepare)
+        self._peers.on_first(self._folder.prepare)
 
     # -- saving
 
@@ -281,9 +263,7 @@ class Checkpointer:
         if save is not None and save.thread is not None and save.thread.is_alive():
             with pulse.alive():
                 save.thread.join()
-        if self._remover is not None:
-            self._remover.join()
-            self._remover = None
+        self._folder.wait()
         if self._final is not None:
             raise CheckpointError(self._final)
 
@@ -435,6 +415,7 @@ class Checkpointer:
             identity=self._identity, extra=save.extra, metrics=save.metrics, files=written,
             torch=torch.__version__, launcher=__version__,
         )  # fmt: skip
+        manifest = self._folder.describe(manifest)
         problems = checkpoints.wrong_sizes(temporary, manifest)
         if problems:
             raise CheckpointError("; ".join(problems))
@@ -444,7 +425,7 @@ class Checkpointer:
 
     def _publish(self, save: _Save, temporary: Path, manifest: Manifest) -> _Outcome:
         """Rank 0: makes a checkpoint of the temporary folder."""
-        files.fsync_folder(temporary)
+        fsync_folder(temporary)
         if self._fence is not None:
             try:
                 self._fence()
@@ -452,8 +433,7 @@ class Checkpointer:
                 raise
             except Exception as error:
                 raise _Final(str(error)) from None
-        path = self.folder / checkpoints.name_of(save.step)
-        old = self._replace(temporary, path, save.step)
+        path = self._folder.publish(temporary, manifest)
         save.published = True
         seconds = time.perf_counter() - save.started
         blocked = save.blocked if save.thread is not None else seconds
@@ -461,130 +441,97 @@ class Checkpointer:
             "saved", step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
             checkpoint=str(path),
         )  # fmt: skip
-        self._remover = threading.Thread(target=self._tidy, args=(path, old), name="checkpoint-tidy")
-        self._remover.start()
         return _Outcome(seconds, manifest.size)
-
-    def _replace(self, temporary: Path, path: Path, step: int) -> Path | None:
-        """Renames; one of this step that is there already (damaged, or of an attempt that was further) makes way."""
-        old = self.folder / checkpoints.temporary(step, self._attempt, "old")
-        if not path.exists():
-            temporary.rename(path)
-            files.fsync_folder(self.folder)
-            return None
-        path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
-            old.rename(path)
-            raise
-        files.fsync_folder(self.folder)
-        return old
-
-    def _tidy(self, newest: Path, old: Path | None) -> None:
-        """Removes what is not kept, in a thread, since giving back many blocks takes the file system a while.
-
-        Never what is not ours. What cannot be removed stays for the next time.
-        """
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            known = {path: manifest for path, manifest in checkpoints.sound(self.folder) if path not in self._damaged}
-            stay = checkpoints.kept(known.values(), self._keep, self._best, self._best_is)
-            surplus = {path for path, manifest in known.items() if manifest.step not in stay}
-            for path in surplus | self._damaged - {newest}:
-                hidden = self.folder / checkpoints.temporary(0, self._attempt, "gone")  # nobody finds half of it
-                path.rename(hidden)
-                shutil.rmtree(hidden, ignore_errors=True)
-            self._damaged.clear()
-
-    def _prepare(self) -> None:
-        """Rank 0: the folder is there, is ours alone, and has no leftovers."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not os.access(self.folder, os.W_OK | os.X_OK):
-                raise PermissionError("it cannot be written to")
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoint.dir={self.folder}: checkpoints cannot be saved there ({error.strerror or error}): "
-                "set it to a folder that you can write to and that all nodes share"
-            ) from None
-        _require_private(self.folder)
-        for path in checkpoints.leftovers(self.folder, self._attempt):
-            # Killed between two renames: then the old one of this step is the only one.
-            if (step := checkpoints.replaced_step(path.name)) is not None:
-                with contextlib.suppress(OSError):  # the new one is there
-                    path.rename(self.folder / checkpoints.name_of(step))
-                    continue
-            shutil.rmtree(path, ignore_errors=True)
 
     # -- loading
 
     def load(self, state: Mapping[str, Any], *, strict: bool = False) -> Loaded | None:
-        """Reads the newest sound checkpoint into the tensors of `state`, on each rank its own part.
+        """Reads the checkpoint that was published last into the tensors of `state`, on each rank its own part.
 
-        One that is torn, cut short, changed or not ours is named (on rank 0, and as the event `passed_over`), and the
-        one before is used. One that is sound and does not fit ends it: going on without it would not be what its owner
-        means. Top-level parts of the state that `state` does not have are left out.
+        | a checkpoint | what is done |
+        |---|---|
+        | is torn, cut short, changed or not ours | named (event `passed_over`), renamed, kept; the one before is used |
+        | cannot be read now | tried again for `read_timeout` seconds, then Unavailable |
+        | is sound and does not fit | refused: going on without it would not be what its owner means |
+
+        Top-level parts of the state that `state` does not have are left out.
 
         Args:
             state: nested dicts with a tensor in each place where the checkpoint has one, of the same type and shape.
             strict: refuse a checkpoint of another world size or another version of torch: the result could differ.
 
         Returns:
-            What belongs to it; None: there is no checkpoint.
+            What belongs to it; None: there is no checkpoint, or none that can be used and `start_over`.
 
         Raises:
             Misfit: of another model or configuration (what differs is listed), or of a newer format. No tensor has
                 been changed.
-            CheckpointError: it cannot be read, others can write to it, or (`strict`) none that is there is sound.
+            Unavailable: the folder or a checkpoint cannot be read now. Nothing was changed.
+            CheckpointError: others can write to it, or there are checkpoints and none of them is sound.
         """
         self.wait()
-        content = Content.of(state)
-        left = self._peers.on_first(lambda: checkpoints.candidates(self.folder))
+        with pulse.alive():
+            return self._load(Content.of(state), strict)
+
+    def _load(self, content: Content, strict: bool) -> Loaded | None:
         passed_over: list[str] = []
-        while left:
-            path, manifest, told = self._peers.on_first(partial(self._choose, left, strict))
-            passed_over += told
-            if manifest is None:
-                break
-            left = left[left.index(path) + 1 :]
-            opened = _Opened(path, manifest, content, self._peers)
-            problems = self._damages(path, manifest) or self._problems(opened.open)
+        left: list[tuple[Path, Manifest]] = []  # on rank 0
+        changed = False  # some tensors of the state may be
+
+        def begin() -> list[str]:
+            known, wrong = self._folder.known()
+            left.extend(known)
+            return [self._pass_over(path, [why]) for path, why in wrong.items()]
+
+        def choose() -> tuple[Path, Manifest, list[str]] | None:
+            if not left:
+                return None
+            path, manifest = left.pop(0)
+            problems = checkpoints.wrong_sizes(path, manifest, self._read_timeout)
             if not problems:
-                self._peers.on_all(opened.read)
-                self._tell(passed_over)
+                files.refuse(path, checkpoints.differences(manifest.identity, self._identity))
+                if strict:
+                    files.refuse(path, self._doubts(manifest))
+            return path, manifest, problems
+
+        passed_over += self._peers.on_first(begin)
+        while (chosen := self._peers.on_first(choose)) is not None:
+            path, manifest, problems = chosen
+            opened = Opened(path, manifest, content, self._peers, self._read_timeout)
+            problems = problems or self._damages(path, manifest) or self._problems(opened.open)
+            if not problems:
+                changed = True
+                problems = self._problems(opened.read)
+            if not problems:
+                self._folder.went_on_from(manifest)
                 return Loaded(
                     manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
                     opened.values, tuple(passed_over),
                 )  # fmt: skip
-            passed_over.append(f"{path.name}: {'; '.join(problems)}")
-            self._damaged.add(path)
-        self._tell(passed_over)
-        if passed_over and strict:
-            raise CheckpointError(f"no checkpoint in {self.folder} is sound:\n  " + "\n  ".join(passed_over))
+            passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
+        self._peers.on_first(partial(self._require_nothing_lost, passed_over, changed))
         return None
 
-    def _choose(self, left: list[Path], strict: bool) -> tuple[Path, Manifest | None, list[str]]:
-        """Rank 0: the newest of these that looks sound, without reading its data, and what is wrong with newer ones."""
-        passed_over = []
-        for path in left:
-            _require_private(self.folder)
-            _require_private(path)
-            try:
-                manifest = checkpoints.read(path)
-            except Damaged as error:
-                passed_over.append(str(error))
-                continue
-            if problems := checkpoints.wrong_sizes(path, manifest):
-                passed_over.append(f"{path.name}: {'; '.join(problems)}")
-                self._damaged.add(path)
-                continue
-            files.refuse(path, checkpoints.differences(manifest.identity, self._identity))
-            if strict:
-                files.refuse(path, self._doubts(manifest))
-            return path, manifest, passed_over
-        return self.folder, None, passed_over
+    def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
+        """Rank 0: keeps one that is wrong under another name, and tells."""
+        line = f"{path.name}: {'; '.join(problems)}"
+        done = self._folder.set_aside(path, problems, manifest)
+        _say(f"a checkpoint is passed over: {line}; {done}")
+        self._events("passed_over", reason=line)
+        return line
+
+    def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:
+        """Rank 0: a training that has saved does not begin anew because nothing of that can be used."""
+        aside = self._folder.aside()
+        if (not passed_over and not aside) or (self._start_over and not changed):
+            return
+        raise CheckpointError(
+            f"no checkpoint in {self.folder} is sound:\n"
+            + "".join(f"  {line}\n" for line in passed_over)
+            + "".join(f"  kept: {name}\n" for name in aside)
+            + "`checkpoint verify` tells what is wrong with each. To begin anew nevertheless set "
+            "checkpoint.start_over=true, or another checkpoint.dir"
+        )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
         """Why the result could differ from that of a run that was never interrupted."""
@@ -599,7 +546,7 @@ class Checkpointer:
 
         def look() -> list[str]:
             mine = checkpoints.share(checkpoints.blocks(manifest), rank, world_size)
-            return checkpoints.wrong_checksums(path, mine, self._threads)
+            return checkpoints.wrong_checksums(path, mine, self._threads, self._read_timeout)
 
         return self._problems(look)
 
@@ -609,57 +556,6 @@ class Checkpointer:
             return [problem for told in self._peers.on_all(look) for problem in told]
         except Damaged as error:
             return [str(error)]
-
-    def _tell(self, passed_over: list[str]) -> None:
-        if self._first:
-            for line in passed_over:
-                _say(f"a checkpoint is passed over: {line}")
-                self._events("passed_over", reason=line)
-
-
-class _Opened:
-    """A checkpoint, read into the tensors of a state."""
-
-    def __init__(self, path: Path, manifest: Manifest, wanted: Content, peers: Peers) -> None:
-        self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
-        self._tensors: dict[str, torch.Tensor] | None = None
-        self.values: dict[Any, Any] = {}
-        self.rank_state: dict[str, Any] | None = None
-
-    def open(self) -> list[str]:
-        """Reads all but the data of the tensors.
-
-        Raises:
-            Damaged: it cannot be used.
-            Misfit: it does not fit the state.
-        """
-        path, rank = self._path, self._peers.rank
-        same = self._manifest.world_size == self._peers.world_size
-        if self._manifest.kind == SINGLE:
-            state = files.load_file(path / STATE_FILE)
-            try:
-                self._tensors, self.values = state["tensors"], state["values"]
-                saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state["tensors"].items()}
-            except (KeyError, TypeError, AttributeError) as error:
-                raise Damaged(f"{path / STATE_FILE} is no state: {error}") from None
-            if same and RANKS_FILE in self._manifest.files:
-                self.rank_state = files.load_file(path / RANKS_FILE, mmap=False)[rank]
-        else:
-            saved = files.saved_tensors(files.read_metadata(path))
-            self.values = files.load_file(path / VALUES_FILE)["values"]
-            if same and f"rank-{rank}.pt" in self._manifest.files:
-                self.rank_state = files.load_file(path / f"rank-{rank}.pt", mmap=False)
-        files.require_fit(path, saved, self._wanted.tensors)
-        return []
-
-    def read(self) -> None:
-        """Fills the tensors of the state; all ranks call it."""
-        if self._tensors is None:
-            files.load_sharded(self._path, self._wanted.tensors, self._peers.group, self._peers.many)
-            return
-        with torch.no_grad():
-            for name, tensor in self._wanted.tensors.items():
-                fill(tensor, self._tensors[name])
 
 
 class _Final(CheckpointError):
@@ -705,10 +601,3 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _joined(written: list[dict[str, File]]) -> dict[str, File]:
     return {name: file for each in written for name, file in each.items()}
-
-
-def _require_private(folder: Path) -> None:
-    try:
-        require_private(folder)
-    except RunError as error:
-        raise CheckpointError(str(error)) from None

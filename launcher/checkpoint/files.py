@@ -20,7 +20,17 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
-from launcher.checkpoints import BLOCK, METADATA_FILE, CheckpointError, Damaged, File, Misfit, file_of
+from launcher.checkpoint.format import (
+    BLOCK,
+    METADATA_FILE,
+    CheckpointError,
+    Damaged,
+    File,
+    Misfit,
+    Unavailable,
+    file_of,
+)
+from launcher.checkpoint.reading import SteadyFile, read_bytes
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
@@ -199,16 +209,24 @@ class SmallFile:
             self._pool.shutdown()
 
 
-def load_file(path: Path, mmap: bool = True) -> Any:
-    """What save_file has written, on the CPU; read from disk where it is touched, if `mmap`.
+def load_file(path: Path, timeout: float = 0.0) -> Any:
+    """What save_file has written, on the CPU; nothing in it is executed.
+
+    All of it is read first, so that an error of the file system is not taken for damage.
 
     Raises:
         Damaged: it is no such file.
+        Unavailable: it cannot be read now.
     """
+    data = read_bytes(path, timeout)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise Damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no such file can raise whatever they like
+        raise Damaged(f"{path} is not what torch.save writes: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def require_plain(value: Any, what: str) -> bytes:
@@ -269,15 +287,16 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no metadata needs")
 
 
-def read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
     """The `.metadata` of the checkpoint in `path`; nothing in it is executed.
 
     Raises:
         Damaged: it is not such a file, or asks for anything that metadata does not need.
+        Unavailable: it cannot be read now.
     """
+    data = read_bytes(path / METADATA_FILE, timeout)
     try:
-        with open(path / METADATA_FILE, "rb") as file:
-            metadata = _Unpickler(file).load()
+        metadata = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # a pickle that is not one can raise whatever it likes
         raise Damaged(f"{path / METADATA_FILE} is not used: {error}") from None
     if not isinstance(metadata, Metadata):
@@ -285,11 +304,35 @@ def read_metadata(path: Path) -> Metadata:
     return metadata
 
 
+class _SteadyFiles(FileSystem):
+    """A read of them that fails is tried again; what is wrong with them is told apart from what cannot be read."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with SteadyFile(Path(path), self._timeout) as file:
+            try:
+                yield io.BufferedReader(file, _PIECE)
+            except Exception as error:
+                if file.failure is not None:  # torch may have made something else of it
+                    raise file.failure from None
+                if isinstance(error, CheckpointError):
+                    raise
+                raise Damaged(f"{path} is not what its metadata says: {_first_line(error)}") from None
+
+
 class Reader(FileSystemReader):
     """Reads the tensors of a checkpoint, its metadata with the unpickler above."""
 
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
+        super().__init__(path)
+        self.fs = _SteadyFiles(timeout)
+        self._timeout = timeout
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = read_metadata(Path(self.path))
+        metadata = read_metadata(Path(self.path), self._timeout)
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -301,11 +344,13 @@ class _Planner(dcp.DefaultLoadPlanner):
         raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
 
 
-def load_sharded(path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool) -> None:
+def load_sharded(
+    path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
+) -> None:
     """Reads into these tensors, on each rank its own part; all ranks call it."""
     with _in_plain_words():
         dcp.load(
-            dict(tensors), storage_reader=Reader(path), process_group=group, no_dist=not many,
+            dict(tensors), storage_reader=Reader(path, timeout), process_group=group, no_dist=not many,
             planner=_Planner(flatten_state_dict=False),
         )  # fmt: skip
 
@@ -316,8 +361,30 @@ def _in_plain_words() -> Iterator[None]:
     try:
         yield
     except dcp.CheckpointException as failure:  # which is no Exception
-        rank, (cause, _) = sorted(failure.failures.items())[0]
-        raise CheckpointError(f"rank {rank}: {words(cause)}") from None
+        raise together({rank: cause for rank, (cause, _) in failure.failures.items()}, 0) from None
+
+
+def together(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
+    """What went wrong on these ranks, as one error that all of them raise, and that names them. Pure.
+
+    | errors | the one |
+    |---|---|
+    | all alike | it |
+    | some say that the checkpoint does not fit | Misfit |
+    | some have read it in full, and it is wrong | Damaged |
+    | some could not read it | Unavailable |
+    | otherwise | CheckpointError |
+    """
+    kinds = (Misfit, Damaged, Unavailable)
+    kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
+    chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
+    ranks: dict[str, list[int]] = {}
+    for rank, error in sorted(chosen.items()):
+        ranks.setdefault(error if isinstance(error, str) else words(error), []).append(rank)
+    agreed = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
+    if len(ranks) == 1 and (agreed or kind is not CheckpointError):  # it names the ranks itself, or they do not matter
+        return kind(next(iter(ranks)))
+    return kind("; ".join(f"rank {', '.join(map(str, who))}: {said}" for said, who in ranks.items()))
 
 
 def words(error: BaseException) -> str:
@@ -377,11 +444,3 @@ def refuse(path: Path, lines: list[str]) -> None:
             f"{path} does not fit what is trained now:{shown}{more}\n"
             "go on with the settings it was made with, or start another run (or set another checkpoint.dir)"
         )
-
-
-def fsync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
