@@ -18,10 +18,16 @@ TIMEOUT = timedelta(seconds=60)
 def serve(listener: socket.socket) -> Store:
     """The store, served from now on until it is garbage.
 
+    torch's newer server, libuv, takes no listening socket before torch 2.8; the older one does in all versions.
+
     Args:
         listener: belongs to the store from now on.
     """
-    port = listener.getsockname()[1]
-    return TCPStore(
-        "localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=TIMEOUT
-    )
+    address, port, *_ = listener.getsockname()
+    host = "localhost" if address in ("::", "0.0.0.0") else address  # noqa: S104  a comparison
+    served = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno(), timeout=TIMEOUT,
+        use_libuv=False,
+    )  # fmt: skip
+    listener.detach()
+    return served
