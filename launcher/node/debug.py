@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
 FOREVER = 30 * 24 * 3600.0  # seconds; longer than any job
 SOCKETS = "LAUNCHER_SOCKETS"  # the agent's folder for sockets of its ranks
-CALLERS = ("_run_workload", "run_script", "run_module", "_run_code")  # of a workload or a program; see `rank`, `script`
-HERE = str(Path(__file__).parent)
+CALLERS = (
+    "_run_workload",
+    "run_script",
+    "run_module",
+    "_run_code",
+)  # of a workload or a program; see `launcher.worker`
+HERE = str(Path(__file__).parents[1])
 PASSES_ON = "_first_breakpoint"  # see `script`
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
-
-def log_name(rank: int | str, round_number: int, kind: str) -> str:
-    """`rank-3.out`, of later rounds `rank-3.round-1.out`: nothing that was written is lost. Pure."""
-    return f"rank-{rank}.round-{round_number}.{kind}" if round_number else f"rank-{rank}.{kind}"
+from launcher.agent.logs import log_name
 
 
 class Logs(LogsSpecs):
@@ -41,7 +38,7 @@ class Logs(LogsSpecs):
 
 # The last of our frames above a workload, a function of the user's own, and a script in a forked rank.
 _ABOVE = re.compile(
-    r"in _run_workload\n|/workloads/function\.py\", line \d+, in main\n|/node/script\.py\", line \d+, in run_\w+\n"
+    r"in _run_workload\n|/workloads/function\.py\", line \d+, in main\n|/worker/script\.py\", line \d+, in run_\w+\n"
 )
 
 

@@ -14,12 +14,12 @@ from torch.distributed import DistStoreError, PrefixStore, TCPStore
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from launcher import errors
+from launcher.agent.placement import place_variables
 from launcher.config import Backend
 from launcher.node import preflight_checks as checks
 from launcher.node import preflight_together as together
 from launcher.node import process_group
 from launcher.node.preflight_checks import Check, Level, Problem, check
-from launcher.node.rank import place_variables
 from launcher.node.rendezvous import Meeting
 from launcher.plan import JobPlan
 

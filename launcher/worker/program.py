@@ -13,35 +13,46 @@ process id, output files and place in the job. It finds torchrun's variables and
 
 from __future__ import annotations
 
-import atexit
 import json
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
-from launcher.node import debug, pulse, script, watchdog
+from launcher.node import debug
 from launcher.node.arguments import runs_as_it_is
 from launcher.node.arguments import words as words_of
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.worker import handover, script
 
-PATIENCE = 2.0  # seconds that a survivor waits before it fails, so that the rank that it lost is heard first
+
+@dataclass(frozen=True)
+class Shared:
+    """Descriptors of what this process shares with its agent, and its place among that agent's ranks.
+
+    Attributes:
+        pulse: memory with the signs of life of all ranks of the agent.
+        stacks: file for this rank's stacks.
+        report: file for how this rank ends.
+        place: of this rank.
+    """
+
+    pulse: int
+    stacks: int
+    report: int
+    place: int
 
 
-def main(
-    plan: JobPlan, signs: pulse.Pulse, stacks: watchdog.Stacks, local: int, attempt: int, lives: int
-) -> dict[str, Any]:
+def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, Any]:
     """Makes this process the program, or runs it here if that is wanted.
 
     Args:
         plan: the run.
-        signs, stacks: what this process shares with its agent.
-        local: its place among that agent's ranks.
+        shared: what this process shares with its agent.
         attempt: number of this attempt.
         lives: how often ranks of this attempt were started before.
 
@@ -53,18 +64,20 @@ def main(
         signal.signal(number, signal.SIG_DFL)
     if plan.params["fork"]:
         return _here(plan.params)
-    return _become(plan, signs, stacks, local)
+    return _become(plan, shared)
 
 
-def _become(plan: JobPlan, signs: pulse.Pulse, stacks: watchdog.Stacks, local: int) -> NoReturn:
+def _become(plan: JobPlan, shared: Shared) -> NoReturn:
     words = command(plan.params, sys.executable, executable=_is_executable(plan.params["script"]))
-    place, file = signs.share(), stacks.file(local)
-    shared = [place, file]
-    os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{place}:{local}"
-    told = {"stacks": file, "descriptors": shared, "symptoms": LOST_PEER.pattern, "patience": PATIENCE}
-    told["debug"] = {"launcher": str(Path(script.__file__).parents[2]), **debug.wanted(plan)}
-    os.environ["LAUNCHER_PROGRAM"] = json.dumps(told)
-    for descriptor in (*shared, _sentinel()):
+    descriptors = [shared.pulse, shared.stacks, shared.report]
+    os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{shared.pulse}:{shared.place}"
+    settings: dict[str, Any] = {
+        "stacks": shared.stacks, "report": shared.report, "descriptors": descriptors,
+        "lost_peer": LOST_PEER.pattern, "delay": handover.SYMPTOM_DELAY,
+        "debug": {"launcher": str(Path(script.__file__).parents[2]), **debug.wanted(plan)},
+    }  # fmt: skip
+    os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
@@ -108,29 +121,11 @@ def _is_executable(path: str | None) -> bool:
     return path is not None and runs_as_it_is(Path(path).expanduser())
 
 
-def _sentinel() -> int:
-    """The end of multiprocessing's pipe by which the agent hears of this process's end; `exec` would close it.
-
-    It is a local variable of `multiprocessing.popen_fork.Popen._launch`, which called all this.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_launch" and "child_w" in frame.f_locals:
-            return int(frame.f_locals["child_w"])
-        frame = frame.f_back
-    raise RuntimeError("this process was not forked by multiprocessing")
-
-
 def _here(params: Mapping[str, Any]) -> dict[str, Any]:
     """Runs a Python program in this forked rank, which has torch loaded already."""
-    atexit._clear()  # the agent's
-    multiprocessing.set_start_method(None, force=True)  # multiprocessing has set it for its child
     words = words_of(params["args"])
-    try:
-        if params["module"]:
-            script.run_module(params["module"], words)
-        else:
-            script.run_script(os.path.expanduser(params["script"]), words)
-    finally:
-        atexit._run_exitfuncs()  # which a forked process leaves out
+    if params["module"]:
+        script.run_module(params["module"], words)
+    else:
+        script.run_script(os.path.expanduser(params["script"]), words)
     return {}
