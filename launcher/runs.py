@@ -15,7 +15,7 @@
       submitit/             submitit's own files (payload and results)
       output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
-      attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
+      attempts/N/logs/      rank-R.out, rank-R.err
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
       attempts/N/preflight/ member-I: that the others see it

@@ -1,4 +1,5 @@
-"""One agent per node: it meets the others, starts this node's ranks, watches them, and says how they ended.
+"""One process per node that starts ranks, watches them, and says how they ended.
 
-May import runs, spec, errors and what is beside it on compute nodes; torch only where a rank needs it.
+It may import `launcher.worker`, `launcher.runs`, `launcher.plan` and `launcher.errors`. torch is loaded here once for
+all ranks of the node, but by none of the modules in which ranks are started, watched and judged.
 """

@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -439,7 +440,7 @@ def _be_rank(
                 os.set_inheritable(descriptor, True)
             os.execvpe(fresh.command[0], list(fresh.command), os.environ)  # noqa: S606  a list of words needs no shell
         handover.begin_process()
-        code = handover.run_and_report(lambda: run(placement), report)
+        code = handover.run_and_report(partial(run, placement), report)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -464,7 +465,10 @@ def _take_streams(out: int, err: int) -> None:
         os.dup2(descriptor, number)  # which is inherited by what it starts
     if nothing > 2:
         os.close(nothing)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  it is there until the end
+    # Line by line, so that a rank that is killed has left all that it has said.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 # -- small

@@ -23,6 +23,7 @@ import select
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import process, util
@@ -36,15 +37,15 @@ from launcher.worker import script
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
 SYMPTOM_DELAY = 2.0  # seconds that a survivor waits before it fails, so that the rank that it lost is heard first
 LONGEST_REPORT = 1 << 20  # bytes
-_HERE = Path(__file__).parents[1]
-# Files whose frames stand above a workload's or a function's own.
+_LAUNCHER = Path(__file__).parents[1]
+# Files and folders whose frames stand above a workload's or a function's own.
 ABOVE = (
     *script.ABOVE,
-    *(str(_HERE / name) for name in ("worker/handover.py", "worker/main.py", "worker/program.py", "agent/workers.py")),
-    str(_HERE.parent / "workloads" / "function.py"),
+    f"{_LAUNCHER / 'agent'}/",
+    f"{_LAUNCHER / 'worker'}/",
+    str(_LAUNCHER.parent / "workloads" / "function.py"),
     importlib.__file__,
-    "<frozen importlib._bootstrap>",
-    "<frozen importlib._bootstrap_external>",
+    "<frozen importlib._bootstrap",
 )
 
 
@@ -145,7 +146,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         print(leave.code, file=sys.stderr)
         return errors.FAILED
     except KeyboardInterrupt as error:
-        sys.excepthook(*script.cut(error, ABOVE))
+        traceback.print_exception(*script.cut(error, ABOVE))
         return errors.INTERRUPTED
     except BaseException as error:
         whole = error.__traceback__
@@ -154,7 +155,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         if shown[2] is None and not told["final"]:  # it is no word of ours about the workload, but a fault of our own
             shown = type(error), error.with_traceback(whole), whole
             told = script.error_report(error, shown, LOST_PEER.pattern)
-        sys.excepthook(*shown)
+        traceback.print_exception(*shown)  # not by torch's hook, which puts the rank before each line
         if told["lost_peer"]:
             time.sleep(SYMPTOM_DELAY)
         script.write_report(report, {"error": told})

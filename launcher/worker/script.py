@@ -32,13 +32,12 @@ import types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from typing import Any
 
     Cut = tuple[type[BaseException], BaseException, types.TracebackType | None]
 
 _HERE = os.path.abspath(__file__)
-ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files whose frames stand above a program's own
+ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files and folders whose frames stand above a program's own
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # characters of a report
 FINAL = ("LauncherError", "WorkloadError")  # errors that would come again wherever the work is taken up,
 NOT_FINAL = "UnavailableError"  # but for these: what cannot be read now
@@ -170,10 +169,10 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
     return 0 <= at < len(code) and code[at] != opcode.opmap["RAISE_VARARGS"]
 
 
-def cut(error: BaseException, above: Collection[str]) -> Cut:
+def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
     """(type, error, its traceback without the frames of these files that stand above the user's own)."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in above:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
         frames = frames.tb_next
     return type(error), error.with_traceback(frames), frames
 

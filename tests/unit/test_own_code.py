@@ -138,11 +138,11 @@ def test_arguments_of_a_function_need_no_plus() -> None:
 @pytest.mark.parametrize(
     "above",
     [
-        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    metrics = workload(config, env)\n',
-        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    x\n'
+        '  File "/l/launcher/worker/main.py", line 9, in _run_workload\n    metrics = workload(config, env)\n',
+        '  File "/l/launcher/worker/main.py", line 9, in _run_workload\n    x\n'
         '  File "/l/workloads/function.py", line 34, in main\n    result = target(config.target)(**config.kwargs)\n',
-        '  File "/l/launcher/node/program.py", line 9, in _here\n    x\n'
-        '  File "/l/launcher/node/script.py", line 99, in run_script\n    exec(code, module.__dict__)\n',
+        '  File "/l/launcher/worker/program.py", line 9, in _here\n    x\n'
+        '  File "/l/launcher/worker/script.py", line 99, in run_script\n    exec(code, module.__dict__)\n',
     ],
 )
 def test_the_frames_above_the_users_own_are_cut(above: str) -> None:

@@ -446,7 +446,7 @@ def test_where_a_rank_crashed() -> None:
     log = ["step 1", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
            '  File "/usr/lib/python3.11/threading.py", line 3 in wait', "",
            "Current thread 0x2 (most recent call first):", '  File "/home/me/a.py", line 9 in load',
-           '  File "/src/launcher/node/rank.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
+           '  File "/src/launcher/worker/main.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
            "Extension modules: numpy (total: 1)"]  # fmt: skip
     assert traces.crash(log) == ('File "/home/me/a.py", line 9 in load',)
     assert traces.before_crash(log) == ["step 1"]

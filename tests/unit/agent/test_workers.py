@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import signal
@@ -42,7 +43,7 @@ def ends(group: WorkerGroup, run: Run, count: int = 1, **options: Any) -> list[W
     group.start(ranks(count), run, **options)
     group.open_gate()
     assert group.reap(30) == []
-    return group.poll()
+    return sorted(group.poll(), key=lambda each: each.place)
 
 
 def raises(_: Placement) -> None:
@@ -126,25 +127,26 @@ def test_output_is_in_files_that_nobody_else_can_read(group: WorkerGroup, tmp_pa
     assert logs.stat().st_mode & 0o777 == 0o700
 
 
-RECORDED = """{"message": {"message": "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1",
-"extraInfo": {"py_callstack": "Traceback (most recent call last):\\n  File \\"t.py\\", line 1, in <module>\\n
-  File \\"%s\\", line 9, in all_reduce\\nRuntimeError: x\\n", "timestamp": "1"}}}"""
-
-
 @pytest.mark.parametrize(
     ("where", "lost"), [("/venv/torch/distributed/distributed_c10d.py", True), ("/me/client.py", False)]
 )
 def test_what_torchs_record_leaves_is_read_and_removed(
     group: WorkerGroup, tmp_path: Path, where: str, lost: bool
 ) -> None:
+    text = "[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"
+    trace = (
+        f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n  File "{where}", line 9, in call\n'
+    )
+    told = {"message": f"RuntimeError: {text}", "extraInfo": {"py_callstack": trace, "timestamp": "1"}}
+
     def run(_: Placement) -> None:
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text((RECORDED % where).replace("\n", " "))
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
         os._exit(1)
 
     (ended,) = ends(group, run)
     assert ended.error is not None
-    assert (ended.error.type, ended.error.lost_peer) == ("RuntimeError", lost)
-    assert ended.error.message.startswith("[/x/gloo/")
+    assert (ended.error.type, ended.error.message, ended.error.lost_peer) == ("RuntimeError", text, lost)
+    assert ended.error.traceback == trace
     group.close()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank-0.err", "rank-0.out"]
 
@@ -153,14 +155,14 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
     there, here = os.pipe()
 
     def run(_: Placement) -> None:
-        os.write(here, b"!")
-        handover.take().wait(30)
-        subprocess.run(["/bin/true"], check=True)
+        agents = handover.take()
         assert not {handover.GATE, handover.REPORT} & os.environ.keys()
+        os.write(here, b"!")
+        agents.wait(30)
 
     group.start(ranks(2), run)
-    while sum(1 for _ in iter(lambda: os.read(there, 1), b"")) < 0:
-        pass
+    assert os.read(there, 1) + os.read(there, 1) == b"!!"
+    assert group.poll() == []
     group.open_gate()
     group.open_gate()
     assert group.reap(30) == []
@@ -179,8 +181,8 @@ def test_a_rank_does_not_wait_for_ever(group: WorkerGroup) -> None:
 
 def test_ranks_keep_nothing_of_their_agent(group: WorkerGroup) -> None:
     mine, other = os.pipe()
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    wakeup = signal.set_wakeup_fd(os.dup(other), warn_on_full_buffer=False) if False else -1
+    os.set_blocking(other, False)
+    before = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(other)
 
     def run(_: Placement) -> dict[str, Any]:
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -190,9 +192,10 @@ def test_ranks_keep_nothing_of_their_agent(group: WorkerGroup) -> None:
         return {**found, "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())), "wakeup": signal.set_wakeup_fd(-1)}
 
     (ended,) = ends(group, run, close_in_child=[mine], ignore=[signal.SIGUSR1])
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, before[0])
+    signal.set_wakeup_fd(before[1])
     default, ignored = str(signal.SIG_DFL), str(signal.SIG_IGN)
-    assert ended.returned == {"SIGTERM": default, "SIGUSR1": ignored, "SIGINT": default, "mask": 0, "wakeup": wakeup}
+    assert ended.returned == {"SIGTERM": default, "SIGUSR1": ignored, "SIGINT": default, "mask": 0, "wakeup": -1}
     os.close(mine)
     os.close(other)
 
@@ -256,7 +259,9 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     assert group.exit_codes() == [-9, None]
     group.close(timeout=0.0)
     assert group.still_there() == [LeftOver(7, stuck, "D")]
-    with pytest.raises(WorkersStillThere, match=rf"rank 7 \(process {stuck}, state D: it waits for a device") as refused:
+    with pytest.raises(
+        WorkersStillThere, match=rf"rank 7 \(process {stuck}, state D: it waits for a device"
+    ) as refused:
         group.start(ranks(2), lambda me: None)
     assert refused.value.left == (LeftOver(7, stuck, "D"),)
     monkeypatch.undo()
@@ -331,10 +336,12 @@ def test_a_round_leaves_no_descriptor(group: WorkerGroup) -> None:
 
 
 def test_beside_a_thread_ranks_get_an_interpreter_of_their_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workers, "LONE", 0.0)
+
     def fresh(me: Placement) -> Fresh:
-        return Fresh(["/bin/sh", "-c", f"echo rank $RANK; read line <&$LAUNCHER_GATE; exit {me.place + 3}"], ())
+        return Fresh(["bash", "-c", f"echo rank $RANK; read line <&$LAUNCHER_GATE; exit {me.place + 3}"], ())
 
     def never(_: Placement) -> None:
         raise AssertionError("forked")

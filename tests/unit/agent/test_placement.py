@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from launcher.node.rank import final, place_variables, workload_config
 from launcher.node.rendezvous import Member
 
-from launcher.config import Collective, DDPMnist, Precision, Sync, Workload
-from launcher.node.lease import LeaseLost
+from launcher.agent.placement import environment_of, place_variables, placements
 from launcher.node.topology import derive
-from tests.unit.plans import plan_of
-from workloads.ranks import WorkloadError
 
 AGENTS = [Member(0, 0, "a", 2), Member(1, 1, "b", 2), Member(2, 2, "c", 2)]
 SHRUNK = [AGENTS[0], AGENTS[2]]
@@ -42,45 +38,34 @@ def test_the_place_of_a_rank(members: list[Member], index: int, local: int, plac
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "answer"),
-    [
-        (WorkloadError("no"), True),
-        (LeaseLost("gone"), True),
-        (ValueError("banana"), False),
-        (RuntimeError("peer"), False),
-    ],
-)
-def test_an_error_that_would_come_again_is_known(error: Exception, answer: bool) -> None:
-    assert final(error) is answer
-
-
 @pytest.mark.parametrize("members", [AGENTS, SHRUNK, TASKS, UNEVEN, ONE_HOST])
 def test_the_variables_are_those_that_a_rank_finds_its_topology_in(members: list[Member]) -> None:
     world = sum(member.ranks for member in members)
-    ranks = [(index, local) for index, member in enumerate(members) for local in range(member.ranks)]
+    of_all = [
+        each for index in range(len(members))
+        for each in placements(members, index, master=("m", 1), run_id="r", round_number=0, environ={})
+    ]  # fmt: skip
+    assert [each.rank for each in of_all] == list(range(world))
+    owners = [member for member in members for _ in range(member.ranks)]
     seen = set()
-    for rank, (index, local) in enumerate(ranks):
-        environ = {
-            "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "m", "MASTER_PORT": "1",
-            **place_variables(members, index, local),
-        }  # fmt: skip
-        topology = derive(environ, members[index].host, lambda path: "")
-        assert (topology.source, topology.rank, topology.world_size) == ("torchrun", rank, world)
-        assert topology.hosts[topology.node_rank] == members[index].host
+    for each, owner in zip(of_all, owners, strict=True):
+        topology = derive(each.environment, owner.host, lambda path: "")
+        assert (topology.source, topology.rank, topology.world_size) == ("torchrun", each.rank, world)
+        assert topology.hosts[topology.node_rank] == owner.host
         seen.add((topology.node_rank, topology.local_rank))
     assert len(seen) == world
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        Workload("w", "m:f", seed=3),
-        DDPMnist("w", "m:f", seed=3, precision=Precision.bfloat16, sync=Sync.manual, lr=0.5, threads=2),
-        Collective("w", "m:f", seed=3, op=["all_reduce"], groups=["node"]),
-    ],
-)
-def test_a_workload_gets_its_config_back_from_the_plan(workload: Workload) -> None:
-    again = workload_config(plan_of(workload=workload))
-    assert again == workload
-    assert type(again) is type(workload)
+def test_a_rank_finds_all_that_torchrun_would_give_it() -> None:
+    """The names are those of torch 2.13's LocalElasticAgent, and NODE_RANK."""
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    found = environment_of(
+        UNEVEN, 1, 0, master=("node1", 29500), run_id="run-1", round_number=2, max_restarts=3, environ=environ
+    )
+    assert found == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "NODE_RANK": "1",
+        "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "rank", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run-1", "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "LAUNCHER_ROUND": "2", "LAUNCHER_HOSTS": "a,b",
+    }  # fmt: skip
