@@ -5,18 +5,21 @@ PYTHON ?= python3
 # What pip installs as torch; for a build without CUDA give a wheel or use --index-url in PIP_ARGS.
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
+# More for tests.gpu.check: --only NAME.
+GPU_CHECK_ARGS ?=
 # More for pytest.
 PYTEST_ARGS ?=
 VENV := .venv
 READY := $(VENV)/ready
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-slow lint chaos bench docs clean
+.PHONY: help demo test test-slow gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
+	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
 	@echo "make lint       ruff and mypy"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
 	@echo "make bench      every speed claim as a measured ratio"
@@ -46,6 +49,9 @@ test: lint
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
 	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow --ignore=tests/unit
+
+gpu-check: $(READY)
+	$(RUN) -m tests.gpu.check $(GPU_CHECK_ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -165,7 +165,7 @@ def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
     if index is None:
         return torch.device(kind)
     device = torch.device(kind, index)
-    getattr(torch, kind).set_device(device)
+    getattr(torch, kind).set_device(device)  # else a DeviceMesh would take the one with the number LOCAL_RANK
     return device
 
 

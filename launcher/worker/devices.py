@@ -172,7 +172,9 @@ def choose_device(
 ) -> tuple[str, int | None]:
     """The type and the index of the device of a rank. Pure; the first line that fits counts.
 
-    | device | GPUs asked for | seen | it is |
+    A run that asked for GPUs takes no more of those that are seen: a machine without a scheduler shows them all.
+
+    | device | GPUs asked for | seen, of those | it is |
     |---|---|---|---|
     | cpu | | | the CPU |
     | cuda | | an accelerator that is not CUDA's, or none | refused |
@@ -201,8 +203,9 @@ def choose_device(
             "there, and with what the scheduler was asked for (gpus_per_node, cluster.gpu_directive); "
             "to compute on the CPU set workload.device=cpu"
         )
-    if 1 < seen.count < ranks:
+    count = min(seen.count, asked) if asked else seen.count
+    if 1 < count < ranks:
         raise BackendError(
-            f"{ranks} ranks on {host} with {seen.count} GPUs: use procs_per_node={seen.count} or workload.device=cpu"
+            f"{ranks} ranks on {host} with {count} GPUs: use procs_per_node={count} or workload.device=cpu"
         )
-    return seen.kind, local_rank % seen.count
+    return seen.kind, local_rank % count

@@ -19,6 +19,12 @@ init(device="cpu")
 """
 
 
+SHOWS = """\
+import os
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"], "of", os.environ["LAUNCHER_GPUS_PER_NODE"])
+"""
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
     """On this machine, with no GPU in sight."""
@@ -37,3 +43,17 @@ def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, 
     assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
     told = [(result.run.attempts()[-1].logs / f"rank-{rank}.err").read_text() for rank in range(2)]
     assert all("The ranks have different versions of torch" in text and "2.99 on rank 1" in text for text in told)
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("auto", ["GPU-a,GPU-b", "GPU-a,GPU-b"]), ("one", ["GPU-a", "GPU-b"])])
+def test_a_program_sees_one_gpu_where_that_is_wanted(
+    launcher: Launcher, tmp_path: Path, visible: str, seen: list[str]
+) -> None:
+    (tmp_path / "shows.py").write_text(SHOWS)
+    result = launcher.run(
+        "workload=program", f"workload.script={tmp_path}/shows.py", "gpus_per_node=2",
+        f"launch.visible_devices={visible}", CUDA_VISIBLE_DEVICES="GPU-a,GPU-b",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    told = [(result.run.attempts()[-1].logs / f"rank-{rank}.out").read_text() for rank in range(2)]
+    assert told == [f"sees {each} of 2\n" for each in seen]

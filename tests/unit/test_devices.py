@@ -113,7 +113,8 @@ FOUR, ONLY, NONE = Seen("cuda", 4, "2.13.0+cu126"), Seen("cuda", 1, "2.13.0+cu12
         ("auto", 4, FOUR, 3, 4, ("cuda", 3)),
         ("cuda", 0, FOUR, 1, 4, ("cuda", 1)),
         ("auto", 4, ONLY, 3, 4, ("cuda", 0)),  # its own one alone, whatever its local rank
-        ("auto", 1, Seen("xpu", 2, "2.13.0+xpu"), 1, 2, ("xpu", 1)),
+        ("auto", 2, Seen("xpu", 2, "2.13.0+xpu"), 1, 2, ("xpu", 1)),
+        ("auto", 1, FOUR, 1, 2, ("cuda", 0)),  # no more GPUs than were asked for
     ],
 )
 def test_the_device_of_a_rank(
@@ -133,7 +134,8 @@ def test_the_device_of_a_rank(
             ["finds none with CUDA_VISIBLE_DEVICES=;", "the driver says: No CUDA GPUs are available"],
         ),
         ("cuda", 0, Seen("xpu", 2, "2.13.0+xpu"), ["device=cuda", "torch 2.13.0+xpu finds 2"]),
-        ("auto", 2, FOUR, ["8 ranks on node1 with 4 GPUs", "procs_per_node=4"]),
+        ("auto", 4, FOUR, ["8 ranks on node1 with 4 GPUs", "procs_per_node=4"]),
+        ("auto", 2, FOUR, ["8 ranks on node1 with 2 GPUs", "procs_per_node=2"]),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_refused_by_name(wanted: str, asked: int, seen: Seen, words: list[str]) -> None:
