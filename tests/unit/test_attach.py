@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher.node.watchdog import Stacks
 
+from launcher.agent.hangs import Stacks
 from launcher.cli import reach
 from launcher.cli.attach import _members, waiting
 from launcher.node import asked, beside

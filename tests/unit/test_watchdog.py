@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from launcher.node.watchdog import Beats, Report, Stacks, suspects, waits
 
 from launcher.agent.flight_recorder import Group, Recorder, to_json
+from launcher.agent.hangs import Beats, Report, Stacks, suspects, waits
 from launcher.node.pulse import Sign
 
 COLLECTIVE = """Thread 0x01 (most recent call first):

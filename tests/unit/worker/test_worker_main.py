@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher.node.watchdog import Stacks
 
 from launcher.agent import workers
+from launcher.agent.hangs import Stacks
 from launcher.agent.workers import Fresh, Placement, WorkerExit, WorkerGroup
 from launcher.config import Collective, DDPMnist, Function, Precision, Program, Sync, Workload
 from launcher.node.lease import LeaseLost
@@ -82,7 +82,7 @@ class Agent:
         return Fresh(command, [shared["pulse_file"], shared["stacks_file"]])
 
     def ends(self) -> list[WorkerExit]:
-        environment = {"LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        environment = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
         ranks = [Placement(place, place, {**environment, "RANK": str(place)}) for place in range(2)]
         self.group.start(
             ranks,
