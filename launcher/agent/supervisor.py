@@ -335,9 +335,11 @@ class Supervisor:
             if self._stop_by is None and self._resumable:
                 self._stop_by = now + self._plan.hang_timeout
             elif self._stop_by is None:
+                self._report_left()
                 self._terminate(now)  # ranks that do not listen would not leave by themselves
             if not self._alive:
-                self._report_left()
+                if self._resumable:
+                    self._report_left()
                 self._end(now)
         elif failed:
             self._report_failure(to_blame(failed), now)
@@ -524,6 +526,8 @@ class Supervisor:
             first = min(self._exits)
             return Done(dict(self._exits[first].returned or {}))
         waits = verdict["kind"] in (Kind.LEFT.value, Kind.REGROUP.value)
+        if waits and self._phase is Phase.FAILED:
+            self._end(now)
         if waits and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
         if verdict["then"] == Then.RESTART.value:
