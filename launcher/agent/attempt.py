@@ -26,6 +26,7 @@ from launcher.agent import hangs, store
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.failures import describe, failure_to_end, failure_to_start
+from launcher.agent.flight_recorder import Recorders
 from launcher.agent.rendezvous import Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
@@ -39,7 +40,7 @@ from launcher.node.preflight import Preflight
 from launcher.node.preflight_verdict import Then
 from launcher.node.pulse import Pulse
 from launcher.plan import JobPlan
-from launcher.worker import preload
+from launcher.worker import devices, preload
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
 
 
@@ -117,6 +118,12 @@ class _Agent:
         stacks = hangs.Stacks(self.me.ranks)
         self._means = Means(plan, attempt, events, signals, Pulse(self.me.ranks), stacks, Desk(attempt, stacks))
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
+        self._folder: Path | None = None  # of the flight recorders
+        if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
+            self._folder = console.private_folder()
+            renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
+            self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
+            os.environ.update(self._means.recorders.variables)
         self._lives = 0  # how often ranks of this attempt were started before; a preflight may begin rounds before any
 
     def run(self) -> dict[str, Any]:
@@ -126,6 +133,8 @@ class _Agent:
         finally:
             self._signals.ignore()
             self._control.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> dict[str, Any]:
         history, meeting = self._control.first()
@@ -172,7 +181,9 @@ class _Agent:
             round_number=history.round, max_restarts=plan.max_restarts, environ=os.environ,
         )  # fmt: skip
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
-        means.environments = [{**own, **rank.environment} for rank in ranks]
+        means.environments = [
+            {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
+        ]
         ranks_store = None
         try:
             self._lives = history.round if history.listened else 0

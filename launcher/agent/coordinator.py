@@ -41,7 +41,7 @@ from launcher.agent.hangs import Blamed
 from launcher.agent.rendezvous import Gathering, Member, refused, some_of
 from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
 
-STACKS = 5.0  # seconds in which all agents have sent the stacks of their ranks
+STACKS = 10.0  # seconds in which all agents have sent the stacks of their ranks, and what NCCL has recorded
 HEARSAY = 2.0  # seconds in which every agent that is asked to stop has said so
 
 Claim = Callable[[int, Sequence[Member], int], "str | None"]

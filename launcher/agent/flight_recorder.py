@@ -2,8 +2,9 @@
 
 On GPUs the stacks of ranks tell little: collectives are enqueued, and all ranks hang where they next wait for their GPU
 (`loss.item()`). What tells is which collectives each rank has enqueued, and which of them its GPU has begun and ended.
-torch records that, and a thread of its own writes it to a file when somebody writes to a named pipe, whatever the main
-thread and the interpreter are doing (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). Nothing here needs torch.
+torch records that, and a thread of its own writes it to a file when somebody writes to a named pipe
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The main thread may wait in C as long as it has released the interpreter's
+lock, which `.item()` and `torch.cuda.synchronize()` have. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from launcher.stacks import span
 
 ENTRIES = 2000  # collectives that a rank remembers; torch's own default
-PATIENCE = 3.0  # seconds for the dumps; torch looks at the pipe once in a second
+PATIENCE = 4.0  # seconds for the dumps; torch looks at the pipe once in a second, and then looks up all stacks
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 

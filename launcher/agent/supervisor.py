@@ -23,6 +23,7 @@ from launcher.agent import hangs
 from launcher.agent.channel import Message
 from launcher.agent.coordinator import Coordinator, judged
 from launcher.agent.failures import Failure, FailureCode, describe, failure_of, failure_to_end, to_blame
+from launcher.agent.flight_recorder import Recorders
 from launcher.agent.hangs import Activity, StepWatch
 from launcher.agent.logs import log_name
 from launcher.agent.rendezvous import Meeting
@@ -120,6 +121,7 @@ class Means:
         pulse, stacks: what its ranks write to.
         desk: where commands ask it something.
         environments: variables of each rank, for those that attach to it.
+        recorders: NCCL's flight recorders of its ranks; None: they use no GPUs.
     """
 
     plan: JobPlan
@@ -130,6 +132,7 @@ class Means:
     stacks: hangs.Stacks
     desk: Desk
     environments: Sequence[Mapping[str, str]] = ()
+    recorders: Recorders | None = None
 
 
 class Phase(Enum):
@@ -583,10 +586,12 @@ class Supervisor:
         """Saves the stacks of this agent's ranks, and tells them."""
         alive = set(self._alive)
         pids = [pid if place in alive else GONE for place, pid in enumerate(self._workers.pids())]
+        ranks = [self._first_rank + place for place in range(self._me.ranks)]
+        recorded = self._means.recorders.take(ranks) if self._means.recorders else [""] * len(ranks)
         reports = []
         for place, (state, stack) in enumerate(self._means.stacks.take(pids)):
-            rank = self._first_rank + place
-            reports.append(hangs.Report(rank, self._me.host, self._signs[place].step, state, stack))
+            rank = ranks[place]
+            reports.append(hangs.Report(rank, self._me.host, self._signs[place].step, state, stack, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
             with contextlib.suppress(OSError):
                 path = self._means.attempt.logs / log_name(rank, self._history.round, "stacks")

@@ -117,27 +117,9 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
     chosen_device = _device(device, place, host)
     chosen_backend = dist.get_backend() if dist.is_initialized() else _backend(backend, chosen_device)
-    if dist.is_initialized():
-        pass
-    elif chosen_backend == "mpi":
-        dist.init_process_group("mpi")
-    else:
-        store = _store(place, host, rendezvous_timeout)
-        slot = pulse.mine()
-        if slot is not None:
-            slot.arrive()
+    if not dist.is_initialized():
         facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
-        _join(store, place, facts, rendezvous_timeout)
-        if slot is not None:
-            slot.join()
-        dist.init_process_group(
-            chosen_backend,
-            store=dist.PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout),
-            device_id=chosen_device if chosen_device.type != "cpu" and chosen_backend != "gloo" else None,
-        )
+        _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
     atexit.register(close)  # one run without it aborted at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
@@ -148,6 +130,31 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
         place.hosts, here, chosen_backend, chosen_device, place.source, node_ranks,
     )  # fmt: skip
     return _env
+
+
+def _make_group(
+    place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
+) -> None:
+    """Makes the default process group, of ranks that can work together."""
+    if facts.backend == "mpi":
+        dist.init_process_group("mpi")
+        joining.require_alike_in_group(facts)
+        return
+    store = _store(place, facts.host, rendezvous_timeout)
+    slot = pulse.mine()
+    if slot is not None:
+        slot.arrive()
+    _join(store, place, facts, rendezvous_timeout)
+    if slot is not None:
+        slot.join()
+    dist.init_process_group(
+        facts.backend,
+        store=dist.PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type != "cpu" and facts.backend != "gloo" else None,
+    )
 
 
 def close() -> None:

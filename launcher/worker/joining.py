@@ -170,5 +170,23 @@ def require_alike(store: dist.Store) -> None:
     Raises:
         RanksDiffer: the ranks cannot work together.
     """
-    if refused := json.loads(store.get("all joined")):
+    _require_none(json.loads(store.get("all joined")))
+
+
+def require_alike_in_group(facts: Facts) -> None:
+    """The same for ranks that have a process group already, and no store: MPI's. All ranks must call it.
+
+    Raises:
+        RanksDiffer: the ranks cannot work together.
+    """
+    first = dist.get_rank() == 0
+    everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
+    dist.gather_object(facts, everyone)
+    verdict = [[refusal.text for refusal in compare(everyone)] if everyone is not None else None]
+    dist.broadcast_object_list(verdict)
+    _require_none(verdict[0] or [])
+
+
+def _require_none(refused: Sequence[str]) -> None:
+    if refused:
         raise RanksDiffer(" ".join(f"{text}." for text in refused))
