@@ -5,6 +5,7 @@ They run in the same processes as `preflight_checks`.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from launcher.node.interfaces import addresses
+from launcher.node.interfaces import listen
 from launcher.node.preflight_checks import Level, Problem
 
 CALL = 2.0  # seconds for another node to answer
@@ -114,25 +115,11 @@ def door(interface: str) -> tuple[socket.socket | None, str]:
         interface: its name; where there is none of this name, or it has no address, those of this host's name count, as
             they do for gloo.
     """
-    for address in addresses(interface) or _own_addresses():
-        try:
-            family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-            server = socket.socket(family, socket.SOCK_STREAM)
-            server.bind(place)
-            server.listen(4096)
-            return server, f"{address} {server.getsockname()[1]}"
-        except OSError:  # an address that is not in use yet, say
-            continue
+    for name in (interface, None):
+        with contextlib.suppress(OSError):
+            server, (address, port) = listen(name, 4096)
+            return server, f"{address} {port}"
     return None, ""
-
-
-def _own_addresses() -> list[str]:
-    """The addresses of this host's name, those of the loopback interface last."""
-    try:
-        found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
-    except OSError:  # a name that nobody knows
-        return []
-    return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
 
 
 def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = CALL) -> str:
