@@ -5,9 +5,8 @@ They run in the same processes as `preflight_checks`.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from launcher.node.interfaces import listen
 from launcher.node.preflight_checks import Level, Problem
 
 CALL = 2.0  # seconds for another node to answer
@@ -108,16 +108,18 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
     return f"{len(places) * 4 // 1024} KiB over {world_size} ranks in {seconds * 1000:.2f} ms"
 
 
-def door(interface: str) -> tuple[socket.socket, str]:
-    """A listening socket on a network interface, and `ADDRESS PORT`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:  # man 7 netdevice, SIOCGIFADDR
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
-            address = socket.inet_ntoa(answer[20:24])
-        except OSError:  # no such interface, or none with an IPv4 address
-            address = socket.gethostbyname(socket.gethostname())
-    server = socket.create_server((address, 0), backlog=4096)
-    return server, f"{address} {server.getsockname()[1]}"
+def door(interface: str) -> tuple[socket.socket | None, str]:
+    """A listening socket on a network interface, and `ADDRESS PORT`; without any that can be had nothing is told.
+
+    Args:
+        interface: its name; where there is none of this name, or it has no address, those of this host's name count, as
+            they do for gloo.
+    """
+    for name in (interface, None):
+        with contextlib.suppress(OSError):
+            server, (address, port) = listen(name, 4096)
+            return server, f"{address} {port}"
+    return None, ""
 
 
 def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = CALL) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -117,34 +118,36 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
     chosen_device = _device(device, place, host)
     chosen_backend = dist.get_backend() if dist.is_initialized() else _backend(backend, chosen_device)
+    nodes: topology.Nodes | None = None
     if not dist.is_initialized():
         facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
-        _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
+        nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
     atexit.register(close)  # one run without it aborted at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
-    node_ranks = _node_ranks(place)
-    here = place.hosts[place.node_rank] if place.hosts else host
+    nodes = nodes or _nodes_by_group(place, host)
+    node_rank = nodes.of_ranks[place.rank]
     _env = Env(
-        place.rank, place.local_rank, place.world_size, place.local_world_size, place.node_rank, place.nnodes,
-        place.hosts, here, chosen_backend, chosen_device, place.source, node_ranks,
+        place.rank, place.local_rank, place.world_size, place.local_world_size, node_rank, len(nodes.hosts),
+        nodes.hosts, nodes.hosts[node_rank], chosen_backend, chosen_device, place.source, nodes.of_ranks,
     )  # fmt: skip
     return _env
 
 
 def _make_group(
     place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
-) -> None:
-    """Makes the default process group, of ranks that can work together."""
+) -> topology.Nodes | None:
+    """Makes the default process group, of ranks that can work together; their nodes, where a store tells them."""
     if facts.backend == "mpi":
         dist.init_process_group("mpi")
         joining.require_alike_in_group(facts)
-        return
+        return None
     store = _store(place, facts.host, rendezvous_timeout)
     slot = pulse.mine()
     if slot is not None:
         slot.arrive()
     _join(store, place, facts, rendezvous_timeout)
+    nodes = _nodes(store, place, facts.host)
     if slot is not None:
         slot.join()
     dist.init_process_group(
@@ -155,6 +158,7 @@ def _make_group(
         timeout=timedelta(seconds=timeout),
         device_id=device if device.type != "cpu" and facts.backend != "gloo" else None,
     )
+    return nodes
 
 
 def close() -> None:
@@ -248,19 +252,41 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
         missing = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
+        hosts = _hosts_of(place, missing)
         raise RendezvousError(
             f"rank {', '.join(map(str, missing))} did not join within {timeout:g} s"
-            + (f" (on {', '.join(_hosts_of(place, missing))})" if place.hosts else "")
+            + (f" (on {', '.join(hosts)})" if hosts else "")
             + ": does it hang before init()?"
         ) from None
     joining.require_alike(store)
 
 
 def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
-    node_ranks = _node_ranks(place)
-    return sorted({place.hosts[node_ranks[rank]] for rank in ranks})
+    """The hosts of ranks that have not joined, where the environment tells; else none."""
+    node_ranks = topology.in_order(place) if place.hosts else ()
+    return sorted({place.hosts[node_ranks[rank]] for rank in ranks}) if node_ranks else []
 
 
-def _node_ranks(place: topology.Topology) -> tuple[int, ...]:
-    """Ranks fill nodes in order: true of our agent and of every launcher's default."""
-    return tuple(min(rank // place.local_world_size, place.nnodes - 1) for rank in range(place.world_size))
+def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
+    """Where all ranks are, as they tell each other. Rank 0 puts it together, so that each asks the store once."""
+    if place.world_size == 1:
+        return topology.numbered([(0, host)], place.hosts)
+    store.set(f"node/{place.rank}", json.dumps(_told_of(place, host)))
+    if place.rank == 0:
+        told = store.multi_get([f"node/{rank}" for rank in range(place.world_size)])
+        store.set("nodes", json.dumps(asdict(topology.numbered([json.loads(each) for each in told], place.hosts))))
+    found = json.loads(store.get("nodes"))
+    return topology.Nodes(tuple(found["of_ranks"]), tuple(found["hosts"]))
+
+
+def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
+    """The same where there is no store of ours: MPI, and process groups that somebody else has made."""
+    told: list[tuple[int | None, str]] = [(0, host)] * dist.get_world_size()
+    if len(told) > 1:
+        dist.all_gather_object(told, _told_of(place, host))
+    return topology.numbered(told, place.hosts)
+
+
+def _told_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
+    known = place.hosts[place.node_rank] if place.node_told and place.hosts else host
+    return place.node_rank if place.node_told else None, known

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config import BestIs
+from launcher.node.debug import FOREVER
 from launcher.node.events import current_attempt
 
 
@@ -29,6 +30,7 @@ class Settings:
         strict: refuse a checkpoint with which the result could differ.
         invariant, micro_batches: see launcher.config.Train.
         lead: seconds before the deadline at which to stop, at least.
+        timeout: seconds that a collective may take; None: torch's default.
         deadline: when the scheduler ends the attempt, in seconds since the epoch; None: never.
     """
 
@@ -49,6 +51,7 @@ class Settings:
     invariant: bool = False
     micro_batches: int = 8
     lead: float = 0.0
+    timeout: float | None = None
     deadline: float | None = None
 
 
@@ -80,5 +83,6 @@ def settings() -> Settings:
         invariant=plan.invariant,
         micro_batches=plan.micro_batches,
         lead=plan.lead,
+        timeout=FOREVER if plan.debugs else float(plan.timeout),  # others wait for a rank at a breakpoint
         deadline=float(deadline) if deadline else None,
     )
