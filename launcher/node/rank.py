@@ -12,11 +12,8 @@ from multiprocessing.synchronize import Event
 from types import FrameType
 from typing import Any
 
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-
-from launcher import errors
 from launcher.agent.placement import place_variables
-from launcher.node import pulse, watchdog
+from launcher.node import orphans, pulse, watchdog
 from launcher.node.rendezvous import Member
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
@@ -31,9 +28,7 @@ def run_rank(
     signs: pulse.Pulse, stacks: watchdog.Stacks, agent: int, round_number: int, gate: Event,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the workload in this process, whose RANK the agent has set."""
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    if os.getppid() != agent:
-        os._exit(errors.FAILED)
+    orphans.die_with_parent(agent)
     place = int(os.environ["LOCAL_RANK"])
     ignored = main.ignored_signals(round_number)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
