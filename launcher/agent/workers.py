@@ -10,7 +10,6 @@ Nothing here waits, but for `reap`, `close`, and `start` where the kernel has no
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -41,9 +40,7 @@ __all__ = [
 
 START_TIMEOUT = 5.0  # seconds in which a process, its memory or its descriptors must be had
 LONE = 0.5  # seconds in which other threads of the agent have ended, if they are about to
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # what may be better in a moment
-_LIBC = ctypes.CDLL(None)
 # Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
 # Python ignores.
 _AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
@@ -421,9 +418,7 @@ def _be_rank(
     """All that happens in a rank's process: what it has from its agent is put off, and its work is done."""
     code = errors.FAILED
     try:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nobody would watch it any more
-        if os.getppid() != agent:
-            os._exit(errors.FAILED)
+        orphans.die_with_parent(agent)
         _reset_signals(ignore)
         out, err, report, gate, error_file = keep
         _take_streams(out, err)

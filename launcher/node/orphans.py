@@ -10,13 +10,24 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_LIBC = ctypes.CDLL(None)
 
 
 def adopt() -> None:
     """From now on descendants of this process that lose their parent become its children (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """In a fork: it is killed when its parent ends, for nobody would watch it any more.
+
+    Args:
+        parent: process id of the one that has forked it. If that is gone already, this process ends here.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def children() -> set[int]:

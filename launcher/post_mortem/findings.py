@@ -206,7 +206,7 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
         if each == rank:
             continue
         error = symptoms.last_error("\n".join(_errors(attempt, each)))
-        if not error or symptoms.LOST_PEER.search(error):
+        if not error or symptoms.lost_peer(error):
             followed.append(each)
         elif first and error == first:
             same.append(each)

@@ -131,18 +131,19 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
     Returns:
         The exit code.
     """
+    owner = os.getpid()
     try:
         returned = call()
-        script.write_report(report, {"returned": _metrics(returned or {})})
+        script.write_report(report, owner, {"returned": _metrics(returned or {})})
         return errors.DONE
     except SystemExit as leave:
         if leave.code is None or leave.code == 0:
-            script.write_report(report, {"returned": {}})
+            script.write_report(report, owner, {"returned": {}})
             return errors.DONE
         if isinstance(leave.code, int):
             return leave.code
         shown = script.cut(leave, ABOVE)
-        script.write_report(report, {"error": script.exit_report(leave, shown)})
+        script.write_report(report, owner, {"error": script.exit_report(leave, shown)})
         print(leave.code, file=sys.stderr)
         return errors.FAILED
     except KeyboardInterrupt as error:
@@ -158,7 +159,7 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
         traceback.print_exception(*shown)  # not by torch's hook, which puts the rank before each line
         if told["lost_peer"]:
             time.sleep(SYMPTOM_DELAY)
-        script.write_report(report, {"error": told})
+        script.write_report(report, owner, {"error": told})
         return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 

@@ -47,12 +47,12 @@ def main(kind: str, target: str, *arguments: str) -> None:
     """Runs it. Its exit code is this process's."""
     settings = json.loads(os.environ.pop("LAUNCHER_PROGRAM", "{}"))
     _prepare(settings)
-    descriptor = settings.get("report", -1)
+    descriptor, owner = settings.get("report", -1), os.getpid()
     try:
         (run_script if kind == "script" else run_module)(target, list(arguments))
     except SystemExit as leave:
         if isinstance(leave.code, str):
-            write_report(descriptor, {"error": exit_report(leave, cut(leave, ABOVE))})
+            write_report(descriptor, owner, {"error": exit_report(leave, cut(leave, ABOVE))})
         raise
     except KeyboardInterrupt as error:
         sys.excepthook(*cut(error, ABOVE))
@@ -63,7 +63,7 @@ def main(kind: str, target: str, *arguments: str) -> None:
         sys.excepthook(*cut(ended, ABOVE))
         if report["lost_peer"]:
             time.sleep(settings.get("delay", 0.0))  # so that the agent of the rank that is gone is heard first
-        write_report(descriptor, {"error": report})
+        write_report(descriptor, owner, {"error": report})
         code = getattr(ended, "exit_code", None)  # of the launcher's own errors: see launcher.errors
         sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
 
@@ -177,9 +177,15 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
     return type(error), error.with_traceback(frames), frames
 
 
-def write_report(descriptor: int, report: dict[str, Any]) -> None:
-    """Writes it for the agent, to the file that it has made for this rank; -1: there is none."""
-    if descriptor < 0:
+def write_report(descriptor: int, owner: int, report: dict[str, Any]) -> None:
+    """Writes it for the agent.
+
+    Args:
+        descriptor: of the file that the agent has made for this rank; -1: there is none.
+        owner: process id of the rank; a fork of it that comes to its end here has nothing to report.
+        report: it.
+    """
+    if descriptor < 0 or os.getpid() != owner:
         return
     data = json.dumps(report).encode()
     with contextlib.suppress(OSError):  # then the exit code is all that is known
