@@ -33,6 +33,7 @@ MAC = 16  # bytes
 LARGEST = 1 << 26  # bytes of one message
 _LENGTH = struct.Struct(">I")
 _READ = 1 << 18  # bytes read at once
+_READS = 16  # at one look: who sends faster than we read holds up nobody else
 
 
 class ChannelError(ConnectionError):
@@ -96,9 +97,14 @@ class Channel:
         """Sends a message, or the text of one; what the socket does not take now waits for `flush`.
 
         Raises:
-            ChannelError: the connection is gone.
+            ChannelError: the connection is gone, or the other end has not proved yet who it is.
+            ValueError: the message is too long.
         """
+        if not self.open:
+            raise ChannelError("the other end is not authenticated yet")
         text = message if isinstance(message, bytes) else encode(message)
+        if len(text) > LARGEST:
+            raise ValueError(f"a message of {len(text)} bytes, and {LARGEST} are the limit")
         key = self._keys["send"]
         mac = hmac.new(key, self._sent.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
         self._sent += 1
@@ -120,7 +126,7 @@ class Channel:
             raise ChannelError(error.strerror or str(error)) from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived since the last call.
+        """Messages that have arrived since the last call; if there is more to read, the socket can still be read.
 
         Raises:
             NotAuthenticated: the other end does not know the secret.
@@ -128,7 +134,7 @@ class Channel:
         """
         closed = ""
         try:
-            while True:
+            for _ in range(_READS):
                 data = self._socket.recv(_READ)
                 if not data:
                     closed = "the other end has closed the connection"

@@ -386,7 +386,7 @@ class Control:
             RendezvousError: it was not found in time.
         """
         self._disconnect()
-        deadline, knocking = time.monotonic() + timeout, Knocking(self.size)
+        deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), rendezvous.NO_ANSWER
         host = "127.0.0.1" if self._loopback else host
         while True:
             found = rendezvous.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
@@ -394,9 +394,10 @@ class Control:
             self._signals.require_none()
             if isinstance(found, Channel):
                 break
+            problem = found or problem
             if time.monotonic() >= deadline:
                 called = f"{self._hosts[leader]} ({f'member {leader}' if leader else 'rank 0'})"
-                raise RendezvousError(f"{self.me.host} could not reach {called} within {timeout:g} s: {found}")
+                raise RendezvousError(f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}")
             _wait(knocking.pause(), self._signals.wake)
         self._channel = found
         self._heard = self._looked = time.monotonic()

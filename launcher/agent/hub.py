@@ -59,16 +59,22 @@ class Hub:
         if self._accepts_from is not None and now >= self._accepts_from:
             self._accepts_from = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        for channel in [channel for channel, give_up in self._pending.items() if now > give_up]:
+        for channel in [channel for channel, give_up in self._pending.items() if now >= give_up]:
             self._drop(channel)
         events: list[Event] = [(index, None) for index in self._gone]
         self._gone = []
-        for key, mask in self._selector.select(0 if events else timeout):
+        for key, mask in self._selector.select(0 if events else self._wait(timeout, now)):
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.fileobj, Channel):
                 events += self._serve(key.fileobj, mask)
         return events
+
+    def _wait(self, timeout: float, now: float) -> float:
+        """Seconds until this hub has something to do of its own: accept again, or give up a new connection."""
+        due = [] if self._accepts_from is None else [self._accepts_from]
+        due += self._pending.values()
+        return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
 
     def send(self, index: int, message: Message | bytes) -> None:
         """Sends to a member; one that is not connected is passed over, and `poll` tells of one that is found gone."""
@@ -124,6 +130,8 @@ class Hub:
                 self._drop(next(iter(self._pending)))
 
     def _serve(self, channel: Channel, mask: int) -> list[Event]:
+        if channel not in self._indices and channel not in self._pending:
+            return []  # closed since it was found ready: its member has connected anew
         try:
             if mask & selectors.EVENT_WRITE:
                 channel.flush()
@@ -137,7 +145,7 @@ class Hub:
             if not messages:
                 return []
             index = messages[0].get("index")
-            if messages[0].get("type") != "hello" or not isinstance(index, int):
+            if messages[0].get("type") != "hello" or type(index) is not int or index < 0:
                 self._drop(channel)
                 return []
             del self._pending[channel]

@@ -28,6 +28,7 @@ from launcher.agent.hub import Hub
 CANDIDATES = 16  # ports tried on the leader's host
 STAGGER = 0.2  # seconds after which the next port is tried while this one says nothing
 EXCHANGE = 5.0  # seconds for a whole handshake
+NO_ANSWER = "it did not answer in time; see cluster.interface and cluster.port_range"
 _ADDRESS_OF_INTERFACE = 0x8915  # man 7 netdevice, SIOCGIFADDR
 
 
@@ -199,7 +200,7 @@ def some_of(names: Sequence[str]) -> str:
 def find_leader(
     host: str, ports: Sequence[int], secret: bytes, deadline: float, *, wake: int | None = None
 ) -> Channel | str:
-    """A connection to this attempt's leader, or why it was not found this time.
+    """A connection to this attempt's leader, or why it was not found this time; empty: time was up before one knows.
 
     Ports are tried one after the other, without waiting long for one that says nothing: whatever listens there may be
     somebody else's.
@@ -258,7 +259,7 @@ class _Search:
         for kind in ("taken", "error", "refused"):
             if kind in self._problems:
                 return self._problems[kind]
-        return "it did not answer in time; see cluster.interface and cluster.port_range"
+        return ""
 
     def close(self) -> None:
         for connection in self._connecting:
@@ -376,7 +377,9 @@ def meet(
     try:
         while not gathering.decided(time.monotonic()):
             for index, message in hub.poll(max(0.0, gathering.deadline - time.monotonic())):
-                if message is not None:
+                if message is None:
+                    gathering.arrived.pop(index, None)  # it may come again
+                elif message.get("type") == "hello":
                     gathering.arrived[index] = Member.of(message["member"])
         problem, members = gathering.problem(), gathering.members()
         others = [member.index for member in members if member.index != 0]
@@ -401,10 +404,13 @@ def refused(problem: str) -> dict[str, Any]:
 def _visit(
     me: Member, names: Sequence[str], master: str, secret: bytes, ports: Sequence[int], deadline: float, timeout: float
 ) -> Meeting:
-    knocking = Knocking(len(names))
+    knocking, problem = Knocking(len(names)), NO_ANSWER
     while isinstance(found := find_leader(master, ports, secret, deadline), str):
+        problem = found or problem
         if time.monotonic() >= deadline:
-            raise RendezvousError(f"{names[me.index]} could not reach {master} (rank 0) within {timeout:g} s: {found}")
+            raise RendezvousError(
+                f"{names[me.index]} could not reach {master} (rank 0) within {timeout:g} s: {problem}"
+            )
         time.sleep(knocking.pause())
     with contextlib.closing(found) as channel, selectors.DefaultSelector() as selector:
         mine = hello(me, channel)

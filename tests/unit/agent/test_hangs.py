@@ -11,7 +11,7 @@ import time
 import pytest
 
 from launcher.agent.flight_recorder import Group, Recorder, to_json
-from launcher.agent.hangs import Beats, Report, Stacks, suspects, waits
+from launcher.agent.hangs import BUSY, LOOK, Activity, Report, Stacks, StepWatch, blame, suspects, waits
 from launcher.node.pulse import Sign
 
 COLLECTIVE = """Thread 0x01 (most recent call first):
@@ -73,18 +73,18 @@ def test_the_main_threads_newest_frame_tells_whether_it_waits(stack: str, answer
 
 
 def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() -> None:
-    beats = Beats(10)
+    watch = StepWatch(10)
     signs = [Sign(True, 3, 1), Sign(True, 3, 1), Sign(False, 3, 1), Sign(True, -1, 0)]
-    assert beats.silent(signs, 0) == []
-    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 9) == []
-    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
-    assert beats.silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
+    assert watch.silent(signs, 0) == []
+    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 9) == []
+    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 10) == [1]
+    assert watch.silent([Sign(True, 4, 2), *signs[1:]], 19) == [0, 1]
 
 
 WRITER = """
 import sys, time
-from launcher.node import watchdog
-watchdog.serve(int(sys.argv[1]))
+from launcher.agent import hangs
+hangs.serve(int(sys.argv[1]))
 def stuck():
     print(flush=True)
     time.sleep(60)
@@ -133,3 +133,36 @@ def test_who_would_die_of_the_question_is_not_asked() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_whom_all_reports_blame() -> None:
+    reports = [vars(Report(rank, f"node{rank}", 7, "T" if rank == 1 else "S", "")) for rank in range(3)]
+    blamed = blame(reports)
+    assert (blamed.names, blamed.why, blamed.rank, blamed.step) == ("rank 1 on node1", "is stopped (state T)", 1, 7)
+
+
+def test_nobody_is_blamed_without_reports() -> None:
+    blamed = blame([])
+    assert (blamed.names, blamed.rank, blamed.step) == ("", None, None)
+
+
+QUIET = Sign(True, 3, 1)
+
+
+def test_any_sign_of_any_rank_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told by itself, printed, or CPU time used."""
+    used = {1: 0.0, 2: 0.0}
+    monkeypatch.setattr("launcher.agent.hangs.cpu_seconds", used.get)
+    activity = Activity(2, 0.0)
+    signs = [QUIET, QUIET]
+    assert activity.idle(signs, [1, 2], [0, 0], 0.0) == 0
+    assert activity.idle(signs, [1, 2], [0, 0], 100.0) == 100
+    assert activity.idle([QUIET, Sign(True, 3, 2)], [1, 2], [0, 0], 200.0) == 0  # it has told
+    signs = [QUIET, Sign(True, 3, 2)]
+    assert activity.idle(signs, [1, 2], [5, 0], 300.0) == 0  # it has printed
+    assert activity.idle(signs, [1, 2], [5, 0], 400.0) == 100
+    used[2] = 100 * 2 * BUSY
+    assert activity.idle(signs, [1, 2], [5, 0], 500.0) == 0  # it has computed
+    used[2] += 100 * BUSY / 2
+    assert activity.idle(signs, [1, 2], [5, 0], 600.0) == 100  # threads that only wake now and then
+    assert activity.idle(signs, [1, 0], [5, 0], 600.0 + LOOK) == 100 + LOOK  # a rank that has ended is none
