@@ -173,7 +173,7 @@ class WorkerGroup:
         self._left: list[_Worker] = []  # of earlier rounds
         self._gate: tuple[int, int] | None = None  # the ends of its pipe
         self._output: Forwarder | None = None
-        self._before: set[int] = set()  # children of this process that are none of ours
+        self._before: set[int] | None = None  # children of this process that are none of ours; None: not known
         self._warned = False
 
     # -- start
@@ -198,12 +198,12 @@ class WorkerGroup:
         assert not self._workers, "the round before is not closed"
         if left := self.still_there():
             raise WorkersStillThere(left)
-        self._seen = []
-        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._before = orphans.children()
-        fresh = self._fresh if self._cannot_fork() else None
+        self._seen, self._before = [], None
         rank = ranks[0].rank if ranks else 0
         try:
+            self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._before = _patiently(orphans.children)
+            fresh = self._fresh if _patiently(self._cannot_fork) else None
             self._gate = _patiently(os.pipe)
             self._output = self._make_forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
@@ -360,10 +360,11 @@ class WorkerGroup:
         self.kill()
         self.reap(timeout)
         self._left += [worker for worker in self._workers if worker.code is None]
+        if self._before is not None:
+            orphans.kill(self._before | {worker.pid for worker in self._left})
         if self._output is not None:
             self._output.finish()
             self._output = None
-        orphans.kill(self._before | {worker.pid for worker in self._left})
         for worker in self._workers:
             os.close(worker.report)
             worker.error_file.unlink(missing_ok=True)
@@ -395,15 +396,17 @@ def unsafe_to_fork() -> str:
 
 def _threads() -> int:
     """Threads of this process, those that Python knows nothing of as well."""
-    return sum(1 for _ in os.scandir("/proc/self/task"))
+    with os.scandir("/proc/self/task") as threads:
+        return sum(1 for _ in threads)
 
 
 def _uses_gpu() -> bool:
     """Whether CUDA or ROCm has opened its devices. Looking at them (nvidia-smi's library) does not open these."""
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(entry.path) in ("/dev/nvidia-uvm", "/dev/kfd"):
-                return True
+    with os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # the one that reads this folder
+                if os.readlink(entry.path) in ("/dev/nvidia-uvm", "/dev/kfd"):
+                    return True
     return False
 
 

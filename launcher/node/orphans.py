@@ -31,18 +31,29 @@ def die_with_parent(parent: int) -> None:
 
 
 def children() -> set[int]:
-    """Process ids of this process's children."""
+    """Process ids of this process's children; none on a kernel without CONFIG_PROC_CHILDREN.
+
+    Raises:
+        OSError: that cannot be told now (no descriptor is left).
+    """
     try:
-        tasks = [Path(entry.path, "children").read_text() for entry in os.scandir("/proc/self/task")]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        with os.scandir("/proc/self/task") as threads:
+            tasks = [Path(entry.path, "children").read_text() for entry in threads]
+    except FileNotFoundError:
         return set()
     return {int(pid) for text in tasks for pid in text.split()}
+
+
+def _children_if_known() -> set[int]:
+    with contextlib.suppress(OSError):
+        return children()
+    return set()
 
 
 def kill(keep: Collection[int], patience: float = 2.0) -> list[int]:
     """Kills all children but these, and those whose parents they were; returns their ids."""
     give_up, killed = time.monotonic() + patience, set()
-    while strangers := children() - set(keep):
+    while strangers := _children_if_known() - set(keep):
         killed |= strangers
         for pid in strangers:
             with contextlib.suppress(ProcessLookupError):

@@ -255,7 +255,9 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     monkeypatch.setattr(workers, "_exit_code", lambda pid: None if pid == stuck else real(pid))
     monkeypatch.setattr(workers, "_state", lambda pid: "D")
     group.kill()
-    assert group.reap(0.05) == [stuck]
+    while group.exit_codes()[0] is None:
+        assert stuck in group.reap(0.001)
+    assert group.reap(0.001) == [stuck]
     assert group.exit_codes() == [-9, None]
     group.close(timeout=0.0)
     assert group.still_there() == [LeftOver(7, stuck, "D")]
@@ -308,20 +310,28 @@ def test_where_no_process_is_left_those_that_were_started_are_killed(
     assert [each.code for each in ends(group, lambda me: None)] == [0]
 
 
-def test_where_no_descriptor_is_left_nothing_leaks(group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("free", [0, 1, 3, 12])
+def test_where_no_descriptor_is_left_nothing_leaks(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    other = subprocess.Popen(["sleep", "600"])  # of the agent's, but no rank
     monkeypatch.setattr(workers, "START_TIMEOUT", 0.03)
     descriptors, before = len(os.listdir("/proc/self/fd")), children()  # noqa: PTH208
-    free = os.dup(0)
-    os.close(free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 12, hard))  # noqa: PTH208
-    try:
+    with contextlib.ExitStack() as held:
+        highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
+        while (lowest := os.dup(0)) <= highest:
+            held.callback(os.close, lowest)  # no gap is left below
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         with pytest.raises(StartError) as failed:
             group.start(ranks(300), lambda me: time.sleep(60))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert other.poll() is None
     assert failed.value.number == errno.EMFILE
     assert (len(os.listdir("/proc/self/fd")), children()) == (descriptors, before)  # noqa: PTH208
+    other.kill()
+    other.wait()
 
 
 def test_a_round_leaves_no_descriptor(group: WorkerGroup) -> None:
