@@ -33,7 +33,7 @@ PARTS = {
     ),
     "done once": (r"^reads grep -q '\"event\": \"ended\"", "a run that is done may be done again"),
     "stop files": (r"^marked .*cancelled$", "a cancelled run may begin"),
-    "deadline": (r"LAUNCHER_DEADLINE=", "ranks do not save before the wall time is up"),
+    "deadline": (r"^(?!ends_in\(\)).*\bends_in \S", "ranks do not save before the wall time is up"),
     "folder": (r"^cd .*\|\| \{ event ended", "ranks start in another folder"),
     "shell's variables": (r"^\. .*/environment\.sh", "the job has nothing of your shell's environment"),
     "secrets of the job": (r"^ *\. \"\$LAUNCHER_SECRETS_FILE\"", "secrets do not reach the ranks"),

@@ -7,10 +7,10 @@ another job, 10 in this script, 75 it stays stopped, 93 it is given up. Why is p
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from launcher.config import ResumeHow, Scheduler
 from launcher.errors import LauncherError
 from launcher.node import pbsdsh
 from launcher.node.events import Events, current_attempt
+from launcher.node.time_left import time_left
 from launcher.plan import JobPlan
 from launcher.runs import Attempt, Run
 from launcher.shared_files import known, passes, tried
@@ -181,7 +182,8 @@ def plan_of(run: Run) -> JobPlan:
 
 def _ending(plan: JobPlan, told: bool) -> str | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
-    left = float(os.environ.get("LAUNCHER_DEADLINE", "inf")) - time.time()
+    known_left = time_left(os.environ)
+    left = math.inf if known_left is None else known_left.seconds
     if plan.scheduler == Scheduler.allocation.value and left <= plan.lead:
         return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
     if left <= 0:

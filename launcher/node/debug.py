@@ -14,7 +14,6 @@ import importlib.util
 import os
 import pdb
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import errors
 from launcher.node.console import Console
 from launcher.node.events import Events, current_attempt
+from launcher.node.time_left import time_left
 from launcher.units import format_time
 
 if TYPE_CHECKING:
@@ -287,8 +287,8 @@ def _name() -> str:
 
 def _left() -> str:
     """How long the job may still take; nothing suspends that."""
-    deadline = os.environ.get("LAUNCHER_DEADLINE")
-    return f"; its job ends in {format_time(max(0, int(float(deadline) - time.time())))}" if deadline else ""
+    left = time_left(os.environ)
+    return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 | cause | seen by |
 |---|---|
-| its time is nearly up | every agent, from the attempt's deadline |
+| its time is nearly up | the agents that know what is left (time_left.py), and the first one |
 | `touch RUN/stop` | the first agent |
 | a warning or an end that an agent was told of | that agent, which tells the others |
 
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher import saves
+from launcher.node.time_left import time_left
 from launcher.plan import JobPlan
 from launcher.shared_files import Ok, exists, tried
 
@@ -35,8 +36,9 @@ class Minder:
             first: whether it is the one that looks for the stop file.
         """
         self._plan, self._first, self._next = plan, first, 0.0
-        deadline = environ.get("LAUNCHER_DEADLINE")
-        self._left = float(deadline) - time.time() if deadline else None
+        left = time_left(environ)
+        self._left = None if left is None else left.seconds
+        self._watches = left is not None and (left.sure or first)
         self._began = time.monotonic()
         self._saved = _newest_save(plan)
 
@@ -49,7 +51,7 @@ class Minder:
         if now < self._next:
             return None
         self._next = now + LOOK
-        if self._left is not None and now - self._began >= self._left - self._plan.lead:
+        if self._watches and self._left is not None and now - self._began >= self._left - self._plan.lead:
             return "its time is nearly up"
         # What cannot be read now is no stop request; there is another look in a second.
         if self._first and exists(Path(self._plan.run_dir) / "stop", patience=0) == Ok(True):

@@ -66,14 +66,12 @@ def judge_clock(ahead: float, error: float) -> str:
     """The words for a clock. Pure.
 
     Raises:
-        Problem: it is off by more than SKEW and the error. A warning however much it is: leases and time-outs go by
-            one host's clock, but the deadline of an attempt does not.
+        Problem: it is off by more than SKEW and the error. A warning however much it is: leases, time-outs and what
+            is left of an attempt go by one host's clock, or by none.
     """
     told = f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
-        raise Problem(
-            f"{told}: have the nodes' clocks synchronised; its runs may stop too early or late", Level.WARNING
-        )
+        raise Problem(f"{told}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
     return told
 
 

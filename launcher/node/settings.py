@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config import BestIs
 from launcher.node.debug import FOREVER
 from launcher.node.events import current_attempt
+from launcher.node.time_left import time_left
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Settings:
         invariant, micro_batches: see launcher.config.Train.
         lead: seconds before the deadline at which to stop, at least.
         timeout: seconds that a collective may take; None: torch's default.
-        deadline: when the scheduler ends the attempt, in seconds since the epoch; None: never.
+        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: never,
+            or other ranks know better.
     """
 
     run_dir: Path | None = None
@@ -64,7 +67,8 @@ def settings() -> Settings:
     attempt = current_attempt()
     if attempt is None:
         return Settings()
-    plan, deadline = attempt.run.plan(), os.environ.get("LAUNCHER_DEADLINE")
+    plan, left = attempt.run.plan(), time_left(os.environ)
+    watches = left is not None and (left.sure or os.environ.get("RANK", "0") == "0")
     return Settings(
         run_dir=attempt.run.path,
         attempt=attempt.number,
@@ -84,5 +88,5 @@ def settings() -> Settings:
         micro_batches=plan.micro_batches,
         lead=plan.lead,
         timeout=FOREVER if plan.debugs else float(plan.timeout),  # others wait for a rank at a breakpoint
-        deadline=float(deadline) if deadline else None,
+        deadline=time.time() + left.seconds if left is not None and watches else None,
     )
