@@ -15,6 +15,7 @@ import torch.distributed as dist
 from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
 from launcher.node.rendezvous import Member, RendezvousError, meet
+from launcher.worker.torch_compat import destroy_without_gil
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
@@ -131,6 +132,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
             timeout=timedelta(seconds=timeout),
             device_id=chosen_device if chosen_device.type == "cuda" else None,
         )
+        destroy_without_gil(dist.group.WORLD)
     atexit.register(close)  # one run without it aborted at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from launcher.node import pulse
 from launcher.node.events import Events, current_attempt
 from launcher.node.settings import Settings, settings
+from launcher.worker.torch_compat import destroy_without_gil
 
 if TYPE_CHECKING:
     from launcher.node.process_group import Env
@@ -109,6 +110,7 @@ class Stop:
         self._group = group
         if group is None and env.world_size > 1 and env.backend != "mpi":  # MPI's ranks have no store to make one with
             self._group = dist.new_group(backend="gloo")
+            destroy_without_gil(self._group)
         self._slot = pulse.mine()
         self._work: dist.Work | None = None
         self._flags = torch.zeros(3, dtype=torch.int64)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from workload_ranks import run_ranks
 
 from launcher import checkpoints
@@ -28,6 +27,7 @@ from launcher.checkpoints import CheckpointError, Misfit, SaveFailed
 from launcher.node import Env, checkpoint, checkpoint_files, checkpoint_read
 from launcher.node.checkpoint import Checkpointer, Loaded, merge
 from launcher.node.checkpoint_state import Content, Staging, owners
+from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 IDENTITY = {"model": {"width": 8, "layers": 2}, "optimizer": "adam"}
@@ -297,7 +297,7 @@ def test_a_poisoned_metadata_would_execute_without_us(make: Any, small: Any, tmp
     path = tmp_path / "checkpoints" / "step-000000001"
     poison(path)
     with pytest.raises(CheckpointException, match="metadata"):
-        torch.distributed.checkpoint.load({"x": torch.zeros(1)}, checkpoint_id=path, no_dist=True)
+        torch.distributed.checkpoint.load({"x": torch.zeros(1)}, checkpoint_id=path)
     assert (tmp_path / "executed").exists()
 
 
