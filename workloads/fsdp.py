@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from launcher import texts
 from launcher.errors import ConfigError
 from launcher.node.sampler import GlobalBatchSampler, share
 from launcher.node.settings import Settings, settings
+from launcher.worker.torch_compat import DTensor
 from workloads import gpt, text, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, seed_generators
@@ -170,15 +169,15 @@ class Trainer:
         summed = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
         return summed * 0.0 if none else summed
 
+    @torch.no_grad()
     def clip(self) -> None:
         """Limits the norm of the gradient of all weights on all ranks."""
         if not self.config.clip:
             return
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = get_total_norm(gradients)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        clip_grads_with_norm_(self.model.parameters(), self.config.clip, norm)
+        gradients = [part.grad.to_local() for part in self.model.parameters() if isinstance(part.grad, DTensor)]
+        squares = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        dist.all_reduce(squares)
+        torch._foreach_mul_(gradients, (self.config.clip / (squares.sqrt() + 1e-6)).clamp(max=1.0))
 
     @torch.no_grad()
     def evaluate(self, step: int) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import dropout, gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+
+from launcher.worker.torch_compat import DTensor, FSDPModule, MixedPrecisionPolicy, fully_shard, local_part
 
 VOCABULARY = 256  # a token is a byte
 SPREAD = 0.02  # standard deviation of the initial weights
@@ -117,9 +117,7 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
             spread = SPREAD / residuals**0.5 if name.endswith(("out.weight", "down.weight")) else SPREAD
             whole = torch.empty(parameter.shape).normal_(0, spread, generator=generator)
         assert isinstance(parameter, DTensor)
-        parameter.copy_(
-            distribute_tensor(whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
-        )
+        parameter.to_local().copy_(local_part(whole, parameter))
 
 
 def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.worker.torch_compat import destroy_without_gil
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
 from workloads.operations import Buffers, Case, Operation, count_of
@@ -114,6 +115,7 @@ def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
     patience = _timeout(env)
     made = [dist.new_group(list(ranks), timeout=patience) for ranks in members]
     for ranks, group in zip(members, made, strict=True):
+        destroy_without_gil(group)
         if env.rank in ranks:
             assert group is not None
             return Groups(kind, members, group, ranks)

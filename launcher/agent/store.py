@@ -10,7 +10,9 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
+
+from launcher.worker.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -18,16 +20,9 @@ TIMEOUT = timedelta(seconds=60)
 def serve(listener: socket.socket) -> Store:
     """The store, served from now on until it is garbage.
 
-    torch's newer server, libuv, takes no listening socket before torch 2.8; the older one does in all versions.
-
     Args:
         listener: belongs to the store from now on.
     """
-    address, port, *_ = listener.getsockname()
+    address = listener.getsockname()[0]
     host = "localhost" if address in ("::", "0.0.0.0") else address  # noqa: S104  a comparison
-    served = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno(), timeout=TIMEOUT,
-        use_libuv=False,
-    )  # fmt: skip
-    listener.detach()
-    return served
+    return store_on(listener, host, TIMEOUT)

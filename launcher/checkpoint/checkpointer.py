@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from launcher import __version__
@@ -58,6 +57,7 @@ from launcher.checkpoint.state import Content, merge, owners, size_of
 from launcher.node import pulse
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
+from launcher.worker.torch_compat import DTensor, destroy_without_gil
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
 
@@ -165,6 +165,7 @@ class Checkpointer:
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if own_group else None
+        destroy_without_gil(self._group)
         self._peers = Peers(env.rank, env.world_size, self._group)
         self._verify, self._attempt, self._fence = verify, attempt, fence
         self._first = env.rank == 0

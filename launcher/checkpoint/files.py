@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from launcher.checkpoint.format import (
@@ -31,6 +31,7 @@ from launcher.checkpoint.format import (
     file_of,
 )
 from launcher.checkpoint.reading import SteadyFile, read_bytes
+from launcher.worker import torch_compat, torch_compat_dcp
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
@@ -156,16 +157,6 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
         torch.save(value, cast(IO[bytes], stream))
 
 
-@contextlib.contextmanager
-def _no_second_checksum() -> Iterator[None]:
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
-
-
 class SmallFile:
     """A file that is written in the background, and whose checksum is taken while the disk is busy with it."""
 
@@ -187,7 +178,7 @@ class SmallFile:
         value = self._make()
         stream = Unhashed(self._path)
         try:
-            with stream.plain_errors(), _no_second_checksum() if self._alone else contextlib.nullcontext():
+            with stream.plain_errors(), torch_compat.without_crc32() if self._alone else contextlib.nullcontext():
                 torch.save(value, cast(IO[bytes], stream))
         except BaseException:
             stream.abandon()
@@ -273,7 +264,7 @@ def save_sharded(
     writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
     writer.fs = _HashedFiles(files)
     with _in_plain_words():
-        dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=not many)
+        torch_compat_dcp.save(state, writer, group, no_dist=not many)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -323,7 +314,7 @@ class _SteadyFiles(FileSystem):
                 raise Damaged(f"{path} is not what its metadata says: {_first_line(error)}") from None
 
 
-class Reader(FileSystemReader):
+class Reader(torch_compat_dcp.PlainReader):
     """Reads the tensors of a checkpoint, its metadata with the unpickler above."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
@@ -349,10 +340,8 @@ def load_sharded(
 ) -> None:
     """Reads into these tensors, on each rank its own part; all ranks call it."""
     with _in_plain_words():
-        dcp.load(
-            dict(tensors), storage_reader=Reader(path, timeout), process_group=group, no_dist=not many,
-            planner=_Planner(flatten_state_dict=False),
-        )  # fmt: skip
+        reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
+        torch_compat_dcp.load(tensors, reader, planner, group, no_dist=not many)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from launcher.worker import torch_compat
+from launcher.worker.torch_compat import DTensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys from the root to a leaf
 
@@ -123,10 +124,7 @@ def _copied(value: Any) -> Any:
 def fill(target: Tensor, whole: Tensor) -> None:
     """Copies `whole` into `target`, of which a divided one has only this rank's part."""
     if isinstance(target, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-        for dim, (start, length) in enumerate(zip(offset, shape, strict=True)):
-            whole = whole.narrow(dim, start, length) if length else whole.narrow(dim, 0, 0)
-        target = target.to_local()
+        whole, target = torch_compat.local_part(whole, target), target.to_local()
     target.copy_(whole)
 
 

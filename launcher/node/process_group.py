@@ -21,6 +21,7 @@ from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
 from launcher.worker import devices, joining
 from launcher.worker.devices import BackendError
+from launcher.worker.torch_compat import destroy_without_gil
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
@@ -158,6 +159,7 @@ def _make_group(
         timeout=timedelta(seconds=timeout),
         device_id=device if device.type != "cpu" and facts.backend != "gloo" else None,
     )
+    destroy_without_gil(dist.group.WORLD)
     return nodes
 
 

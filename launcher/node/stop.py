@@ -32,6 +32,7 @@ import torch.distributed as dist
 from launcher.node import pulse
 from launcher.node.events import Events, current_attempt
 from launcher.node.settings import Settings, settings
+from launcher.worker.torch_compat import destroy_without_gil
 
 if TYPE_CHECKING:
     from launcher.node.process_group import Env
@@ -112,6 +113,7 @@ class Stop:
             seconds = self._settings.timeout
             patience = None if seconds is None else timedelta(seconds=seconds)
             self._group = dist.new_group(backend="gloo", timeout=patience)
+            destroy_without_gil(self._group)
         self._slot = pulse.mine()
         self._work: dist.Work | None = None
         self._flags = torch.zeros(3, dtype=torch.int64)

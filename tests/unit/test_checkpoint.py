@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from workload_ranks import run_ranks
 
 from launcher.checkpoint import checkpointer as checkpoint
@@ -32,6 +31,7 @@ from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, owners
 from launcher.node import Env
+from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 IDENTITY = {"model": {"width": 8, "layers": 2}, "optimizer": "adam"}
@@ -304,7 +304,7 @@ def test_a_poisoned_metadata_would_execute_without_us(make: Any, small: Any, tmp
     path = tmp_path / "checkpoints" / "step-000000001"
     poison(path)
     with pytest.raises(CheckpointException, match="metadata"):
-        torch.distributed.checkpoint.load({"x": torch.zeros(1)}, checkpoint_id=path, no_dist=True)
+        torch.distributed.checkpoint.load({"x": torch.zeros(1)}, checkpoint_id=path)
     assert (tmp_path / "executed").exists()
 
 

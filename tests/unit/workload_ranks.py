@@ -119,6 +119,7 @@ def _rank(
 
     import launcher.node
     from launcher.node import Env
+    from launcher.worker.torch_compat import destroy_without_gil
 
     calls: list[tuple[int, int]] = []
     launcher.node.progress = lambda step, total, **values: calls.append((step, total))
@@ -140,6 +141,7 @@ def _rank(
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    destroy_without_gil(dist.group.WORLD)
     metrics, error = {}, ""
     try:
         if prepare:

@@ -1,0 +1,89 @@
+"""What differs in torch.distributed.checkpoint between torch 2.4 and the newest; see `torch_compat`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import pathlib
+import pickle
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+from torch.futures import Future
+
+# save() and load() of 2.4 to 2.8 always communicate where there is a process group. The functions that they replace
+# have had `no_dist` all along.
+# Filters for good, since saves are made in threads, and catch_warnings() is for all of them.
+warnings.filterwarnings("ignore", message="`(save|load)_state_dict` is deprecated", category=FutureWarning)
+warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")
+_NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters
+
+
+def save(state: Mapping[str, Any], writer: StorageWriter, group: dist.ProcessGroup | None, *, no_dist: bool) -> None:
+    """torch.distributed.checkpoint.save; with `no_dist` no other rank is needed."""
+    if _NO_DIST:
+        dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=no_dist)
+        return
+    dcp.save_state_dict(dict(state), writer, group, no_dist=no_dist)
+
+
+def load(
+    state: Mapping[str, Any], reader: StorageReader, planner: LoadPlanner, group: dist.ProcessGroup | None,
+    *, no_dist: bool,
+) -> None:  # fmt: skip
+    """torch.distributed.checkpoint.load; with `no_dist` no other rank is needed."""
+    if _NO_DIST:
+        dcp.load(dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
+        return
+    dcp.load_state_dict(dict(state), reader, group, no_dist=no_dist, planner=planner)
+
+
+@functools.cache
+def _torch_load_runs_pickles() -> bool:
+    """Whether torch.load makes whatever a file asks for unless it is told otherwise, as before 2.6."""
+    buffer = io.BytesIO()
+    torch.save(pathlib.PurePosixPath("."), buffer)
+    buffer.seek(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.load(buffer)  # what we have just written
+    except pickle.UnpicklingError:
+        return False
+    return True
+
+
+class PlainReader(FileSystemReader):
+    """A FileSystemReader that makes nothing but tensors from the files; before 2.6 torch's runs any pickle in them."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads the parts of tensors that `plan` asks for, and gives them to `planner`."""
+        if not _torch_load_runs_pickles():
+            return super().read_data(plan, planner)
+        for item in plan.items:
+            where = self.storage_data[item.storage_index]
+            with self.fs.create_stream(self.fs.concat_path(self.path, where.relative_path), "rb") as stream:
+                stream.seek(where.offset)
+                content = io.BytesIO(stream.read(where.length))
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, content)
+                continue
+            saved = torch.load(content, map_location="cpu", weights_only=True)
+            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+            target = planner.resolve_tensor(item).detach()
+            if target.size() != part.size():
+                raise ValueError(f"{item.storage_index.fqn}: {tuple(part.size())} where {tuple(target.size())} fits")
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done

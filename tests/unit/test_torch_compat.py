@@ -1,0 +1,162 @@
+"""What differs between versions of torch: every way is taken on every version, as far as it can be."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import socket
+import weakref
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from launcher.worker import torch_compat, torch_compat_dcp
+
+SECOND = timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("name", sorted(torch_compat._PLACES))
+def test_what_torch_has_moved_is_found(name: str) -> None:
+    assert getattr(torch_compat, name).__name__ == name
+
+
+def test_the_newest_place_comes_first_and_a_missing_one_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"Tensor": ("torch.no_such_module", "torch.distributed", "torch"), "gone": ("torch.nn", "torch.fx")}
+    monkeypatch.setattr(torch_compat, "_PLACES", places)
+    assert torch_compat.Tensor is Tensor
+    with pytest.raises(ImportError, match=r"has gone in none of torch\.nn, torch\.fx"):
+        torch_compat.__getattr__("gone")
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        torch_compat.__getattr__("other")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ""])
+def test_a_store_serves_on_a_socket_that_listens(address: str) -> None:
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    store = torch_compat.store_on(listener, "127.0.0.1", SECOND)
+    assert listener.fileno() == -1  # it is the store's now
+    client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=SECOND)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+@pytest.mark.parametrize(("queues", "libuv"), [(True, [True]), (False, [False])])
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_server_that_takes_a_socket_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch, queues: bool, libuv: list[bool], refused: bool
+) -> None:
+    tried = []
+
+    def make(*_: object, use_libuv: bool, **__: object) -> str:
+        tried.append(use_libuv)
+        if refused and len(tried) == 1:
+            raise NotImplementedError
+        return "store"
+
+    monkeypatch.setattr(torch_compat, "TCPStore", make)
+    monkeypatch.setattr(torch_compat, "Store", type("Store", (), {"queue_push": None} if queues else {}))
+    listener = socket.create_server(("127.0.0.1", 0))
+    descriptor = socket.socket(fileno=socket.dup(listener.fileno()))
+    assert torch_compat.store_on(listener, "127.0.0.1", SECOND) == "store"
+    assert tried == libuv + [not libuv[0]] * refused
+    descriptor.close()
+
+
+def test_a_store_that_takes_no_socket_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch_compat, "TCPStore", make)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(NotImplementedError, match="makes no TCPStore"),
+    ):
+        torch_compat.store_on(listener, "127.0.0.1", SECOND)
+
+
+class Thing:
+    """Something whose end can be seen."""
+
+
+def test_the_backend_of_a_group_is_let_go_after_the_group() -> None:
+    ended: list[str] = []
+    group, backend = Thing(), Thing()
+    weakref.finalize(backend, ended.append, "backend")
+    torch_compat._let_go_after(group, backend)
+    weakref.finalize(group, ended.append, "group")
+    del backend
+    gc.collect()
+    assert ended == []
+    del group
+    gc.collect()
+    assert ended == ["group", "backend"]
+
+
+def test_what_is_no_group_is_passed_over() -> None:
+    for value in (None, -100):
+        torch_compat.destroy_without_gil(value)
+
+
+def test_torch_save_takes_its_checksums_again_afterwards() -> None:
+    serialization: Any = torch.serialization
+    before = serialization.get_crc32_options() if hasattr(serialization, "get_crc32_options") else None
+    with torch_compat.without_crc32():
+        if before is not None:
+            assert serialization.get_crc32_options() is False
+    if before is not None:
+        assert serialization.get_crc32_options() == before
+
+
+@pytest.fixture(params=[False, True], ids=["torch's way", "our way"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint of two tensors, and either way to read it where torch's own is safe."""
+    torch_compat_dcp.save(
+        {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)},
+        FileSystemWriter(tmp_path / "saved"),
+        None,
+        no_dist=True,
+    )
+    if request.param:
+        monkeypatch.setattr(torch_compat_dcp, "_torch_load_runs_pickles", lambda: True)
+    return tmp_path / "saved"
+
+
+def read(path: Path, into: dict[str, Tensor]) -> None:
+    reader = torch_compat_dcp.PlainReader(path)
+    torch_compat_dcp.load(into, reader, dcp.DefaultLoadPlanner(flatten_state_dict=False), None, no_dist=True)
+
+
+def test_tensors_come_back(saved: Path) -> None:
+    into = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
+    read(saved, into)
+    assert into["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and into["b"].tolist() == [1, 1, 1, 1]
+
+
+class Poison:
+    """When it is unpickled, a file is made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_nothing_but_tensors_is_made_from_the_files(saved: Path, tmp_path: Path) -> None:
+    metadata = pickle.loads((saved / ".metadata").read_bytes())
+    torch.save(Poison(tmp_path / "executed"), saved / "__0_0.distcp")
+    size = (saved / "__0_0.distcp").stat().st_size
+    for where in metadata.storage_data.values():
+        where.offset, where.length = 0, size
+    (saved / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(dcp.CheckpointException, match=r"(?i)weights.?only|unsupported"):
+        read(saved, {"a": torch.zeros(2, 3)})
+    assert not (tmp_path / "executed").exists()
