@@ -354,7 +354,8 @@ class Control:
         if leader == self.me.index:
             if self._hub is None:
                 listener = rendezvous.listen(ports, loopback=self._loopback)
-                self._hub = Hub(listener, self._secret, wake=self._signals.wake)
+                others = [index for index in range(self.size) if index != leader]
+                self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
                 self.coordinator = Coordinator(self._limits, self._names, self.me, claim=self._claim, blame=self._blame)
             return self._lead(history, wanted, timeout)
         deadline = time.monotonic() + timeout

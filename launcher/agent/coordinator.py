@@ -162,7 +162,10 @@ class Coordinator:
         """
         self.history, self._port = history, port
         self._ready[self._me.index] = self._me
-        wanted = {*wanted, *(self._ready if history.round else ()), self._me.index}
+        wanted = {*wanted, self._me.index}
+        if history.round:  # who is gone since the verdict is not waited for; who has come is in
+            wanted = {index for index in wanted if index not in self._agents or not self._agents[index].gone}
+            wanted |= self._ready.keys()
         self.gathering = Gathering(self._names, self._me.index, self.limits.least, wanted, now + timeout)
         self.gathering.arrived.update(self._ready)
         self.tick(now)

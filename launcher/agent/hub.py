@@ -19,6 +19,11 @@ PAUSE = 0.1  # seconds without accepting when this process has no file descripto
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: it is not connected any more
 
 
+def refused(reason: str) -> dict[str, Any]:
+    """What the leader sends to whoever cannot take part. Pure."""
+    return {"type": "refused", "reason": reason}
+
+
 class Hub:
     """Accepts connections for the whole attempt. An agent is known by the member index in its first message, `hello`.
 
@@ -26,15 +31,18 @@ class Hub:
         channels: of the members that are connected, by index.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, *, wake: int | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, secret: bytes, *, members: Collection[int], wake: int | None = None
+    ) -> None:
         """
         Args:
             listener: a listening socket; it belongs to the hub from now on.
             secret: of the attempt.
+            members: indices that an agent may have; others are refused (an agent that was started by mistake).
             wake: a file descriptor (of signals) that ends a wait when it can be read.
         """
         listener.setblocking(False)
-        self._listener, self._secret = listener, secret
+        self._listener, self._secret, self._members = listener, secret, frozenset(members)
         self.channels: dict[int, Channel] = {}
         self._indices: dict[Channel, int] = {}
         self._pending: dict[Channel, float] = {}  # when each is given up
@@ -145,7 +153,13 @@ class Hub:
             if not messages:
                 return []
             index = messages[0].get("index")
-            if messages[0].get("type") != "hello" or type(index) is not int or index < 0:
+            if messages[0].get("type") != "hello" or type(index) is not int:
+                self._drop(channel)
+                return []
+            if index not in self._members:
+                reason = f"no member {index} is awaited here: was this agent started by mistake, or twice?"
+                with contextlib.suppress(ChannelError):
+                    channel.send(refused(reason))
                 self._drop(channel)
                 return []
             del self._pending[channel]

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.agent.channel import Channel, ChannelError, NotAuthenticated
-from launcher.agent.hub import Hub
+from launcher.agent.hub import Hub, refused
 
 CANDIDATES = 16  # ports tried on the leader's host
 STAGGER = 0.2  # seconds after which the next port is tried while this one says nothing
@@ -373,7 +373,7 @@ def meet(
     if me.index != 0:
         return _visit(me, names, master, secret, ports, deadline - min(3.0, timeout / 5), timeout)
     gathering = Gathering(names, 0, len(names), set(range(len(names))), deadline, {0: me})
-    hub, listener = Hub(listen(ports), secret), listen(ports)
+    hub, listener = Hub(listen(ports), secret, members=range(1, len(names))), listen(ports)
     try:
         while not gathering.decided(time.monotonic()):
             for index, message in hub.poll(max(0.0, gathering.deadline - time.monotonic())):
@@ -394,11 +394,6 @@ def meet(
         listener.close()
         raise RendezvousError(problem, final=True)
     return Meeting("localhost", port, members, interface_of_leader(members), listener)
-
-
-def refused(problem: str) -> dict[str, Any]:
-    """What the leader sends to whoever cannot take part."""
-    return {"type": "refused", "reason": problem}
 
 
 def _visit(

@@ -21,7 +21,7 @@ SECRET = b"the attempt's"
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    made = Hub(socket.create_server(("127.0.0.1", 0), backlog=128), SECRET)
+    made = Hub(socket.create_server(("127.0.0.1", 0), backlog=128), SECRET, members=range(1, 10))
     yield made
     made.close()
 
@@ -143,7 +143,7 @@ def test_an_old_connection_that_is_replaced_while_it_can_be_written_is_forgotten
 @pytest.mark.parametrize(
     "first",
     [{"type": "beat"}, {"type": "hello"}, {"type": "hello", "index": "4"}, {"type": "hello", "index": None},
-     {"type": "hello", "index": True}, {"type": "hello", "index": -1}, {"type": "hello", "index": [4]}, {}],
+     {"type": "hello", "index": True}, {"type": "hello", "index": 4.0}, {"type": "hello", "index": [4]}, {}],
 )  # fmt: skip
 def test_whoever_does_not_say_which_member_it_is_is_dropped(
     hub: Hub, connect: Callable[..., Channel], first: dict[str, Any]
@@ -152,6 +152,18 @@ def test_whoever_does_not_say_which_member_it_is_is_dropped(
     until(hub, lambda: channel.open, channel)
     channel.send(first)
     assert until(hub, lambda: not hub._pending) == []
+    assert hub.channels == {}
+
+
+@pytest.mark.parametrize("index", [0, 10, 99, -1])
+def test_an_agent_that_is_no_member_is_refused_by_name(hub: Hub, connect: Callable[..., Channel], index: int) -> None:
+    """The leader's own number, or one that the job does not have: a mistake of whoever started the agents."""
+    channel = connect()
+    until(hub, lambda: channel.open, channel)
+    channel.send({"type": "hello", "index": index})
+    assert until(hub, lambda: not hub._pending) == []
+    (message,) = read(channel)
+    assert message["type"] == "refused" and f"no member {index} is awaited here" in message["reason"]
     assert hub.channels == {}
 
 

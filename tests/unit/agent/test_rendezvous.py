@@ -203,7 +203,7 @@ def other_store(port: int) -> Iterator[None]:
 @contextmanager
 def other_attempt(port: int) -> Iterator[None]:
     """The leader of another attempt: the same protocol, another secret."""
-    leader, stop = Hub(socket.create_server(("", port)), secret_of(SECRET, "another")), threading.Event()
+    leader, stop = Hub(socket.create_server(("", port)), secret_of(SECRET, "another"), members=[1]), threading.Event()
 
     def serve() -> None:
         while not stop.is_set():
@@ -356,7 +356,7 @@ def test_who_waits_for_a_leader_that_ends_says_so() -> None:
     ports, secret = candidate_ports(key, RANGE), secret_of(SECRET, key)
 
     def ends() -> None:
-        leader = Hub(listen(ports), secret)
+        leader = Hub(listen(ports), secret, members=[1])
         while not leader.channels:
             leader.poll(0.1)
         leader.close()
