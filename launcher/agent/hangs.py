@@ -132,7 +132,14 @@ class StepWatch:
 class Activity:
     """Any sign of life of the ranks of an agent, for every kind of workload: CPU time, output, steps."""
 
-    def __init__(self, ranks: int, now: float) -> None:
+    def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
+        """
+        Args:
+            ranks: of this agent.
+            now: the time; see `idle`.
+            every: seconds between two looks at CPU time.
+        """
+        self._every = every
         self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # signs in the pulse, bytes printed
         self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # seconds, and when they were looked at
         self._last, self._next = now, now
@@ -153,7 +160,7 @@ class Activity:
                 self._seen[place] = sign.beats, count
                 self._last = now
         if now >= self._next:
-            self._next = now + LOOK
+            self._next = now + self._every
             for place, pid in enumerate(pids):
                 used, since = self._cpu[place]
                 spent = cpu_seconds(pid) if pid else used

@@ -187,7 +187,7 @@ class Supervisor:
         self._silent_sent = False
         self._next_care = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.hang_timeout)
-        self._activity = Activity(self._me.ranks, clock())
+        self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.idle_timeout / 4))
         self._memory = memory.Watch()
         self._paces = Paces(plan, means.attempt, means.events, meeting, place, history.round)
 
