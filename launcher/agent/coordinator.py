@@ -12,7 +12,7 @@ Agents send to the leader:
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
-| `ended` | none of its ranks runs any more, and they were not killed for a verdict |
+| `ended` | none of its ranks runs any more, and it waits for the others |
 | `report` | its `value` for `key`: see `Control.collect` |
 
 The leader sends:

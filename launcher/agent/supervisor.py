@@ -184,6 +184,8 @@ class Supervisor:
         self._killed_at: float | None = None
         self._gives_up: float | None = None  # waiting for the leader or for others
         self._too_late = False
+        self._terminated = False
+        self._left_first = False  # a rank left to resume later, and the others were ended because of that
         self._silent_sent = False
         self._next_care = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.hang_timeout)
@@ -338,6 +340,7 @@ class Supervisor:
             if self._stop_by is None and self._resumable:
                 self._stop_by = now + self._plan.hang_timeout
             elif self._stop_by is None:
+                self._left_first = True
                 self._report_left()
                 self._terminate(now)  # ranks that do not listen would not leave by themselves
             if not self._alive:
@@ -355,7 +358,7 @@ class Supervisor:
         """Whether ranks that ended with an exit code other than 0 did so to resume later."""
         codes = {failure.code for failure in failed}
         if not self._resumable:
-            return to_blame(failed).code is FailureCode.LEFT
+            return self._left_first or to_blame(failed).code is FailureCode.LEFT
         signalled = self._program_signalled and FailureCode.NO_RETRY not in codes
         leaving = self._phase is Phase.LEAVING or self._too_late
         return bool(FailureCode.LEFT in codes or leaving or signalled)
@@ -496,7 +499,10 @@ class Supervisor:
             self._terminate(now)
 
     def _terminate(self, now: float) -> None:
-        """SIGTERM; whoever is left after launch.grace is killed."""
+        """SIGTERM, once; whoever is left after launch.grace is killed."""
+        if self._terminated:
+            return
+        self._terminated = True
         for place in self._alive:
             self._workers.signal(place, signal.SIGTERM)
         self._stop_by = now + self._plan.grace
@@ -529,7 +535,7 @@ class Supervisor:
             first = min(self._exits)
             return Done(dict(self._exits[first].returned or {}))
         waits = verdict["kind"] in (Kind.LEFT.value, Kind.REGROUP.value)
-        if waits and self._phase is Phase.FAILED:
+        if waits and self._phase is not Phase.ENDED:  # ours could not resume and were ended; others may still save
             self._end(now)
         if waits and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None
