@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import event_file, locks
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
@@ -124,6 +124,8 @@ class Run:
                 require_private(path)
             for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
+        except UnavailableError:
+            raise
         except OSError as error:
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
