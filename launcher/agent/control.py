@@ -157,6 +157,10 @@ class Control:
         inbox, self._inbox = self._inbox, []
         return inbox
 
+    def keep_alive(self) -> None:
+        """For an agent that waits for something else: sends and takes heartbeats; messages wait for `poll`."""
+        self._inbox = [*self.poll(0.0), *self._inbox]
+
     def _beat(self, now: float) -> None:
         self.send({"type": "beat", **self.status})
         self.status.pop("pace", None)

@@ -17,7 +17,7 @@ from launcher.node import asked, beside
 from launcher.node.answers import Desk, Process, initial_environment
 from launcher.node.answers import beside as place_of
 from launcher.node.handshake import Stranger, as_client
-from launcher.node.watchdog import Stacks
+from launcher.agent.hangs import Stacks
 from launcher.runs import Attempt, Run
 from tests.launch import until
 from tests.unit.plans import bare_plan
