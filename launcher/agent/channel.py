@@ -153,6 +153,17 @@ class Channel:
             raise ChannelError(closed) if self.open else NotAuthenticated(closed)
         return messages
 
+    def finish(self) -> None:
+        """Says that nothing more will be sent; the other end, which reads that, closes the connection.
+
+        Raises:
+            ChannelError: the connection is gone.
+        """
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise ChannelError(error.strerror or str(error)) from None
+
     def close(self) -> None:
         self._socket.close()
 
