@@ -5,6 +5,8 @@ PYTHON ?= python3
 # What pip installs as torch; for a build without CUDA give a wheel or use --index-url in PIP_ARGS.
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
+# More for tests.gpu.check: --only NAME.
+GPU_CHECK_ARGS ?=
 # More for pytest.
 PYTEST_ARGS ?=
 # `make test-torch`: each of these in an environment of its own. The oldest torch has no wheels for Python 3.13, so the
@@ -20,13 +22,14 @@ READY := $(VENV)/ready
 CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.unit.workload_ranks|workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-slow test-torch lint chaos bench docs clean
+.PHONY: help demo test test-slow test-torch gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
+	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
 	@echo "make lint       ruff and mypy"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
 	@echo "make bench      every speed claim as a measured ratio"
@@ -73,6 +76,9 @@ test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit) && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
 	done
+
+gpu-check: $(READY)
+	$(RUN) -m tests.gpu.check $(GPU_CHECK_ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -30,19 +30,23 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
+from benchmarks.ranks import device_of
+from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.node import Env
-from launcher.node.checkpoint import Checkpointer
 
 RANKS = 2
 TENSOR = 12_500_000  # bytes of a tensor of the large state
 Seconds = dict[str, list[float]]
 
 
-def state_of(size: int) -> dict[str, dict[str, torch.Tensor]]:
+def state_of(size: int, device: torch.device) -> dict[str, dict[str, torch.Tensor]]:
     """Weights and two moments of an optimizer, `size` bytes together."""
     count = max(1, size // 3 // TENSOR)
     elements = size // 3 // count // 4
-    return {part: {f"layer{n}": torch.rand(elements) for n in range(count)} for part in ("model", "first", "second")}
+    return {
+        part: {f"layer{n}": torch.rand(elements, device=device) for n in range(count)}
+        for part in ("model", "first", "second")
+    }
 
 
 class Contest:
@@ -50,7 +54,7 @@ class Contest:
 
     def __init__(self, size: int, env: Env, folder: Path) -> None:
         self.env, self.folder = env, folder
-        self.state = state_of(size)
+        self.state = state_of(size, env.device)
         self.step = 0
         self.checkpointer = Checkpointer(folder / "checkpoints", env, identity={}, keep=1)
 
@@ -104,12 +108,13 @@ class Contest:
         return saves, loads
 
 
-def rank_main(rank: int, folder: str, large: int, small: int, repeats: int, pipe: Connection) -> None:
+def rank_main(rank: int, folder: str, large: int, small: int, repeats: int, device: str, pipe: Connection) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    env = Env(rank, rank, RANKS, RANKS, 0, 1, ("here",), "here", "gloo", torch.device("cpu"), "benchmark", (0,) * RANKS)
+    where = device_of(rank, device)
+    env = Env(rank, rank, RANKS, RANKS, 0, 1, ("here",), "here", "gloo", where, "benchmark", (0,) * RANKS)
     contests = []
     for size, rounds in ((large, repeats), (small, 3 * repeats)):
         contests.append(Contest(size, env, Path(folder) / str(size)).run(rounds))
@@ -118,7 +123,7 @@ def rank_main(rank: int, folder: str, large: int, small: int, repeats: int, pipe
     pipe.close()
 
 
-def measure(folder: Path, large: int, small: int, repeats: int) -> list[list[tuple[Seconds, Seconds]]]:
+def measure(folder: Path, large: int, small: int, repeats: int, device: str) -> list[list[tuple[Seconds, Seconds]]]:
     """What each rank has measured: of the large state and of the small one, saves and loads.
 
     Raises:
@@ -128,7 +133,7 @@ def measure(folder: Path, large: int, small: int, repeats: int) -> list[list[tup
     ranks = []
     for rank in range(RANKS):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=rank_main, args=(rank, str(folder), large, small, repeats, theirs))
+        process = context.Process(target=rank_main, args=(rank, str(folder), large, small, repeats, device, theirs))
         process.start()
         theirs.close()
         ranks.append((process, ours))
@@ -149,9 +154,9 @@ def slowest(measured: list[Seconds]) -> Seconds:
     }
 
 
-def results(large: int = 500_000_000, small: int = 5_000_000, repeats: int = 7) -> list[Result]:
+def results(large: int = 500_000_000, small: int = 5_000_000, repeats: int = 7, device: str = "cpu") -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure(Path(folder), large, small, repeats)
+        measured = measure(Path(folder), large, small, repeats, device)
     (saves, loads), (small_saves, small_loads) = (
         tuple(slowest([rank[which][kind] for rank in measured]) for kind in (0, 1)) for which in (0, 1)
     )
@@ -177,8 +182,9 @@ def main() -> int:
     parser.add_argument("--large", type=int, default=500_000_000, help="bytes of the large state")
     parser.add_argument("--small", type=int, default=5_000_000, help="bytes of the small state")
     parser.add_argument("--repeats", type=int, default=7, help="rounds")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
     options = parser.parse_args()
-    return report(results(options.large, options.small, options.repeats))
+    return report(results(options.large, options.small, options.repeats, options.device))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[f
     )
     pace: Pace[float] = Pace(env.device, pulse.Pulse(1).slot(0))
     done = 0
-    gradients = torch.zeros(16384)
+    gradients = torch.zeros(16384, device=env.device)
 
     def step() -> None:
         began = time.perf_counter()
@@ -69,9 +69,9 @@ def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[f
     return seconds
 
 
-def results(world_size: int = 4, steps: int = 100, repeats: int = 31) -> list[Result]:
+def results(world_size: int = 4, steps: int = 100, repeats: int = 31, device: str = "cpu") -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
-        seconds = in_ranks(compare, world_size, folder, steps, repeats)
+        seconds = in_ranks(compare, world_size, folder, steps, repeats, device=device)
     times = " and ".join(f"{statistics.median(seconds[name]) * 1e3:.3f}" for name in ("with", "without"))
     return [
         Result(
@@ -94,8 +94,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="ranks")
     parser.add_argument("--steps", type=int, default=100, help="steps in a turn")
     parser.add_argument("--repeats", type=int, default=31, help="turns of each kind that are timed")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where gradients are")
     options = parser.parse_args()
-    return report(results(options.ranks, options.steps, options.repeats))
+    return report(results(options.ranks, options.steps, options.repeats, options.device))
 
 
 if __name__ == "__main__":

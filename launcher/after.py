@@ -32,6 +32,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.live import queries, read
 from launcher.plan import JobPlan
 from launcher.runs import Run
+from launcher.shared_files import known, names, read_text
 from launcher.state import RunState
 from launcher.sweep_live import SweepLive
 from launcher.sweeps import Sweep
@@ -147,7 +148,8 @@ def look_at(after: Sequence[str]) -> list[Other]:
     """Those that a plan's `after` names, with one question to each scheduler.
 
     Raises:
-        RunError: a directory is gone, or cannot be read.
+        UnavailableError: one cannot be read now.
+        RunError: a directory is gone, or damaged.
     """
     live = SweepLive()
     return [_look_at(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)]
@@ -155,7 +157,7 @@ def look_at(after: Sequence[str]) -> list[Other]:
 
 def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
     run = Run(path)
-    sweep = Sweep(path) if (path / sweeps.RECORD).exists() else sweeps.sweep_of(run)
+    sweep = Sweep(path) if Sweep(path).recorded() else sweeps.sweep_of(run)
     if sweep is None:
         from launcher.live import look
 
@@ -264,13 +266,16 @@ def repoint(path: Path) -> list[str]:
     Who is not reached looks itself when it begins, which costs it a start.
     """
     problems = []
-    homes = [path, path.parent] if Run(path).is_point else [path]
-    files = [file for home in homes if (home / FOLLOWERS).is_dir() for file in (home / FOLLOWERS).iterdir()]
+    try:
+        homes = [path, path.parent] if Run(path).is_point else [path]
+        files = [home / FOLLOWERS / name for home in homes for name in known(names(home / FOLLOWERS)) or ()]
+    except RunError as error:
+        return [str(error)]
     for file in files:
         if file.name.startswith("."):
             continue
         try:
-            _repoint(Path(file.read_text().strip()))
+            _repoint(Path((known(read_text(file)) or "").strip()))
         except (OSError, RunError, ConfigError, QueryError) as error:
             problems.append(f"{file.name}: {error}")
     return problems
@@ -278,8 +283,8 @@ def repoint(path: Path) -> list[str]:
 
 def _repoint(follower: Path) -> None:
     run = Run(follower)
-    if (follower / sweeps.RECORD).exists():
-        sweep = Sweep(follower)
+    sweep = Sweep(follower)
+    if sweep.recorded():
         arrays = [(each.job_of(each.points[0]), sweep.run(each.points[0]).plan()) for each in sweep.submissions()]
         waiting = {_to_wait_for(plan, job, whole=True): plan for job, plan in arrays if job}
     elif run.attempts():

@@ -39,6 +39,14 @@ class LaunchMode(Enum):
     tasks = "tasks"  # one task per rank
 
 
+class VisibleDevices(Enum):
+    """Which of its node's GPUs a rank sees."""
+
+    auto = "auto"  # one with the launcher's own workloads, all with programs and functions of the user's own
+    one = "one"  # its own, as device 0
+    all = "all"  # all of them; its own is the one with the number of its local rank
+
+
 class Backend(Enum):
     """Communication backend of torch.distributed."""
 
@@ -51,7 +59,7 @@ class Backend(Enum):
 class Device(Enum):
     """Where tensors live."""
 
-    auto = "auto"  # cuda when the rank sees a GPU, else cpu
+    auto = "auto"  # cuda when gpus_per_node is more than 0; otherwise what the rank sees: a GPU, else the CPU
     cpu = "cpu"
     cuda = "cuda"
 
@@ -160,7 +168,10 @@ class Launch:
     grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
     max_restarts: int = 3  # restarts in an attempt, not counting those after which the run got further; 0: none
     hang_timeout: int = 600  # seconds without a step after which ranks count as hung, once they have done one
+    start_timeout: int = 1800  # seconds from joining to the first step, for ranks that can resume
+    idle_timeout: int = 1800  # seconds in which no rank used CPU time, printed or did a step, after which all are hung
     heartbeat: int = 30  # seconds of silence after which a node counts as lost
+    visible_devices: VisibleDevices = VisibleDevices.auto  # GPUs that a rank sees: one, all, or auto (own code: all)
 
 
 @dataclass
@@ -175,6 +186,8 @@ class Checkpoint:
     dir: str | None = None  # where checkpoints are; empty: the folder checkpoints of the run directory
     background: bool = True  # write while training goes on; false: training waits until all is on disk
     verify: bool = True  # compare checksums when a checkpoint is loaded
+    read_timeout: int = 300  # seconds for which a read that fails is tried again, before the attempt ends with 75
+    start_over: bool = False  # begin anew where there are checkpoints and none of them is sound; otherwise an error
 
 
 @dataclass
@@ -251,7 +264,7 @@ class Workload:
     entry: str = MISSING  # `module:function`, called in every rank as function(config, env)
     min_ranks: int = 1  # fewest ranks it makes sense with
     backend: Backend = Backend.auto  # auto, gloo, nccl or mpi
-    device: Device = Device.auto  # auto, cpu or cuda
+    device: Device = Device.auto  # auto (a GPU with gpus_per_node > 0, else what there is), cpu or cuda
     seed: int = "${seed}"  # type: ignore[assignment]  # the run's seed
 
 

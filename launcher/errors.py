@@ -24,10 +24,14 @@ NO_RETRY = 93
 INTERRUPTED = 130
 
 
+UNAVAILABLE = "unavailable"  # code of a stop: what the attempt needed could not be read
+
+
 class LauncherError(Exception):
     """Something a user can mend; its text says what was wrong, where it was set, and what to do."""
 
     exit_code = FAILED
+    code = ""  # what kind it is, for programs
 
 
 class ConfigError(LauncherError):
@@ -42,6 +46,13 @@ class SubmissionError(LauncherError):
 
 class RunError(LauncherError):
     """A run directory is missing, damaged, or not safe to use."""
+
+
+class UnavailableError(RunError):
+    """What the machines of a run share cannot be read now, so nothing follows from it: neither that it is there, nor
+    that it is not. Whoever can wait does; an attempt of a run ends with RESUME, and a command says so."""
+
+    code = UNAVAILABLE
 
 
 def near(word: str, known: Iterable[str]) -> str:

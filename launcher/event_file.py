@@ -1,4 +1,4 @@
-"""Files of events: JSON lines, each of one writer, that are read while they grow. Standard library only."""
+"""Files of events: JSON lines, each of one writer, that are read while they grow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from launcher.shared_files import known, read_bytes, tried
 
 # What readers rely on. An event without it was damaged, and is left out as a line is that was cut off.
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -49,13 +51,13 @@ def read(path: Path | str, end: int | None = None) -> Iterator[dict[str, Any]]:
     Args:
         path: the file; there may be none.
         end: read only so many bytes at its end.
+
+    Raises:
+        UnavailableError: it cannot be read now.
+        RunError: it is no file.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if end is not None:  # what is left of the line in which that begins is no JSON
-                file.seek(max(0, os.fstat(file.fileno()).st_size - end))
-            data = file.readall()
-    except (FileNotFoundError, NotADirectoryError):
+    data = known(read_bytes(path) if end is None else tried(lambda: _end_of(path, end), path))
+    if data is None:
         return
     lines = [line for line in data.split(b"\n") if line]
     try:  # all at once, which takes half as long
@@ -66,19 +68,34 @@ def read(path: Path | str, end: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
-    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read(_ENDS)
-            if len(data) == _ENDS:
-                file.seek(max(_ENDS, os.fstat(file.fileno()).st_size - _ENDS))
-                data += b"\n" + file.readall()
-    except (FileNotFoundError, NotADirectoryError):
+    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate.
+
+    Raises:
+        UnavailableError, RunError: as for `read`.
+    """
+    data = known(tried(lambda: _ends_of(path), path))
+    if data is None:
         return []
     lines = data.split(b"\n")
     first, place = _until_progress(lines)
     last, _ = _until_progress(lines[:place:-1])
     return first + last[::-1]
+
+
+def _end_of(path: Path | str, size: int) -> bytes:
+    """The last bytes of a file; what is left of the line in which they begin is no JSON."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.readall()
+
+
+def _ends_of(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(_ENDS)
+        if len(data) == _ENDS:
+            file.seek(max(_ENDS, os.fstat(file.fileno()).st_size - _ENDS))
+            data += b"\n" + file.readall()
+        return data
 
 
 def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:

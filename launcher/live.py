@@ -29,6 +29,7 @@ from launcher.config import Scheduler
 from launcher.errors import LauncherError, RunError
 from launcher.plan import JobPlan
 from launcher.runs import Run
+from launcher.shared_files import passes
 from launcher.state import RunState, Story, run_state, tell
 
 SCHEDULER_INTERVAL = QUICKEST  # seconds for which a scheduler's answer is good enough
@@ -79,10 +80,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A run of which something cannot be read; `words` say what, and what to do."""
+    """A run of which something cannot be read; `words` say what, and what to do.
+
+    `passes`: it may be read later, so nothing is known of the run, not even that it is damaged.
+    """
 
     run: Run
     words: str
+    passes: bool = False
 
 
 def queries(plan: JobPlan, patience: float | None = None) -> Queries:
@@ -343,8 +348,10 @@ def readable(run: Run, function: Callable[[], T]) -> T | Damaged:
     try:
         return function()
     except RunError as error:
-        return Damaged(run, str(error))
+        return Damaged(run, str(error), passes(error))
     except DAMAGE as error:
+        if passes(error):
+            return Damaged(run, f"{run.path} cannot be read now: {error}", passes=True)
         return Damaged(run, f"{run.path} is damaged: {type(error).__name__}: {error}")
 
 

@@ -5,13 +5,13 @@ A runs_dir may have thousands of folders: only those whose names fit are opened.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import RunError, near
 from launcher.runs import Run
+from launcher.shared_files import ABSENT, NO_FILE, Unavailable, exists, known, tried
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
@@ -20,8 +20,17 @@ def all_runs(runs_dir: Path) -> list[Run]:
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
-    """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first."""
-    return [Path(path) for path in newest(folder) if os.path.exists(f"{path}/{name}")]
+    """The folders in `folder`, and those that it has links to, in which there is a file of this name; newest first.
+
+    A folder of which nobody can tell now is among them: whoever opens it says so.
+    """
+    return [Path(path) for path in newest(folder) if may_have(path, name)]
+
+
+def may_have(folder: str, name: str) -> bool:
+    """Whether a folder has a file of this name, or nobody can tell now. One that we may not look into has none."""
+    found = exists(f"{folder}/{name}")
+    return found.passes if isinstance(found, Unavailable) else known(found)
 
 
 def newest(folder: Path) -> list[str]:
@@ -32,8 +41,9 @@ def newest(folder: Path) -> list[str]:
         try:
             path = os.path.realpath(entry.path) if entry.is_symlink() else f"{base}/{name}"
             found.append((entry.stat().st_ctime, path))
-        except OSError:  # it is being removed
-            continue
+        except OSError as error:
+            if error.errno not in ABSENT | NO_FILE:  # else it is being removed, or a link in a circle
+                found.append((float("inf"), entry.path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -48,17 +58,19 @@ def nothing_in(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    try:
-        entries = os.scandir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with entries:
-        for entry in entries:
-            if entry.name == "latest" or entry.name.startswith("."):
-                continue
-            with contextlib.suppress(OSError):  # a link in a circle
-                if entry.is_dir():
-                    yield entry.name, entry
+    """
+    Raises:
+        UnavailableError: the folder cannot be read now.
+    """
+    for entry in known(tried(lambda: list(os.scandir(folder)), folder)) or ():
+        if entry.name == "latest" or entry.name.startswith("."):
+            continue
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            is_folder = error.errno not in ABSENT | NO_FILE  # of a link in a circle there is none
+        if is_folder:
+            yield entry.name, entry
 
 
 def find(name: str, runs_dir: Path) -> Run:
@@ -81,24 +93,28 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
     """The folder of a run or a sweep, which has a file `record`; see `find`."""
     if "/" in name:
         path = Path(name).expanduser().resolve()
-        if (path / record).exists():
+        if _has(path, record):
             return path
         if "/" in name[:-1] or not name.strip("./"):
             raise RunError(f"{path} is not a {what}: it has no {record}")
         name = name[:-1]  # a sweep's points are completed behind `SWEEP/`
     if name == "latest":
         link = runs_dir / "latest"
-        if not (link / record).exists():
+        if not _has(link, record):
             raise RunError(f"there is no latest {what} in {runs_dir}")
         return link.resolve()
-    if (runs_dir / name / record).exists():
+    if _has(runs_dir / name, record):
         return (runs_dir / name).resolve()
-    if (runs_dir / name).is_dir() and what == "run" and (runs_dir / name / "sweep.json").exists():
+    if what == "run" and _has(runs_dir / name, "sweep.json"):
         raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
-    known = names(runs_dir)  # only those whose names fit are opened, of however many there are
-    matches = sorted(each for each in known if each.startswith(name) and (runs_dir / each / record).exists())
+    there = names(runs_dir)  # only those whose names fit are opened, of however many there are
+    matches = sorted(each for each in there if each.startswith(name) and may_have(f"{runs_dir}/{each}", record))
     if len(matches) == 1:
         return (runs_dir / matches[0]).resolve()
     if matches:
         raise RunError(f"{name!r} fits {len(matches)} {what}s: {', '.join(matches[:5])}")
-    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, known)}")
+    raise RunError(f"no {what} {name!r} in {runs_dir}.{near(name, there)}")
+
+
+def _has(folder: Path, name: str) -> bool:
+    return known(exists(folder / name))

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 # The parts of a script that are ours, by lines that only they have, and what a run is without them.
 PARTS = {
     "private files": (r"^umask 077$", "what the script writes can be read by others"),
-    "lease": (r"^until ln \"\$lease_of_mine\"", "two jobs of one run may run at once"),
-    "attempts": (r"^until mkdir \"\$LAUNCHER_RUN_DIR/attempts/", "status, logs and resume do not know of the attempt"),
-    "done once": (r"^if grep -qs '\"event\": \"ended\"", "a run that is done may be done again"),
-    "stop files": (r"\[ -e \"\$LAUNCHER_RUN_DIR/cancelled\" \]", "a cancelled run may begin"),
-    "deadline": (r"LAUNCHER_DEADLINE=", "ranks do not save before the wall time is up"),
+    "lease": (r"^until .*ln \"\$lease_of_mine\" \"\$lease\"", "two jobs of one run may run at once"),
+    "attempts": (
+        r"^until .*mkdir \"\$LAUNCHER_RUN_DIR/attempts/",
+        "status, logs and resume do not know of the attempt",
+    ),
+    "done once": (r"^reads grep -q '\"event\": \"ended\"", "a run that is done may be done again"),
+    "stop files": (r"^marked .*cancelled$", "a cancelled run may begin"),
+    "deadline": (r"^(?!ends_in\(\)).*\bends_in \S", "ranks do not save before the wall time is up"),
     "folder": (r"^cd .*\|\| \{ event ended", "ranks start in another folder"),
     "shell's variables": (r"^\. .*/environment\.sh", "the job has nothing of your shell's environment"),
     "secrets of the job": (r"^ *\. \"\$LAUNCHER_SECRETS_FILE\"", "secrets do not reach the ranks"),
@@ -153,7 +156,7 @@ def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], b
 NAMES = (
     "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
     "node", "again", "after", "secrets", "secrets_file", "seconds", "lease_patience", "lease_beat", "lease_look",
-    "umask",
+    "umask", "passing", "read_patience", "read_pause",
 )  # fmt: skip
 
 

@@ -157,7 +157,10 @@ class JobPlan:
     grace: int = 30
     max_restarts: int = 3
     hang_timeout: int = 600
+    start_timeout: int = 1800
+    idle_timeout: int = 1800
     heartbeat: int = 30
+    visible_devices: str = "auto"  # auto, one or all: GPUs of its node that a rank sees
     lead: int = 120  # seconds before its limit at which an attempt stops
     resume_how: str = ResumeHow.auto.value
     max_attempts: int = 100
@@ -172,6 +175,8 @@ class JobPlan:
     best_is: str = BestIs.max.value
     background: bool = True
     verify: bool = True
+    read_timeout: int = 300
+    start_over: bool = False
     preflight: bool = False
     straggler_factor: float = 1.5
     straggler_time: int = 60  # seconds
@@ -347,7 +352,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         grace=_at_least("launch.grace", launch.grace, 1),
         max_restarts=_at_least("launch.max_restarts", launch.max_restarts, 0),
         hang_timeout=_at_least("launch.hang_timeout", launch.hang_timeout, 1),
+        start_timeout=_at_least("launch.start_timeout", launch.start_timeout, 1),
+        idle_timeout=_at_least("launch.idle_timeout", launch.idle_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
+        visible_devices=launch.visible_devices.value,
         **_resume(config, site.run_dir),
         **trackers.fields_of(config, site.run_id),
         preflight=config.preflight,
@@ -404,6 +412,8 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         "best_is": checkpoint.best_is.value,
         "background": checkpoint.background,
         "verify": checkpoint.verify,
+        "read_timeout": _at_least("checkpoint.read_timeout", checkpoint.read_timeout, 0),
+        "start_over": checkpoint.start_over,
     }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, containers, environments, secret
+from launcher import __version__, containers, environments, secret, shared_files
 from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
@@ -32,6 +33,8 @@ TEMPLATES = {
 
 LEASE_BEAT = 15  # seconds between two signs of life of whoever holds a run's lease
 LEASE_LOOK = 2  # seconds between two looks of whoever waits for it
+READ_PATIENCE = int(shared_files.IN_A_JOB)  # seconds for which what cannot be read now is tried again
+READ_PAUSE = 1  # seconds between two tries
 LEASE_PATIENCE = 90  # seconds without one, after which it is dead; network file systems show times up to 60 s late
 
 
@@ -122,6 +125,9 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "lease_patience": LEASE_PATIENCE,
         "lease_beat": LEASE_BEAT,
         "lease_look": LEASE_LOOK,
+        "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.PASSING))),
+        "read_patience": READ_PATIENCE,
+        "read_pause": READ_PAUSE,
         "umask": Raw(f"{plan.umask:03o}"),
     }
 

@@ -10,12 +10,12 @@
       stop, save            made by the user: save and end; save and go on
       cancelled, over       it is not to go on; its chain of jobs is not to go on
       lease                 the job and attempt that run it now
-      checkpoints/          see launcher/checkpoints.py
+      checkpoints/          see launcher/checkpoint/format.py
       record-N.json         what the record was before the Nth time that it was resumed
       submitit/             submitit's own files (payload and results)
       output-JOB.log        what the scheduler caught of the job (PBS: JOB.OU)
       attempts/N/events/    script.jsonl, node-K.jsonl, rank-0.jsonl: one writer per file
-      attempts/N/logs/      rank-R.out, rank-R.err, rank-R.error.json
+      attempts/N/logs/      rank-R.out, rank-R.err
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
       attempts/N/preflight/ member-I: that the others see it
@@ -31,7 +31,7 @@ Works without torch, hydra and submitit: both sides use it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import stat
@@ -43,13 +43,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file
+from launcher import event_file, locks, shared_secret
 from launcher.errors import ConfigError, RunError
+from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
-_BEFORE = {"submitit", "attempts", "code"}  # what may be there before the record
-_HALF = (".record.json.", ".code-", "lib-")  # and beginnings of names, also of what was half written
+SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
+_BEFORE = {"submitit", "attempts", "code", SECRET}  # what may be there before the record
+_HALF = (".record.json.", ".code-", "lib-", f".{SECRET}.")  # and beginnings of names, also of what was half written
+SUBMITTING = ".submitting"  # the file that whoever submits in a folder has locked
 _LOCKED: set[Path] = set()  # folders in which this process alone submits
 
 if TYPE_CHECKING:
@@ -74,15 +77,27 @@ class Run:
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a point of a sweep, or an element of a run's array: their names are numbers."""
-        return self.path.name.isdecimal() and any(
-            (self.path.parent / name).exists() for name in ("sweep.json", "submitit")
-        )
+        """Whether it is a point of a sweep, or an element of a run's array: their names are numbers.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(self._in_another())
 
     @property
     def id(self) -> str:
         """Its name; a point's has its sweep's in front (`lr-3f9c/7`)."""
-        return f"{self.path.parent.name}/{self.path.name}" if self.is_point else self.path.name
+        found = self._in_another(patience=0)  # a name is wanted in any case, and most runs have none of digits
+        point = found.value if isinstance(found, Ok) else True
+        return f"{self.path.parent.name}/{self.path.name}" if point else self.path.name
+
+    def _in_another(self, *, patience: float | None = None) -> Outcome[bool]:
+        found: Outcome[bool] = Ok(False)
+        for name in ("sweep.json", "submitit") if self.path.name.isdecimal() else ():
+            found = exists(self.path.parent / name, patience=patience)
+            if found != Ok(False):
+                break
+        return found
 
     @property
     def submitit_folder(self) -> Path:
@@ -110,6 +125,8 @@ class Run:
                 require_private(path)
             for folder in (path / "submitit", path / "attempts"):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            if not (path / SECRET).exists():
+                shared_secret.make(path / SECRET)
         except OSError as error:
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "
@@ -118,8 +135,20 @@ class Run:
         return cls(path)
 
     def recorded(self) -> bool:
-        """Whether its record is there; nothing is submitted before."""
-        return (self.path / "record.json").exists()
+        """Whether its record is there; nothing is submitted before.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return self.has("record.json")
+
+    def has(self, name: str) -> bool:
+        """Whether it has a file of this name: its record, or a mark (`stop`, `cancelled`, `over`).
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(exists(self.path / name))
 
     def write_record(
         self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
@@ -140,9 +169,17 @@ class Run:
 
     def clear_for_resume(self) -> None:
         """Keeps the record, and removes what would keep the run from going on, the lease of a dead job included."""
-        number = len(list(self.path.glob("record-*.json")))
-        self._write(f"record-{number}.json", (self.path / "record.json").read_text())
+        self._write(f"record-{self._earlier_records()}.json", (self.path / "record.json").read_text())
         self.clear_marks()
+
+    def _earlier_records(self) -> int:
+        """How many records it had before this one.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        found = known(names(self.path)) or ()
+        return sum(name.startswith("record-") and name.endswith(".json") for name in found)
 
     def clear_marks(self) -> None:
         """Removes what would keep the run from going on, the lease of a dead job included."""
@@ -151,7 +188,7 @@ class Run:
 
     def take_back_record(self) -> None:
         """The record is again what it was before the last `clear_for_resume`."""
-        kept = self.path / f"record-{len(list(self.path.glob('record-*.json'))) - 1}.json"
+        kept = self.path / f"record-{self._earlier_records() - 1}.json"
         kept.replace(self.path / "record.json")
 
     def write_script(self, text: str) -> Path:
@@ -199,16 +236,13 @@ class Run:
         """The record; `record-0.json` is the first one of a run that was resumed.
 
         Raises:
-            RunError: there is none, it cannot be read, or a newer version wrote it.
+            UnavailableError: it cannot be read now.
+            RunError: there is none, it is damaged, or a newer version wrote it.
         """
         path = f"{self.path}/{name}"
-        try:
-            with open(path, "rb") as file:
-                record = json.loads(file.read())
-        except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run: it has no {name}") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from None
+        record = known(read_json(path))
+        if record is None and not known(exists(path)):
+            raise RunError(f"{self.path} is not a run: it has no {name}")
         if not isinstance(record, dict):
             raise RunError(f"{path} cannot be read: it is no record of a run")
         if record.get("format", FORMAT) != FORMAT:
@@ -239,13 +273,19 @@ class Run:
         Raises:
             RunError: as for `plan`.
         """
-        return self.plan("record-0.json" if (self.path / "record-0.json").exists() else "record.json")
+        return self.plan("record-0.json" if self.has("record-0.json") else "record.json")
 
     def result(self) -> dict[str, Any] | None:
-        try:
-            return dict(json.loads((self.path / "result.json").read_text()))
-        except (OSError, ValueError, TypeError):
+        """The metrics of rank 0; None: there are none, or they are damaged.
+
+        Raises:
+            UnavailableError: they cannot be read now.
+        """
+        found = read_json(self.path / "result.json")
+        if isinstance(found, Wrong):
             return None
+        metrics = known(found)
+        return metrics if isinstance(metrics, dict) else None
 
     def journal_events(self) -> list[dict[str, Any]]:
         """What the submitter did; of a point also what it did with the whole sweep."""
@@ -257,33 +297,46 @@ class Run:
         return sorted([*submitted_with(self), *own], key=lambda event: float(event["time"]))
 
     def attempts(self) -> list[Attempt]:
-        """All attempts, in order."""
-        try:
-            numbers = sorted(int(entry.name) for entry in os.scandir(f"{self.path}/attempts") if entry.name.isdecimal())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [Attempt(self, number) for number in numbers]
+        """All attempts, in order.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        found = known(names(f"{self.path}/attempts")) or ()
+        return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
     def silent_for(self) -> float | None:
-        """Seconds since whoever holds the lease has shown that it lives; None: nobody holds it."""
-        try:
-            return time.time() - (self.path / "lease").stat().st_mtime
-        except OSError:
-            return None
+        """Seconds since whoever holds the lease has shown that it lives; None: nobody has it, or nobody can tell."""
+        found = tried((self.path / "lease").stat, self.path, patience=0)
+        return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
 
     def outputs(self) -> list[Path]:
         """The scheduler's output files, oldest first."""
         paths = [*self.path.glob("output-*.log"), *self.path.glob("*.OU")]
         return sorted(paths, key=lambda path: path.stat().st_mtime)
 
+    def secret(self) -> bytes:
+        """What only the run's own processes know; the secrets of its attempts are derived from it.
+
+        Raises:
+            RunError: it is damaged, or others can read it.
+            UnavailableError: it cannot be read now.
+        """
+        path = self.path / SECRET
+        secret = known(tried(lambda: shared_secret.of_file(path), path))  # a run of an earlier version has none yet
+        if secret is None:
+            raise RunError(f"{path} is gone")
+        return secret
+
     def require_private(self) -> None:
         """Payloads are unpickled from here, so nobody else may be able to write here.
 
         Raises:
+            UnavailableError: nobody can tell now.
             RunError: the directory is incomplete or somebody else's, or others can write to it.
         """
         for path in (self.path, self.submitit_folder):
-            if not path.exists():
+            if not known(exists(path)):
                 raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}")
             require_private(path)
 
@@ -309,11 +362,16 @@ class Attempt:
         The scheduler's own is that of whoever it killed last, or of a node that came too late.
         """
         path = self.path / "exit_code"
-        try:
+
+        def written() -> bool:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(f"{code}\n")
-        except OSError as error:  # a full disk; then the script goes by the scheduler's status
-            print(f"launcher: cannot write to {path}: {error}", file=sys.stderr)
+            return True
+
+        outcome = tried(written, path)
+        if outcome != Ok(True):  # a full disk, say; then the script goes by the scheduler's status
+            reason = "its folder is gone" if isinstance(outcome, Ok) else outcome.reason
+            print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
 
     def events_file(self, writer: str) -> Path:
         """The file of one writer: `script`, `node-3`, `rank-0`."""
@@ -329,12 +387,9 @@ class Attempt:
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:
         folder = f"{self.run.path}/attempts/{self.number}/events"
-        try:
-            names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(".jsonl"))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        found = known(names(folder)) or ()
         events: list[dict[str, Any]] = []
-        for name in names:
+        for name in sorted(name for name in found if name.endswith(".jsonl")):
             writer = name.removesuffix(".jsonl")
             read = event_file.read_ends if writer == "rank-0" and not whole else event_file.read
             for event in read(f"{folder}/{name}"):
@@ -354,9 +409,13 @@ def require_private(folder: Path) -> None:
     """Refuses a folder in which somebody else could have put what is to be unpickled.
 
     Raises:
+        UnavailableError: nobody can tell now.
+        FileNotFoundError: it is not there.
         RunError: it is somebody else's, or others can write to it.
     """
-    status = folder.stat()
+    status = known(tried(folder.stat, folder))
+    if status is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     if status.st_uid != os.getuid():
         raise RunError(f"{folder} belongs to user {status.st_uid}, not to you: it is not used")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -368,25 +427,27 @@ def only_submitter(folder: Path) -> Iterator[None]:
     """Keeps other processes from submitting what is in this folder meanwhile.
 
     An sbatch or qsub inherits the lock (`command.hand_over`): when its submitter is killed, the next one waits until
-    it has come to its end as well, and then there is a job to be found or there is none. (flock works on NFS as well.)
-    Whoever has the lock may ask for it once more.
+    it has come to its end as well, and then there is a job to be found or there is none. On a file system without
+    locks the token still finds a job that is there. Whoever has the lock may ask for it once more.
     """
     if folder in _LOCKED:
         yield
         return
-    with open(os.open(folder / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        os.set_inheritable(file.fileno(), True)
-        with contextlib.suppress(OSError):  # a file system without locks; the token still finds a job that is there
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
-                fcntl.flock(file, fcntl.LOCK_EX)
+
+    def waiting() -> None:
+        print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
+
+    with locks.held(folder / SUBMITTING, inheritable=True, waiting=waiting):
         _LOCKED.add(folder)
         try:
             yield
         finally:
             _LOCKED.discard(folder)
+
+
+def being_submitted(folder: Path) -> bool:
+    """Whether somebody submits what is in this folder now."""
+    return locks.is_held(folder / SUBMITTING)
 
 
 def write(path: Path, text: str, *, sync: bool = True) -> Path:

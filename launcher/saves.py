@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.plan import JobPlan
+from launcher.shared_files import passes
 
 PATIENCE = 3.0  # seconds; a node counts as lost after launch.heartbeat
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
@@ -26,6 +27,9 @@ def newest(plan: JobPlan) -> int:
     """When the newest of these files was written, in nanoseconds since the epoch; -1: there is none.
 
     Of more files than can be looked at in PATIENCE seconds only some count: an agent that asks must not seem dead.
+
+    Raises:
+        OSError: some cannot be looked at now, which does not say that nothing was saved.
     """
     give_up, found = time.monotonic() + PATIENCE, -1
     for path in _files(plan):
@@ -49,7 +53,8 @@ def _files(plan: JobPlan) -> Iterator[Path]:
     if named is None:
         try:
             entries = [Path(entry.path) for entry in os.scandir(plan.workdir)]
-        except OSError:
+        except OSError as error:
+            _unless_it_passes(error)
             return
         yield from (path for path in entries if path.suffix in ENDINGS)
         return
@@ -61,12 +66,18 @@ def _files(plan: JobPlan) -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for path, _, names in os.walk(folder):
+    for path, _, names in os.walk(folder, onerror=_unless_it_passes):
         yield from (Path(path, name) for name in names)
 
 
 def _changed(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns if not path.is_dir() else None
-    except OSError:  # it was just replaced
+    except OSError as error:  # it was just replaced
+        _unless_it_passes(error)
         return None
+
+
+def _unless_it_passes(error: OSError) -> None:
+    if passes(error):
+        raise error

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import public
-from launcher.errors import RESUME, ConfigError, RunError, SubmissionError
+from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.paths import user_data_dir
 from launcher.runs import Run, require_private
+from launcher.shared_files import exists, known
 
 PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-separated
 FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
@@ -246,8 +247,9 @@ def prune(base: Path) -> None:
             with open(path, errors="replace") as file:
                 run_dir = file.readline().removeprefix("# ").removesuffix("\n")
                 written = os.fstat(file.fileno()).st_mtime
-            if os.path.isabs(run_dir) and _over(Path(run_dir), written):
-                remove(path)
+            with contextlib.suppress(UnavailableError):  # of a run of which nobody can tell it stays
+                if os.path.isabs(run_dir) and _over(Path(run_dir), written):
+                    remove(path)
         for folder in base.glob("*"):  # the script of the last run in it has removed the file
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -264,10 +266,15 @@ def _over(run_dir: Path, written: float) -> bool:
     | ended, but for 75, after the file was written | yes |
     | ended before that: it was submitted again, and waits | no |
     | waits, runs, or ended with 75: it may go on by itself | no |
+
+    Raises:
+        UnavailableError: nobody can tell now.
     """
-    if not run_dir.is_dir():
-        return (run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent).is_dir()  # a point's sweep has gone
-    if (run_dir / "cancelled").exists():  # resume removes it before the file is written
+    run = Run(run_dir)
+    if not known(exists(run_dir)):
+        runs_dir = run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent  # a point's sweep has gone
+        return known(exists(runs_dir))
+    if run.has("cancelled"):  # resume removes it before the file is written
         return True
-    ends = [event for each in Run(run_dir).attempts()[-1:] for event in each.events() if event["event"] == "ended"]
+    ends = [event for each in run.attempts()[-1:] for event in each.events() if event["event"] == "ended"]
     return bool(ends) and ends[-1]["code"] != RESUME and ends[-1]["time"] > written

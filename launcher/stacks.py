@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
-_CALLS = "_run_workload"  # a rank's workload is called by this; see launcher/node/rank.py
-_RUNS = ("/launcher/node/script.py", "<frozen runpy>", "/runpy.py")  # a program is run by these
+_CALLS = "_run_workload"  # a rank's workload is called by this; see launcher/worker/main.py
+_RUNS = ("/launcher/worker/script.py", "<frozen runpy>", "/runpy.py")  # a program is run by these
 STATES = {"D": "waits for a device or a file server (state D)", "T": "is stopped (state T)", "": "is gone"}
 
 

@@ -16,6 +16,8 @@
 | | job done or gone, or no such job | cancelled if asked for, else lost |
 | | no answer | unknown |
 | submitting, and no job id | (not asked) | unconfirmed |
+
+What cannot be read now tells nothing: the run is unknown then (launcher/live.py, launcher/sweep_live.py).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class RunState(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # its job is gone without a word
-    UNKNOWN = "unknown"  # the scheduler does not answer
+    UNKNOWN = "unknown"  # the scheduler does not answer, or its record cannot be read now
 
     @property
     def over(self) -> bool:

@@ -6,6 +6,8 @@
 | has never been handed over | waiting |
 | the same, and it was cancelled, or its sweep | cancelled |
 | has a job, or had one | as its run is (launcher/state.py) |
+| has a record that is damaged | damaged |
+| has something that cannot be read now | unknown: it may run, and is not started again |
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from launcher.backends.slurm_query import Slurm
 from launcher.live import DAMAGE, ENDS, PATIENCE, SCHEDULER_INTERVAL, Live, Seen, look, queries
 from launcher.plan import JobPlan
 from launcher.runs import Run
+from launcher.shared_files import passes
 from launcher.state import RunState
 from launcher.sweeps import Point, Sweep, sweep_of
 
@@ -128,6 +131,13 @@ def not_begun(run: Run) -> str | None:
 
 
 def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:
+    try:
+        return _seen(point, asked, cancelled, live)
+    except DAMAGE as error:
+        return PointSeen(point, RunState.UNKNOWN.value if passes(error) else DAMAGED)
+
+
+def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:
     run = point.run
     if run.path in live.done or done(run):
         live.done.add(run.path)
@@ -138,10 +148,7 @@ def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive
     if not any(event["event"] in ("submitting", "process", "submitted") for event in events):
         ended = cancelled or any(event["event"] == RunState.CANCELLED.value for event in events)
         return PointSeen(point, RunState.CANCELLED.value if ended else WAITING)
-    try:
-        seen = look(run, live)
-    except DAMAGE:
-        return PointSeen(point, DAMAGED)
+    seen = look(run, live)
     return PointSeen(point, seen.state.value, seen)
 
 
@@ -149,11 +156,15 @@ def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any
     """Whether this machine is to run it, and has not begun since it was asked to."""
     if asked is None or any(event["event"] == "process" and event["time"] >= asked for event in events):
         return False
-    return not (run.path / "cancelled").exists()
+    return not run.has("cancelled")
 
 
 def done(run: Run) -> bool:
-    """Whether the last attempt ended with 0. Its script's word is enough, and reading all events takes long."""
+    """Whether the last attempt ended with 0. Its script's word is enough, and reading all events takes long.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+    """
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
     return bool(events) and events[-1]["event"] == "ended" and events[-1]["code"] == 0

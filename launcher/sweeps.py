@@ -29,6 +29,7 @@ from typing import Any
 from launcher import event_file, live_index, lookup, runs
 from launcher.errors import ConfigError, RunError
 from launcher.runs import Run
+from launcher.shared_files import exists, known, read_json, read_text, tried
 
 FORMAT = 1
 RECORD = "sweep.json"
@@ -105,7 +106,7 @@ class Sweep:
             ConfigError: it cannot be made, or is a run's.
             RunError: others can write to it.
         """
-        if (path / "record.json").exists():
+        if known(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,7 +120,12 @@ class Sweep:
         return cls(path)
 
     def recorded(self) -> bool:
-        return (self.path / RECORD).exists()
+        """Whether its manifest is there.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
         """Writes the manifest, whole or not at all."""
@@ -129,18 +135,20 @@ class Sweep:
         """The manifest.
 
         Raises:
-            RunError: it cannot be read, or another version wrote it.
+            UnavailableError: it cannot be read now.
+            RunError: it is not there, it is damaged, or another version wrote it.
         """
+        found = known(read_json(self.path / RECORD))
+        if found is None and not self.recorded():
+            raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
         try:
-            values = dict(json.loads((self.path / RECORD).read_text()))
+            values = dict(found)
             if values.pop("format") != FORMAT:
                 raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
             points = tuple(tuple(overrides) for overrides in values.pop("points"))
             sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective")}
             return Manifest(points=points, **sequences, **values)
-        except FileNotFoundError:
-            raise RunError(f"{self.path} is not a sweep: it has no {RECORD}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{self.path}/{RECORD} cannot be read: {error}") from None
 
     def points(self) -> list[Point]:
@@ -193,11 +201,12 @@ class Sweep:
             file.write(f"{since} {to_ranges(points)}\n")
 
     def asked(self) -> dict[int, float]:
-        """Points that this machine is to run, in order, and since when a run of them counts."""
-        try:
-            lines = (self.path / "points").read_text(errors="replace").split("\n")[:-1]  # the last one was cut off
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
+        """Points that this machine is to run, in order, and since when a run of them counts.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        lines = (known(read_text(self.path / "points")) or "").split("\n")[:-1]  # the last one was cut off
         asked: dict[int, float] = {}
         for since, _, points in (line.partition(" ") for line in lines):
             with contextlib.suppress(ValueError):  # it was damaged
@@ -205,7 +214,12 @@ class Sweep:
         return asked
 
     def cancelled(self) -> bool:
-        return (self.path / "cancelled").exists()
+        """Whether points that have not begun are to stay so.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, wanted: bool) -> None:
         """Whether points that have not begun are to stay so."""
@@ -220,8 +234,8 @@ def submitted_with(run: Run) -> Iterator[dict[str, Any]]:
     sweep = sweep_of(run)
     if sweep is None:
         return
-    with contextlib.suppress(FileNotFoundError):
-        status = (sweep.path / "journal.jsonl").stat()
+    journal = sweep.path / "journal.jsonl"
+    if (status := known(tried(journal.stat, journal))) is not None:
         yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
 
 
@@ -277,9 +291,9 @@ def differing(points: Sequence[Sequence[str]]) -> list[str]:
             values.setdefault(key_of(each), set())
     for overrides in points:
         own = {key_of(each): each.partition("=")[2] for each in overrides}
-        for key, known in values.items():
-            known.add(own.get(key))
-    return [key for key, known in values.items() if len(known) > 1]
+        for key, found in values.items():
+            found.add(own.get(key))
+    return [key for key, found in values.items() if len(found) > 1]
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
@@ -322,5 +336,10 @@ def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
 
 
 def sweep_of(run: Run) -> Sweep | None:
-    """The sweep that this run is a point of."""
-    return Sweep(run.path.parent) if run.is_point and (run.path.parent / RECORD).exists() else None
+    """The sweep that this run is a point of.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+    """
+    sweep = Sweep(run.path.parent)
+    return sweep if run.is_point and sweep.recorded() else None

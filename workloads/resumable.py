@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from launcher.checkpoints import SaveFailed
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded
+from launcher.checkpoint.format import SaveFailed
 from launcher.errors import RESUME
 from launcher.node import lease
-from launcher.node.checkpoint import Checkpointer, Loaded
 from launcher.node.pace import Pace
 from launcher.node.settings import Settings, settings
 from launcher.node.stop import Stop
@@ -197,7 +197,8 @@ class Resumable:
         self._checkpointer = Checkpointer(
             self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=self.run.keep, best=self.run.best,
             best_is=self.run.best_is, background=self.run.background, verify=self.run.verify,
-            attempt=self.run.attempt, fence=lease.require,
+            attempt=self.run.attempt, fence=lease.require, read_timeout=self.run.read_timeout,
+            start_over=self.run.start_over,
         )  # fmt: skip
         self._stop = Stop(env, self.run)
 

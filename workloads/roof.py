@@ -7,7 +7,6 @@ settings' doing; one near to it is the network's, and no setting will help.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from launcher.node import interfaces
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ COPY_SECONDS = 0.2  # that copies are repeated for
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # more than a cache holds
 _CHUNK = 2**20
 _LENGTH = struct.Struct("!Q")
-_SIOCGIFADDR = 0x8915  # man 7 netdevice
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,9 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
         way = f"from rank {sender} to rank {receiver} on {hosts[sender]}"
 
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    server, problem = _attempt(lambda: listen(interface)) if env.rank == receiver else (None, "")
-    offer = (server.getsockname()[:2], secrets.token_bytes(16)) if server else None
+    opened, problem = _attempt(lambda: interfaces.listen(interface)) if env.rank == receiver else (None, "")
+    server = opened[0] if opened else None
+    offer = (opened[1], secrets.token_bytes(16)) if opened else None
     offered, problem, interface = gather((offer, problem, interface), env)[receiver]
     over = f" over {interface}" if interface else ""
     if offered is None:
@@ -164,23 +164,6 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
         return step(), ""
     except OSError as error:
         return None, str(error) or type(error).__name__
-
-
-def listen(interface: str | None) -> socket.socket:
-    """A listening socket on a free port of the interface's address; without one, of the address of the host's name,
-    which is what gloo takes.
-
-    Raises:
-        OSError: there is no such interface, or it has no IPv4 address.
-    """
-    if interface:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            name = interface.split(",")[0].encode()[:15]
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name))
-        address = socket.inet_ntoa(answer[20:24])
-    else:
-        address = socket.gethostbyname(socket.gethostname())
-    return socket.create_server((address, 0))
 
 
 def stream(address: tuple[str, int], token: bytes) -> float:

@@ -17,11 +17,12 @@ from typing import Any
 from submitit.core import core, utils
 
 from launcher import render
-from launcher.backends.base import parts
+from launcher.backends.base import QueryError, parts
 from launcher.backends.once import submit_once
-from launcher.errors import SubmissionError
+from launcher.errors import SubmissionError, UnavailableError
 from launcher.plan import JobPlan
 from launcher.runs import Run, write
+from launcher.shared_files import exists, known
 
 
 @contextlib.contextmanager
@@ -91,7 +92,14 @@ class RunExecutor(core.PicklingExecutor):
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
         """The id of the one job there is in the end; it may also be known from what the job itself has written."""
-        return submit_once(send, lambda: self._known() or find(), before=self._resumed)
+
+        def look() -> str | None:
+            try:
+                return self._known() or find()
+            except UnavailableError as error:  # there may be one: nothing is sent until somebody can tell
+                raise QueryError(str(error)) from None
+
+        return submit_once(send, look, before=self._resumed)
 
     def _known(self) -> str | None:
         """The job's id, if it has begun."""
@@ -112,7 +120,7 @@ class RunExecutor(core.PicklingExecutor):
             return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
         elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
         for element, delayed in zip(elements, delayed_submissions, strict=True):
-            if not element.path.exists():
+            if not known(exists(element.path)):
                 Run.create(element.path)
             self._dump(delayed, element)
         jobs: list[core.Job[Any]] = []

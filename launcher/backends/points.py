@@ -7,29 +7,41 @@ it can be started again, and finds the points that run already.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from pathlib import Path
 
+from launcher import locks
 from launcher.backends.processes import Process
-from launcher.errors import LauncherError
+from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
+from launcher.shared_files import LONGEST
 from launcher.sweeps import Sweep
 
+LOCK = ".points"  # the file that the one at work has locked
 LOOK = 0.1  # seconds between two looks
+PATIENCE = 3600.0  # seconds for which a sweep that cannot be read is waited for
 
 
 def main(path: str) -> int:
-    sweep, failed = Sweep(Path(path)), set[int]()
+    """Runs what waits; what cannot be read now is waited for, since nobody else would start these points."""
+    sweep, failed, since = Sweep(Path(path)), set[int](), time.monotonic()
+    while True:
+        try:
+            return _run(sweep, failed)
+        except UnavailableError as error:
+            print(f"launcher: {error}", file=sys.stderr, flush=True)
+            if time.monotonic() - since > PATIENCE:
+                return FAILED
+            time.sleep(LONGEST)
+
+
+def _run(sweep: Sweep, failed: set[int]) -> int:
     while set(_look(sweep)[0]) - failed:
-        with open(os.open(sweep.path / ".points", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return 0  # another one is at work, and will see what is new
+        with locks.held_if_free(sweep.path / LOCK) as ours:
+            if not ours:
+                return DONE  # another one is at work, and will see what is new
             _work(sweep, failed)
-    return 0
+    return DONE
 
 
 def _work(sweep: Sweep, failed: set[int]) -> None:
@@ -45,6 +57,8 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
         for index in waiting[: max(room, 0)]:
             try:
                 _start(sweep, index)
+            except UnavailableError:
+                raise  # it is started when it can be read
             except (LauncherError, OSError) as error:
                 failed.add(index)
                 print(f"point {index}: {error}", file=sys.stderr, flush=True)
@@ -69,7 +83,7 @@ def _look(sweep: Sweep) -> tuple[list[int], int]:
         process = Process.started(events)
         running += process is not None and process.alive()
         begun = any(event["event"] == "process" and event["time"] >= since for event in events)
-        if not (begun or cancelled or (run.path / "cancelled").exists()):
+        if not (begun or cancelled or run.has("cancelled")):
             waiting.append(index)
     return waiting, running
 

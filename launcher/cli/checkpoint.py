@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from launcher.checkpoints import Manifest
+    from launcher.checkpoint.format import Manifest
 
 ACTIONS = ("list", "inspect", "verify", "extract")
 
@@ -79,7 +79,7 @@ class Place:
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
     from pathlib import Path
 
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     wanted = None
     if step is not None:
@@ -104,7 +104,7 @@ def _meant(place: Place) -> list[Path]:
     Raises:
         CheckpointError: there is none, or not of this step.
     """
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     found = checkpoints.candidates(place.folder)
     chosen = [path for path in found if place.step in (None, checkpoints.step_of(path.name))]
@@ -121,11 +121,12 @@ def _meant(place: Place) -> list[Path]:
 
 def _one(place: Place) -> tuple[Path, Manifest]:
     """The checkpoint that is meant: of the step given, or the newest that looks sound."""
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     chosen = _meant(place)
     if place.step is None:
-        return next(checkpoints.sound(place.folder), (chosen[0], checkpoints.read(chosen[0])))
+        newest = next(iter(checkpoints.sound(place.folder).items()), None)
+        return newest or (chosen[0], checkpoints.read(chosen[0]))
     return chosen[0], checkpoints.read(chosen[0])
 
 
@@ -147,7 +148,7 @@ def _list(place: Place, as_json: bool) -> int:
     lines = [
         (
             str(row["step"]), _age(row["age"]), _size(row["bytes"]), str(row["world_size"] or "-"),
-            ", ".join(row["kept_as"]) or "-", "wrong" if row["problems"] else "right",
+            ", ".join(row["kept_as"]) or "-", row["sizes"],
             " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items()) or "-",
         )
         for row in rows
@@ -156,27 +157,39 @@ def _list(place: Place, as_json: bool) -> int:
     for row in rows:
         for problem in row["problems"]:
             print(f"step {row['step']}: {problem}")
+        if row["aside"]:
+            print(f"step {row['step']}: kept in {row['path']}, and not used; remove it when you do not need it")
     return 0
 
 
 def _rows(place: Place) -> Iterator[dict[str, Any]]:
     import time
 
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
+    from launcher.checkpoint import retention
 
-    manifests, problems = {}, {}
-    for path in checkpoints.candidates(place.folder):
+    manifests: dict[Path, Manifest] = {}
+    problems: dict[Path, list[str]] = {}
+    sizes: dict[Path, str] = {}
+    aside = checkpoints.put_aside(place.folder) if place.folder.exists() else {}
+    for path in [*checkpoints.candidates(place.folder), *aside]:
         try:
             manifests[path] = checkpoints.read(path)
             problems[path] = checkpoints.wrong_sizes(path, manifests[path])
+            sizes[path] = "wrong" if problems[path] else "right"
         except checkpoints.CheckpointError as error:
             problems[path] = [str(error)]
-    good = sorted((manifests[path] for path, told in problems.items() if not told), key=lambda each: -each.step)
+            sizes[path] = "unknown" if isinstance(error, checkpoints.Unavailable) else "wrong"
+    for path in aside:
+        problems[path] = checkpoints.why_aside(path) or problems[path]
+    good = retention.newest_first(
+        manifest for path, manifest in manifests.items() if path not in aside and not problems[path]
+    )
     newest = {manifest.step for manifest in good[: place.keep]}
-    best = checkpoints.best_of(good, place.best, place.best_is)
+    best = retention.best_of(good, place.best, place.best_is)
     for path, told in problems.items():
         manifest = manifests.get(path)
-        step = checkpoints.step_of(path.name)
+        step = aside[path] if path in aside else checkpoints.step_of(path.name)
         yield {
             "step": step,
             "path": str(path),
@@ -187,8 +200,11 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
             "metrics": manifest.metrics if manifest else {},
             "kept_as": [
                 *(["newest"] if step in newest and not told else []),
-                *(["best"] if best is not None and best.step == step else []),
+                *(["best"] if best is not None and best.step == step and path not in aside else []),
+                *(["aside"] if path in aside else []),
             ],
+            "sizes": sizes[path],
+            "aside": path in aside,
             "problems": told,
         }
 
@@ -197,7 +213,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
-    from launcher.node import checkpoint_read  # loads torch
+    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
 
     _require_private(path)
     entries = checkpoint_read.entries(path, manifest)
@@ -249,15 +265,18 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     code = 0
     for path in _meant(place):
         try:
             problems = checkpoints.verify(path)
+            verdict = "damaged" if problems else "sound"
         except checkpoints.Misfit as error:
-            problems = [str(error)]
-        print(f"step {checkpoints.step_of(path.name)}: {'damaged' if problems else 'sound'}")
+            verdict, problems = "damaged", [str(error)]
+        except checkpoints.Unavailable as error:
+            verdict, problems = "cannot be read now", [str(error)]
+        print(f"step {checkpoints.step_of(path.name)}: {verdict}")
         for problem in problems:
             print(f"  {problem}")
             code = FAILED
@@ -270,7 +289,7 @@ def _verify(place: Place) -> int:
 def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
     from pathlib import Path
 
-    from launcher.node import checkpoint_read  # loads torch
+    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
 
     shard = arguments.shard
     ending = "" if shard is None else f"-shard-{shard}"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from launcher import runs
 from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
 from launcher.cli.text import outcome
-from launcher.errors import INTERRUPTED, LauncherError
+from launcher.errors import INTERRUPTED, LauncherError, UnavailableError
 from launcher.live import Live, Seen, look
 from launcher.printed import Stream
 from launcher.state import RunState
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
+SLOWEST = 15.0  # seconds between two looks where nothing happens, or nothing can be read
 
 
 def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None) -> int:
@@ -77,7 +78,14 @@ def _follow(run: runs.Run, printed: Stream, foreground: bool, output: bool) -> S
     why = ""
     with shown(every=None) as show:  # where there is no terminal the output tells enough
         while True:
-            seen = look(run, live)
+            try:
+                seen = look(run, live)
+            except UnavailableError as error:  # which tells nothing of the run
+                if str(error) != why:
+                    why = str(error)
+                    print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
+                time.sleep(SLOWEST)
+                continue
             if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
                 why = seen.word  # it may never start, and then this is all that there is to see
                 print(f"queued: {why}", file=sys.stderr, flush=True)
@@ -88,7 +96,7 @@ def _follow(run: runs.Run, printed: Stream, foreground: bool, output: bool) -> S
                 return seen
             time.sleep(pause)
             if not foreground:
-                pause = min(pause * 1.2, 15)  # a queue may take hours
+                pause = min(pause * 1.2, SLOWEST)  # a queue may take hours
 
 
 def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:

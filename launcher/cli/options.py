@@ -88,9 +88,10 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     from launcher import lookup, sweeps  # not for --help
     from launcher.errors import RunError, near
     from launcher.paths import default_runs_dir
+    from launcher.shared_files import exists, known
 
     folder = runs_dir or default_runs_dir()
-    if "/" in name or name == "latest" or (folder / name / "record.json").exists():
+    if "/" in name or name == "latest" or known(exists(folder / name / "record.json")):
         try:
             return lookup.find(name, folder)
         except RunError as error:
@@ -98,15 +99,17 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
                 return sweeps.find(name, folder)
             except RunError:
                 raise error from None
-    if (folder / name / sweeps.RECORD).exists():
+    if known(exists(folder / name / sweeps.RECORD)):
         return sweeps.find(name, folder)
-    known = lookup.names(folder)  # only those whose names fit are opened, of however many there are
+    there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
     records = ("record.json", sweeps.RECORD)
     matches = sorted(
-        each for each in known if each.startswith(name) and any((folder / each / file).exists() for file in records)
+        each
+        for each in there
+        if each.startswith(name) and any(lookup.may_have(f"{folder}/{each}", file) for file in records)
     )
     if len(matches) == 1:
         return find_either(matches[0], folder)
     if matches:
         raise RunError(f"{name!r} fits {len(matches)} runs and sweeps: {', '.join(matches[:5])}")
-    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*known, 'latest'])}")
+    raise RunError(f"no run {name!r} in {folder}, and no sweep.{near(name, [*there, 'latest'])}")

@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> int:
     if not names and lookup.nothing_in(folder):
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
-    from launcher.cli.status_rows import UNREADABLE, Rows, plain
+    from launcher.cli.status_rows import Rows, plain
     from launcher.cli.status_table import table
     from launcher.sweeps import Sweep
 
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> int:
 
         return sweep_status.show(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
     view = rows.look()
-    damaged = [row for row in view.rows if row["state"] == UNREADABLE]
+    damaged = [row for row in view.rows if "unread" in row]
     if names and len(damaged) == len(view.rows):
         raise RunError("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from launcher import live_index, sweeps
 from launcher.cli.options import find_either
 from launcher.cli.text import cause
 from launcher.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
-from launcher.lookup import newest
+from launcher.lookup import may_have, newest
 from launcher.runs import Run
+from launcher.shared_files import passes
 from launcher.standing import saved_before, standing
 from launcher.state import RunState
 from launcher.sweep_live import LIVE, WAITING, SweepLive, counts, done, look_at, not_begun
@@ -27,6 +27,7 @@ COLUMNS = (
     "directory",
 )  # fmt: skip
 UNREADABLE = "unreadable"
+OURS = ("over", "settled", "unread")  # keys of a row that programs do not get
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Rows:
         noted = live_index.noted(self._folder)
         wanted: list[Run | Sweep] = []
         recent = others = 0
-        self._done = {_name(path) for path in paths if noted is None and done(Run(Path(path)))}
+        self._done = {_name(path) for path in paths if noted is None and _done(path)}
         for path in paths:
             may_live = _name(path) not in self._done if noted is None else _name(path) in noted
             if may_live or recent < RECENT or self._everything:
@@ -127,7 +128,7 @@ class Rows:
     def _row(self, each: Seen | Damaged) -> dict[str, Any]:
         made = each if isinstance(each, Damaged) else readable(each.run, lambda: _row_of(each, self._live))
         if isinstance(made, Damaged):
-            return _unreadable(made.run.id, made.run.path, made.words)
+            return _unreadable(made)
         return made
 
     def _sweep_row(self, sweep: Sweep) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class Rows:
                 if settled and not _goes_on(number):
                     live_index.count(sweep.path, number)
         except DAMAGE as error:
-            return _unreadable(sweep.id, sweep.path, str(error))
+            return _unreadable(Damaged(Run(sweep.path), str(error), passes(error)))
         return _row_of_sweep(sweep, number)
 
 
@@ -148,11 +149,17 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
+def _done(path: str) -> bool:
+    """Whether the run in a directory is known to be done."""
+    found = readable(Run(Path(path)), lambda: done(Run(Path(path))))
+    return found is True
+
+
 def _at(path: str) -> Run | Sweep | None:
     """The run or sweep in a directory; None: there is neither."""
-    if os.path.exists(f"{path}/record.json"):
+    if may_have(path, "record.json"):
         return Run(Path(path))
-    return Sweep(Path(path)) if os.path.exists(f"{path}/{sweeps.RECORD}") else None
+    return Sweep(Path(path)) if may_have(path, sweeps.RECORD) else None
 
 
 def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
@@ -204,16 +211,18 @@ def _goes_on(number: Mapping[str, int]) -> bool:
     return any(state == WAITING or state in LIVE for state in number)
 
 
-def _unreadable(name: str, path: Path, words: str) -> dict[str, Any]:
+def _unreadable(each: Damaged) -> dict[str, Any]:
+    """The row of what is damaged, which is over; or of what cannot be read now, of which nothing is known."""
     return {
-        **dict.fromkeys(COLUMNS), "run": name, "state": UNREADABLE, "cause": words, "directory": str(path),
-        "over": True, "settled": False,
+        **dict.fromkeys(COLUMNS), "run": each.run.id, "state": RunState.UNKNOWN.value if each.passes else UNREADABLE,
+        "cause": each.words, "directory": str(each.run.path), "over": not each.passes, "settled": False,
+        "unread": True,
     }  # fmt: skip
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for programs: without what is only ours."""
-    return {key: value for key, value in row.items() if key not in ("over", "settled")}
+    return {key: value for key, value in row.items() if key not in OURS}
 
 
 def _state(seen: Seen) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +12,8 @@ from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
-from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME
+from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, UnavailableError
+from launcher.runs import being_submitted
 from launcher.state import RunState
 from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
 from launcher.sweeps import Sweep, differing, label, to_ranges
@@ -89,12 +88,19 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
     live, keys = SweepLive(share=True), differing(manifest.points)
     before: dict[int, PointSeen] = {}
     found: dict[str, int] = {}
-    pause, changed, tries = POLL, time.monotonic(), 0
+    pause, changed, tries, problem = POLL, time.monotonic(), 0, ""
     rate = Rate(float("inf"))  # points may take hours, and come in bunches
     with shown() as show:
         while True:
             began = time.monotonic()
-            seen = look_at(sweep, live, points)
+            try:
+                seen = look_at(sweep, live, points)
+            except UnavailableError as error:  # which tells nothing of the points
+                if str(error) != problem:
+                    problem = str(error)
+                    print(f"launcher: waiting: {problem}", file=sys.stderr, flush=True)
+                time.sleep(SLOWEST)
+                continue
             if not before:  # those that were over when we came are in the numbers
                 before = {each.point.index: each for each in seen if each.over}
             for line in ended(before, seen, keys, manifest.objective):
@@ -127,9 +133,12 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
 
     Whoever starts points on this machine may have been killed, so another one is sent; of several one works.
     """
-    if _locked(sweep):
+    try:
+        if being_submitted(sweep.path):  # submitters wait for each other
+            return None
+        asked = sweep.asked()
+    except UnavailableError:  # then nobody can tell, and there is a next look
         return None
-    asked = sweep.asked()
     waiting = [each.point.index for each in seen if each.state == WAITING]
     if here := [index for index in waiting if index in asked]:
         if tries >= TRIES:
@@ -142,13 +151,3 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
         f"points {to_ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
         f"  {program()} sweep rerun {sweep.id}"
     )
-
-
-def _locked(sweep: Sweep) -> bool:
-    """Whether somebody hands points over; who asks is in nobody's way, for submitters wait for each other."""
-    with open(os.open(sweep.path / ".submitting", os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False

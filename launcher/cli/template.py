@@ -47,7 +47,7 @@ def _show(cluster: str, *, whole: bool) -> int:
     for each in (
         name,
         "job.sh.j2",
-        *(f"parts/{part}.sh.j2" for part in ("begin", "lease", "setup", "environment", "end")),
+        *(f"parts/{part}.sh.j2" for part in ("begin", "shared", "lease", "setup", "environment", "end")),
     ):
         print(f"{{# ---- {each} #}}")
         print((resource("templates") / each).read_text())

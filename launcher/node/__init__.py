@@ -25,8 +25,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.checkpoint.checkpointer import Checkpointer
     from launcher.node.agreed import stopping
-    from launcher.node.checkpoint import Checkpointer
     from launcher.node.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.node.sampler import GlobalBatchSampler
     from launcher.node.topology import Topology, TopologyError
@@ -36,12 +36,12 @@ __all__ = [
     "rank_zero", "report", "run_dir", "stopping",
 ]  # fmt: skip
 _MODULES = {
-    "Checkpointer": "checkpoint", "GlobalBatchSampler": "sampler", "Topology": "topology", "TopologyError": "topology",
-    "stopping": "agreed",
+    "Checkpointer": "launcher.checkpoint.checkpointer", "GlobalBatchSampler": "launcher.node.sampler",
+    "Topology": "launcher.node.topology", "TopologyError": "launcher.node.topology", "stopping": "launcher.node.agreed",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(f"launcher.node.{_MODULES.get(name, 'process_group')}"), name)
+        return getattr(importlib.import_module(_MODULES.get(name, "launcher.node.process_group")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ def main(run_dir: str) -> int:
     os.umask(0o077)
     from launcher import errors
     from launcher.node import guard
+    from launcher.node.events import not_begun
     from launcher.runs import Run
 
     run = Run(Path(run_dir))
@@ -25,6 +26,8 @@ def main(run_dir: str) -> int:
         return errors.BAD_INPUT
     try:
         run.require_private()
+    except errors.UnavailableError as error:
+        return not_begun(None, "agent", error)
     except (errors.RunError, OSError) as error:
         print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
         return errors.NO_RETRY
@@ -41,7 +44,7 @@ def main(run_dir: str) -> int:
     from launcher.node import archive
 
     began = time.monotonic()
-    from launcher.node.elastic import AttemptFailed  # and torch
+    from launcher.agent.attempt import AttemptFailed  # and torch
     from launcher.node.events import current_attempt
 
     archive.tell(time.monotonic() - began)
@@ -49,6 +52,8 @@ def main(run_dir: str) -> int:
     get_logger().setLevel("CRITICAL")
     try:
         process_job(run.submitit_folder)
+    except errors.UnavailableError as error:
+        return not_begun(None, "agent", error)
     except AttemptFailed as failure:
         if failure.ours:
             print(f"launcher: {failure}", file=sys.stderr)

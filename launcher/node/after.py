@@ -1,6 +1,7 @@
 """Whether a run may begin that waits for others: `python -m launcher.node.after RUN_DIR` in its script.
 
-Exit codes: 0 it may, 10 another job of it waits, 75 it was told to stop, 93 what it waits for will not come about.
+Exit codes: 0 it may, 10 another job of it waits, 75 it was told to stop or nobody can tell what became of the others,
+93 what it waits for will not come about.
 
 | the others (launcher/after.py) | here, or in an allocation that is held | in a job of a scheduler |
 |---|---|---|
@@ -20,7 +21,7 @@ from launcher import after, errors
 from launcher.after import Other, Word, decide, look_at, passed
 from launcher.backends.successor import submit_behind
 from launcher.config import ResumeHow
-from launcher.errors import LauncherError, RunError
+from launcher.errors import LauncherError, RunError, UnavailableError
 from launcher.node.again import TIMEOUT, plan_of, resubmit
 from launcher.node.events import Events, current_attempt
 from launcher.plan import JobPlan
@@ -34,12 +35,20 @@ FIRST, LONGEST = 2.0, 10.0  # seconds between two looks
 def main() -> int:
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
+    try:
+        return _wait(attempt)
+    except UnavailableError as error:  # neither that it may begin nor that it never will
+        print(f"launcher: {attempt.run.id} is not started now: {error}", file=sys.stderr)
+        return errors.RESUME
+
+
+def _wait(attempt: Attempt) -> int:
     run, plan, events = attempt.run, plan_of(attempt.run), Events(attempt, "after")
     if passed(run):
         return errors.DONE
     tried, told, pause, begun = False, "", FIRST, time.monotonic()
     while True:
-        if any((run.path / name).exists() for name in ("cancelled", "stop")):
+        if any(map(run.has, ("cancelled", "stop"))):
             return errors.RESUME
         word, why, others = _look(plan)
         doubtful = any(other.unsure for other in others) and time.monotonic() - begun < PATIENCE
@@ -63,9 +72,15 @@ def main() -> int:
 
 
 def _look(plan: JobPlan) -> tuple[Word, str, list[Other]]:
-    """What to do now, and why; a record that is gone never comes about."""
+    """What to do now, and why; a record that is gone never comes about.
+
+    Raises:
+        UnavailableError: one cannot be read now.
+    """
     try:
         others = look_at(plan.after)
+    except UnavailableError:
+        raise
     except RunError as error:
         return Word.NEVER, str(error), []
     return (*decide(others), others)

@@ -7,25 +7,28 @@ another job, 10 in this script, 75 it stays stopped, 93 it is given up. Why is p
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from launcher import checkpoints, errors, saves, secret
+from launcher import errors, saves, secret
 from launcher.after import repoint
 from launcher.backends.base import QueryError
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
+from launcher.checkpoint import format as checkpoints
 from launcher.config import ResumeHow, Scheduler
 from launcher.errors import LauncherError
 from launcher.node import pbsdsh
 from launcher.node.events import Events, current_attempt
+from launcher.node.time_left import time_left
 from launcher.plan import JobPlan
 from launcher.runs import Attempt, Run
+from launcher.shared_files import known, passes, tried
 
 TIMEOUT = 30.0  # seconds for one command of the scheduler; the job may be about to end
 
@@ -52,6 +55,9 @@ def decide(
     | as many attempts as resume.max_attempts | is given up |
     | the scheduler is ending the job, not for its wall time | stays: it requeues by itself what it preempts |
     | otherwise | goes on |
+
+    Before that: what any of this is decided by and cannot be read now leaves the run stopped, and neither started
+    again nor given up.
 
     Args:
         plan: the run.
@@ -102,19 +108,14 @@ def further(ends: Sequence[tuple[int, int]]) -> list[int]:
 def main(run_dir: str, told: bool) -> int:
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
-    run = attempt.run
-    plan = plan_of(run)
-    events = Events(attempt, "again")
-    events("stopped", step=_reached(plan, attempt), saved=saves.newest(plan) if plan.own_code else -1)
-    ends = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
-    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
-    marker = next((name for name in ("cancelled", "stop") if (run.path / name).exists()), None)
-    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
-    if what is What.ELSEWHERE:
-        try:
-            why = _go_on(plan, attempt)
-        except LauncherError as error:
-            what, why = What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+    run, events = attempt.run, Events(attempt, "again")
+    try:
+        what, why = _what_becomes_of(attempt, events, told)
+    except (LauncherError, OSError) as error:
+        if not passes(error):
+            raise
+        # It may have been cancelled, or have got further than can be seen: neither is it started again nor given up.
+        what, why = What.STAYS, f"{error}; `launcher resume {run.id}` takes it up"
     events("again" if what in (What.ELSEWHERE, What.HERE) else "stays", what=what.name.lower(), why=why)
     words = {
         What.ELSEWHERE: f"goes on: {why}", What.HERE: "goes on", What.STAYS: f"stays stopped: {why}",
@@ -124,12 +125,40 @@ def main(run_dir: str, told: bool) -> int:
     return what
 
 
-def _reached(plan: JobPlan, attempt: Attempt) -> int:
-    """How many steps of the run are safe; -1: none.
+def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What, str]:
+    """What becomes of the run, and why; where it goes on elsewhere, that has been done.
+
+    Raises:
+        UnavailableError, OSError: what the decision needs cannot be read now.
+    """
+    run = attempt.run
+    plan = plan_of(run)
+    saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
+    events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved)
+    stopped = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
+    ends = [event for event in stopped if event["step"] is not None]  # of the others nobody knows
+    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
+    marker = next(filter(run.has, ("cancelled", "stop")), None)
+    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
+    if what is What.ELSEWHERE:
+        try:
+            why = _go_on(plan, attempt)
+        except LauncherError as error:
+            return What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+    return what, why
+
+
+def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
+    """How many steps of the run are safe; -1: none; None: nobody knows, since checkpoints cannot be read.
 
     A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
     """
-    step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    if any(event["event"] == "stop" and event.get("code") == errors.UNAVAILABLE for event in attempt.events()):
+        return None
+    try:
+        step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+    except checkpoints.Unavailable:
+        return None
     if plan.own_code:
         told = [event["step"] for event in attempt.events() if event["event"] == "progress"]
         return max([-1 if step is None else int(step), *map(int, told)])
@@ -153,7 +182,8 @@ def plan_of(run: Run) -> JobPlan:
 
 def _ending(plan: JobPlan, told: bool) -> str | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
-    left = float(os.environ.get("LAUNCHER_DEADLINE", "inf")) - time.time()
+    known_left = time_left(os.environ)
+    left = math.inf if known_left is None else known_left.seconds
     if plan.scheduler == Scheduler.allocation.value and left <= plan.lead:
         return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
     if left <= 0:
@@ -217,9 +247,9 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     else:
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
-    if not script.exists():  # an element of an array goes on alone
+    if not run.has("script.sh"):  # an element of an array goes on alone
         script = run.write_script(render.script(plan, token=token))
-    if plan.scheduler == Scheduler.pbs.value and not (run.path / "environment.sh").exists():
+    if plan.scheduler == Scheduler.pbs.value and not run.has("environment.sh"):
         shutil.copy(run.path.parent / "environment.sh", run.path)
     if plan.scheduler == Scheduler.slurm.value:
         environment = dict(job_environment(os.environ, plan).environment)

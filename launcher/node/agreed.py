@@ -53,7 +53,8 @@ def _here() -> Env:
     alone = not dist.is_initialized()
     world = 1 if alone else dist.get_world_size()
     backend = "none" if alone else "mpi" if dist.get_backend() == "mpi" else dist.get_backend()
-    whole = world == place.world_size  # else what was derived is of another world than this group
+    # Else what was derived is of another world than this group, or nobody knows which ranks are on which node.
+    node_ranks = topology.in_order(place) if world == place.world_size else ()
     return Env(
         rank=place.rank if alone else dist.get_rank(),
         local_rank=place.local_rank,
@@ -61,10 +62,10 @@ def _here() -> Env:
         local_world_size=place.local_world_size,
         node_rank=place.node_rank,
         nnodes=place.nnodes,
-        hosts=place.hosts if whole else (),
+        hosts=place.hosts if node_ranks else (),
         host=place.hosts[place.node_rank] if place.hosts else host,
         backend=backend,
         device=torch.device("cpu"),
         source=place.source,
-        node_ranks=process_group._node_ranks(place) if whole else (),
+        node_ranks=node_ranks,
     )

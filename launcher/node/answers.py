@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import runs
+from launcher.agent.hangs import Stacks
 from launcher.node import asked
-from launcher.node.watchdog import Stacks
+
+GONE = 0  # in the place of the process id of a rank that has ended: another process may have got its own
 
 
 @dataclass(frozen=True)

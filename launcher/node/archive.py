@@ -257,11 +257,15 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def main(run_dir: str) -> int:
     from launcher import runs
+    from launcher.errors import UnavailableError
     from launcher.node.again import plan_of
     from launcher.node.events import not_begun
 
     os.umask(0o077)
-    plan = plan_of(runs.Run(Path(run_dir)))
+    try:
+        plan = plan_of(runs.Run(Path(run_dir)))
+    except UnavailableError as error:
+        return not_begun(None, "archive", error)
     assert plan.archive is not None
     try:
         lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, place(os.environ, _usable))

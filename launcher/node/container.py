@@ -169,10 +169,14 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 def main(run_dir: str) -> int:
     from launcher import runs
+    from launcher.errors import UnavailableError
     from launcher.node.again import plan_of
     from launcher.node.events import not_begun
 
-    plan = plan_of(runs.Run(Path(run_dir)))
+    try:
+        plan = plan_of(runs.Run(Path(run_dir)))
+    except UnavailableError as error:
+        return not_begun(None, "container", error)
     assert plan.container is not None
     try:
         if plan.container.startswith("/") and not os.path.exists(plan.container):

@@ -15,7 +15,6 @@ import inspect
 import os
 import pdb
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import errors
 from launcher.node.console import Console
 from launcher.node.events import Events, current_attempt
+from launcher.node.time_left import time_left
 from launcher.units import format_time
 
 if TYPE_CHECKING:
@@ -32,8 +32,13 @@ if TYPE_CHECKING:
 
 FOREVER = 30 * 24 * 3600.0  # seconds; longer than any job
 SOCKETS = "LAUNCHER_SOCKETS"  # the agent's folder for sockets of its ranks
-CALLERS = ("_run_workload", "run_script", "run_module", "_run_code")  # of a workload or a program; see `rank`, `script`
-HERE = str(Path(__file__).parent)
+CALLERS = (
+    "_run_workload",
+    "run_script",
+    "run_module",
+    "_run_code",
+)  # of a workload or a program; see `launcher.worker`
+HERE = str(Path(__file__).parents[1])
 PASSES_ON = "_first_breakpoint"  # see `script`
 
 
@@ -287,8 +292,8 @@ def _name() -> str:
 
 def _left() -> str:
     """How long the job may still take; nothing suspends that."""
-    deadline = os.environ.get("LAUNCHER_DEADLINE")
-    return f"; its job ends in {format_time(max(0, int(float(deadline) - time.time())))}" if deadline else ""
+    left = time_left(os.environ)
+    return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import errors, event_file, runs
 from launcher.errors import LauncherError
+from launcher.shared_files import passes
 
 if TYPE_CHECKING:
     from launcher.node.tracking import Tracking
@@ -41,16 +42,24 @@ class Events:
                 self._path = None
 
 
-def not_begun(plan: JobPlan, writer: str, error: Exception) -> int:
-    """Tells why this node's agent cannot be started, which a retry would not cure; the exit code that says so."""
+def not_begun(plan: JobPlan | None, writer: str, error: Exception) -> int:
+    """Tells why this node's agent cannot be started, and returns the exit code that says whether a retry may cure it.
+
+    Args:
+        plan: the run; None: it cannot be read.
+        writer: of the event.
+        error: why. What could not be read now may be read by the next attempt; nothing else would be different then.
+    """
+    code = errors.RESUME if passes(error) else errors.NO_RETRY
     host = socket.gethostname()
     cause = f"{host}: {error}"
     print(f"launcher: {cause}", file=sys.stderr, flush=True)
     if attempt := current_attempt():
         Events(attempt, f"{writer}-{host}-{os.getpid()}")("fault", cause=cause, host=host)
-        if plan.min_nodes == plan.nodes:  # the agents that wait for this one are killed, and have nothing to say
-            attempt.write_exit_code(errors.NO_RETRY)
-    return errors.NO_RETRY
+        # The agents that wait for this one are killed, and have nothing to say; others that go on without it do later.
+        if plan is None or plan.min_nodes == plan.nodes:
+            attempt.write_exit_code(code)
+    return code
 
 
 class _Due:

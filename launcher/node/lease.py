@@ -7,10 +7,10 @@ an attempt that has lost the run, and has not noticed (its node was cut off, say
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from launcher import runs
 from launcher.node.events import current_attempt
+from launcher.shared_files import known, read_text
 
 
 class LeaseLost(runs.RunError):
@@ -20,16 +20,20 @@ class LeaseLost(runs.RunError):
 def require() -> None:
     """Does nothing while this attempt holds the run's lease, and outside of a run.
 
+    | the lease | |
+    |---|---|
+    | names this job and attempt | is ours |
+    | names another one, nobody, or is not there | LeaseLost |
+    | cannot be read (EIO, ESTALE, ...) | is read again; after a minute UnavailableError: lost or not, nobody knows |
+
     Raises:
-        LeaseLost: it does not.
+        LeaseLost: another attempt has it, or nobody.
+        UnavailableError: nobody can tell.
     """
     attempt, lease = current_attempt(), os.environ.get("LAUNCHER_LEASE")
     if attempt is None or lease is None:
         return
-    try:
-        holder = Path(lease).read_text().split()  # the attempt's own file where there are no hard links
-    except FileNotFoundError:
-        holder = []
+    holder = (known(read_text(lease)) or "").split()  # the attempt's own file where there are no hard links
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:
         told = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
         raise LeaseLost(

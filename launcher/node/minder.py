@@ -2,7 +2,7 @@
 
 | cause | seen by |
 |---|---|
-| its time is nearly up | every agent, from the attempt's deadline |
+| its time is nearly up | the agents that know what is left (time_left.py), and the first one |
 | `touch RUN/stop` | the first agent |
 | a warning or an end that an agent was told of | that agent, which tells the others |
 
@@ -12,13 +12,14 @@ Whatever the cause, every rank gets `workload.stop_signal` once, and has `launch
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher import saves
+from launcher.node.time_left import time_left
 from launcher.plan import JobPlan
+from launcher.shared_files import Ok, exists, tried
 
 LOOK = 1.0  # seconds between two looks
 LAST_WORDS = 5.0  # seconds before the deadline that agents keep for themselves, if the lead allows for it
@@ -35,10 +36,11 @@ class Minder:
             first: whether it is the one that looks for the stop file.
         """
         self._plan, self._first, self._next = plan, first, 0.0
-        deadline = environ.get("LAUNCHER_DEADLINE")
-        self._left = float(deadline) - time.time() if deadline else None
+        left = time_left(environ)
+        self._left = None if left is None else left.seconds
+        self._watches = left is not None and (left.sure or first)
         self._began = time.monotonic()
-        self._saved = saves.newest(plan)
+        self._saved = _newest_save(plan)
 
     def cause(self, now: float) -> str | None:
         """Why the program is to stop now, if it is.
@@ -49,9 +51,10 @@ class Minder:
         if now < self._next:
             return None
         self._next = now + LOOK
-        if self._left is not None and now - self._began >= self._left - self._plan.lead:
+        if self._watches and self._left is not None and now - self._began >= self._left - self._plan.lead:
             return "its time is nearly up"
-        if self._first and os.path.exists(Path(self._plan.run_dir) / "stop"):
+        # What cannot be read now is no stop request; there is another look in a second.
+        if self._first and exists(Path(self._plan.run_dir) / "stop", patience=0) == Ok(True):
             return "its stop file"
         return None
 
@@ -63,8 +66,15 @@ class Minder:
         return patience(float(self._plan.grace), float(self._plan.lead), left)
 
     def saved(self) -> bool:
-        """Whether the program has saved something since this round began."""
-        return saves.newest(self._plan) > self._saved
+        """Whether the program is known to have saved something since this round began."""
+        now = _newest_save(self._plan)
+        return now is not None and self._saved is not None and now > self._saved
+
+
+def _newest_save(plan: JobPlan) -> int | None:
+    """When the program saved last, see `saves.newest`; None: nobody can tell now."""
+    found = tried(lambda: saves.newest(plan), plan.checkpoint_dir, patience=0)
+    return found.value if isinstance(found, Ok) else None
 
 
 def patience(grace: float, lead: float, left: float) -> float:

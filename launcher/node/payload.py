@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run(run_dir: str) -> dict[str, Any]:
-    """This node's part of the run in `run_dir`; see `launcher.node.agent.run`."""
-    from launcher.node import agent
+    """This node's part of the run in `run_dir`; see `launcher.agent.attempt.run`."""
+    from launcher.agent import attempt
 
-    return agent.run(run_dir)
+    return attempt.run(run_dir)

@@ -1,7 +1,7 @@
 """Seconds of checks on every node before a run's ranks start: `preflight=true`.
 
 The agents have met. Each forks a process for every rank that it will have, and these do the checks; what they find is
-put into the common store, and the first agent decides for all (`preflight_verdict`). There are two parts:
+sent to the leading agent, which decides for all (`preflight_verdict`). There are two parts:
 
 1. what a node can tell alone: its devices, free space, whether the run directory is shared;
 2. all of them together: clocks, and an all_reduce with a known result.
@@ -12,7 +12,6 @@ Nothing of it can hang an agent: a process that says nothing in time is killed, 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -20,29 +19,25 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import timedelta
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from torch.distributed import DistStoreError, Store
-
 from launcher import runs
+from launcher.agent import rendezvous, store
+from launcher.agent.control import Control, LeaderLost
+from launcher.agent.rendezvous import Meeting, Member
 from launcher.node import preflight_process as processes
 from launcher.node import preflight_verdict as verdicts
 from launcher.node.events import Events
-from launcher.node.forks import garbage_kept
-from launcher.node.line import Line, LineDead
 from launcher.node.preflight_checks import Check, Level
 from launcher.node.preflight_verdict import Node, Then, Verdict
-from launcher.node.rendezvous import Meeting, Member
 from launcher.plan import JobPlan
 
 ALONE = 40.0  # seconds for what a node tells alone: a driver may take long to wake up eight GPUs
 TOGETHER = 50.0  # seconds for all of them; more with many ranks
 PER_RANK = 0.02  # seconds more for each
 SLACK = 5.0  # seconds that word of it takes
-READ = 5.0  # seconds that the agent with the store waits for the others to have read the verdict
 
 _context = multiprocessing.get_context("fork")
 
@@ -51,86 +46,80 @@ class Preflight:
     """The preflight of one member of a meeting."""
 
     def __init__(
-        self, plan: JobPlan, attempt: runs.Attempt, events: Events, meeting: Meeting, index: int, *,
-        least: int, name: Callable[[Sequence[int]], str], round_number: int,
+        self, plan: JobPlan, attempt: runs.Attempt, events: Events, control: Control, meeting: Meeting, *,
+        round_number: int,
     ) -> None:  # fmt: skip
         """
         Args:
             plan: the run.
             attempt: this attempt.
             events: of this agent.
-            meeting: of all that take part.
-            index: of this agent among its members; the one at 0 decides.
-            least: members with which the run can go on.
-            name: what to call members, by their indices.
+            control: the connection to the other agents.
+            meeting: of all that take part; the first of them decides.
             round_number: of the meeting.
         """
-        self._plan, self._attempt, self._events = plan, attempt, events
-        self._meeting, self._index, self._least, self._round = meeting, index, least, round_number
-        self._me = meeting.members[index]
-        self._nodes = nodes_of(meeting.members, name)
+        self._plan, self._attempt, self._events, self._control = plan, attempt, events, control
+        self._meeting, self._round = meeting, round_number
+        place = meeting.place_of(control.me.index)
+        assert place is not None
+        self._place, self._me = place, meeting.members[place]
+        self._least = plan.min_nodes * plan.tasks_per_node
+        self._nodes = nodes_of(meeting.members, control.names)
         self._children: list[tuple[Any, Connection]] = []
+        self._store: object = None
         world = sum(member.ranks for member in meeting.members)
         self._together = TOGETHER + PER_RANK * world
 
     def run(self) -> Verdict:
         """The verdict, the same on every node. Returns when no process of it is left."""
         began = time.monotonic()
-        meeting = self._meeting
-        meeting.store.set_timeout(timedelta(seconds=ALONE + self._together))
         found: list[Check] = []
         said = False
         try:
             self._fork()
-            line = Line(meeting.store, ALONE + self._together)
-            try:
-                self._begin(line)
-                mine = self._answers(ALONE, self._died_alone)
+            self._send("begin")
+            mine = self._answers(ALONE, self._died_alone)
+            found += mine or ()
+            verdict = self._agree("alone", mine, ALONE)
+            if verdict.then is Then.GO:
+                self._send("go")
+                mine = self._answers(self._together, self._died_together)
                 found += mine or ()
-                verdict = self._agree(line, "alone", mine, ALONE)
-                if verdict.then is Then.GO:
-                    self._send("go")
-                    mine = self._answers(self._together, self._died_together)
-                    found += mine or ()
-                    verdict = self._agree(line, "together", mine, self._together, verdict.warnings)
-                said = True
-                with contextlib.suppress(LineDead):
-                    self._part(line)
-            except LineDead as error:
-                master = meeting.members[0]
-                verdict = self._without_master(master, f"it runs the common store, which does not answer: {error}")
-            finally:
-                line.close()
+                verdict = self._agree("together", mine, self._together, verdict.warnings)
+            said = True
+        except LeaderLost as error:
+            verdict = self._without_leader(f"it leads the agents, and does not answer: {error}")
         finally:
             self._end()
-        self._tell(verdict, found, time.monotonic() - began, first=self._index == (0 if said else 1))
+        self._tell(verdict, found, time.monotonic() - began, first=self._place == (0 if said else 1))
         return verdict
 
     # -- processes
 
     def _fork(self) -> None:
+        """Forks the processes, and serves the store that they share; on the leader in this order (see `store`)."""
+        key = f"preflight/{self._round}/port"
+        listener = None
+        if self._place == 0:
+            ports = rendezvous.candidate_ports(f"{self._plan.run_id}/{key}", self._plan.port_range)
+            listener = rendezvous.listen(ports)
+            port = listener.getsockname()[1]
+            self._control.publish(key, port)
+        else:
+            port = self._control.answer(key, ALONE)
+        meeting = replace(self._meeting, port=port, listener=None)
         sys.stdout.flush()
         sys.stderr.flush()
         timeout = self._together - 4 * SLACK  # the clocks come first, and then, perhaps, doors are knocked at
         for place in range(self._me.ranks):
             ours, theirs = _context.Pipe()
-            arguments = (self._plan, self._attempt.path, self._meeting, self._index, place, timeout, theirs)
+            arguments = (self._plan, self._attempt.path, meeting, self._place, place, timeout, theirs)
             process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
-            with garbage_kept():
-                process.start()
+            process.start()
             theirs.close()  # so that its end is seen here
             self._children.append((process, ours))
-
-    def _begin(self, line: Line) -> None:
-        """Lets the processes use the store, when the first agent has forked its own.
-
-        The thread that serves its store looks up names of whoever connects, and a fork at that moment may copy a lock.
-        """
-        if self._index == 0:
-            line.ask(lambda store: store.set("preflight/forked", "1"))
-        else:
-            line.ask(lambda store: store.get("preflight/forked"))
-        self._send("begin")
+        if listener is not None:
+            self._store = store.serve(listener)
 
     def _send(self, word: str) -> None:
         for _, pipe in self._children:
@@ -175,44 +164,37 @@ class Preflight:
                 process.kill()
                 process.join(1)  # one in state D stays, and the agent goes on
             pipe.close()
+        self._store = None
 
     # -- agents
 
     def _agree(
-        self, line: Line, part: str, mine: list[Check] | None, patience: float,
-        warnings: tuple[tuple[str, str], ...] = (),
-    ) -> Verdict:  # fmt: skip
-        """The verdict on one part, which the first agent makes of what all have told.
+        self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[tuple[str, str], ...] = ()
+    ) -> Verdict:
+        """The verdict on one part, which the leader makes of what all have found.
 
         Raises:
-            LineDead: that agent is gone.
+            LeaderLost: the leader is gone.
         """
-        members, key = self._meeting.members, f"preflight/{part}"
-        text = "null" if mine is None else json.dumps([asdict(each) for each in mine])
-        line.ask(lambda store: store.set(f"{key}/{self._me.index}", text))
-        if self._index == 0:
-            keys = {member.index: f"{key}/{member.index}" for member in members}
-            told = line.ask(lambda store: _gather(store, keys, SLACK + (0.0 if mine is None else patience)))
-            silent = f"said nothing within {patience:g} s: does a device or a file system hang there?"
+        key = f"preflight/{self._round}/{part}"
+        value = None if mine is None else [asdict(each) for each in mine]
+        if self._place == 0:
+            reports = self._control.collect(key, value, SLACK + (0.0 if mine is None else timeout))
+            checks = {member.index: checks_of(reports.get(member.index)) for member in self._meeting.members}
+            silent = f"said nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
-                self._nodes, told, least=self._least, scheduler=self._plan.scheduler, silent=silent
+                self._nodes, checks, least=self._least, scheduler=self._plan.scheduler, silent=silent
             )
-            line.ask(lambda store: store.set(key, json.dumps(asdict(verdict))))
+            self._control.publish(key, asdict(verdict))
         else:
-            verdict = verdict_of(line.ask(lambda store: store.get(key)))
+            self._control.send({"type": "report", "key": key, "value": value})
+            verdict = verdict_of(self._control.answer(key, 2 * SLACK + timeout))
         kept = (*warnings, *verdict.warnings)
         return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.cause, verdict.exit_code)
 
-    def _part(self, line: Line) -> None:
-        """The store lives in the first agent's process, which may have to leave: it waits until all have read."""
-        count = line.ask(lambda store: store.add("preflight/read", 1))
-        give_up = time.monotonic() + READ
-        while self._index == 0 and count < len(self._meeting.members) and time.monotonic() < give_up:
-            time.sleep(0.005)
-            count = line.ask(lambda store: store.add("preflight/read", 0))
-
-    def _without_master(self, master: Member, words: str) -> Verdict:
-        node = next(node for node in self._nodes if master.index in node.members)
+    def _without_leader(self, words: str) -> Verdict:
+        leader = self._meeting.members[0]
+        node = next(node for node in self._nodes if leader.index in node.members)
         bad = ((node.name, words),)
         return Verdict(Then.WITHOUT, bad, node.members)
 
@@ -264,9 +246,8 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
     return nodes
 
 
-def verdict_of(text: bytes) -> Verdict:
-    """The inverse of what the first agent writes."""
-    values: dict[str, Any] = json.loads(text)
+def verdict_of(values: Mapping[str, Any]) -> Verdict:
+    """The inverse of what the leader sends."""
     pairs = {name: tuple((node, words) for node, words in values[name]) for name in ("bad", "warnings")}
     return Verdict(
         Then(values["then"]), pairs["bad"], tuple(values["lost"]), pairs["warnings"], values["cause"],
@@ -274,14 +255,8 @@ def verdict_of(text: bytes) -> Verdict:
     )  # fmt: skip
 
 
-def _gather(store: Store, keys: Mapping[int, str], patience: float) -> dict[int, list[Check] | None]:
-    """What members have told, by index, when all have or time is up."""
-    with contextlib.suppress(DistStoreError):
-        store.wait([*keys.values()], timedelta(seconds=patience))
-    told: dict[int, list[Check] | None] = {}
-    for index, key in keys.items():
-        values = json.loads(store.get(key)) if store.check([key]) else None
-        told[index] = None if values is None else [
-            Check(**{**each, "level": Level(each["level"]), "accused": tuple(each["accused"])}) for each in values
-        ]  # fmt: skip
-    return told
+def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
+    """The inverse of what an agent reports; None: it has not."""
+    if values is None:
+        return None
+    return [Check(**{**each, "level": Level(each["level"]), "accused": tuple(each["accused"])}) for each in values]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.config import Device, LaunchMode
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
@@ -225,8 +225,8 @@ def checkpoint_space(plan: JobPlan) -> str:
         Problem: see `space`.
     """
     folder, newest = Path(plan.checkpoint_dir), 0
-    with contextlib.suppress(OSError):
-        newest = next((sum(file.size for file in each.files.values()) for _, each in checkpoints.sound(folder)), 0)
+    with contextlib.suppress(checkpoints.Unavailable):
+        newest = next((each.size for each in checkpoints.sound(folder).values()), 0)
     return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))
 
 

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import torch
 from torch.distributed import DistStoreError, PrefixStore, TCPStore
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from launcher import errors
+from launcher.agent.placement import place_variables
+from launcher.agent.rendezvous import Meeting
 from launcher.config import Backend
+from launcher.node import orphans, process_group
 from launcher.node import preflight_checks as checks
 from launcher.node import preflight_together as together
-from launcher.node import process_group
 from launcher.node.preflight_checks import Check, Level, Problem, check
-from launcher.node.rank import place_variables
-from launcher.node.rendezvous import Meeting
 from launcher.plan import JobPlan
 
 STORE = 30.0  # seconds that the common store may take to answer
@@ -32,9 +30,7 @@ def run(
     plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int, timeout: float, pipe: Connection,
     agent: int,
 ) -> None:  # fmt: skip
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    if os.getppid() != agent:
-        os._exit(errors.FAILED)
+    orphans.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the agent ends this process
     torch.set_num_threads(1)

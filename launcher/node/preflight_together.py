@@ -5,9 +5,8 @@ They run in the same processes as `preflight_checks`.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from launcher.node.interfaces import listen
 from launcher.node.preflight_checks import Level, Problem
+from launcher.worker.torch_compat import destroy_without_gil
 
 CALL = 2.0  # seconds for another node to answer
 SKEW = 1.0  # seconds of difference between clocks that are told
@@ -66,14 +67,12 @@ def judge_clock(ahead: float, error: float) -> str:
     """The words for a clock. Pure.
 
     Raises:
-        Problem: it is off by more than SKEW and the error. A warning however much it is: leases and time-outs go by
-            one host's clock, but the deadline of an attempt does not.
+        Problem: it is off by more than SKEW and the error. A warning however much it is: leases, time-outs and what
+            is left of an attempt go by one host's clock, or by none.
     """
     told = f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
     if abs(ahead) > SKEW + error:
-        raise Problem(
-            f"{told}: have the nodes' clocks synchronised; its runs may stop too early or late", Level.WARNING
-        )
+        raise Problem(f"{told}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
     return told
 
 
@@ -108,16 +107,18 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
     return f"{len(places) * 4 // 1024} KiB over {world_size} ranks in {seconds * 1000:.2f} ms"
 
 
-def door(interface: str) -> tuple[socket.socket, str]:
-    """A listening socket on a network interface, and `ADDRESS PORT`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:  # man 7 netdevice, SIOCGIFADDR
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
-            address = socket.inet_ntoa(answer[20:24])
-        except OSError:  # no such interface, or none with an IPv4 address
-            address = socket.gethostbyname(socket.gethostname())
-    server = socket.create_server((address, 0), backlog=4096)
-    return server, f"{address} {server.getsockname()[1]}"
+def door(interface: str) -> tuple[socket.socket | None, str]:
+    """A listening socket on a network interface, and `ADDRESS PORT`; without any that can be had nothing is told.
+
+    Args:
+        interface: its name; where there is none of this name, or it has no address, those of this host's name count, as
+            they do for gloo.
+    """
+    for name in (interface, None):
+        with contextlib.suppress(OSError):
+            server, (address, port) = listen(name, 4096)
+            return server, f"{address} {port}"
+    return None, ""
 
 
 def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = CALL) -> str:
@@ -163,3 +164,4 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
         device_id=where if where.type == "cuda" and backend == "nccl" else None,
     )  # fmt: skip
+    destroy_without_gil(dist.group.WORLD)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from launcher import shared_secret
+from launcher.agent import rendezvous
+from launcher.agent import store as stores
+from launcher.agent.rendezvous import Member, RendezvousError, meet
 from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
-from launcher.node.rendezvous import Member, RendezvousError, meet
+from launcher.worker import devices, joining
+from launcher.worker.devices import BackendError
 from launcher.worker.torch_compat import destroy_without_gil
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
-
-
-class BackendError(RuntimeError):
-    """The backend or the device that was asked for cannot be had here."""
 
 
 @dataclass(frozen=True)
@@ -104,45 +106,61 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 
     Args:
         backend: auto (nccl on GPUs, else gloo), gloo, nccl or mpi.
-        device: auto (a GPU when there is one), cpu or cuda.
+        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU when there is one), cpu or cuda.
         rendezvous_timeout: seconds until all ranks must have joined.
         timeout: seconds that a collective may take.
 
     Raises:
         TopologyError: the environment tells only a part of this rank's place.
         RendezvousError: not all ranks joined in time; it names the missing ones.
-        BackendError: the backend or the device cannot be had here.
+        BackendError: the backend or the device cannot be had here, or the ranks differ in what they have.
     """
     host = socket.gethostname()
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
-    chosen_device = _device(device, place)
+    chosen_device = _device(device, place, host)
     chosen_backend = dist.get_backend() if dist.is_initialized() else _backend(backend, chosen_device)
-    if dist.is_initialized():
-        pass
-    elif chosen_backend == "mpi":
-        dist.init_process_group("mpi")
-    else:
-        store = _store(place, host, rendezvous_timeout)
-        _join(store, place, host, rendezvous_timeout)
-        dist.init_process_group(
-            chosen_backend,
-            store=dist.PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout),
-            device_id=chosen_device if chosen_device.type == "cuda" else None,
-        )
-        destroy_without_gil(dist.group.WORLD)
+    nodes: topology.Nodes | None = None
+    if not dist.is_initialized():
+        facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
+        nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
     atexit.register(close)  # one run without it aborted at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
-    node_ranks = _node_ranks(place)
-    here = place.hosts[place.node_rank] if place.hosts else host
+    nodes = nodes or _nodes_by_group(place, host)
+    node_rank = nodes.of_ranks[place.rank]
     _env = Env(
-        place.rank, place.local_rank, place.world_size, place.local_world_size, place.node_rank, place.nnodes,
-        place.hosts, here, chosen_backend, chosen_device, place.source, node_ranks,
+        place.rank, place.local_rank, place.world_size, place.local_world_size, node_rank, len(nodes.hosts),
+        nodes.hosts, nodes.hosts[node_rank], chosen_backend, chosen_device, place.source, nodes.of_ranks,
     )  # fmt: skip
     return _env
+
+
+def _make_group(
+    place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
+) -> topology.Nodes | None:
+    """Makes the default process group, of ranks that can work together; their nodes, where a store tells them."""
+    if facts.backend == "mpi":
+        dist.init_process_group("mpi")
+        joining.require_alike_in_group(facts)
+        return None
+    store = _store(place, facts.host, rendezvous_timeout)
+    slot = pulse.mine()
+    if slot is not None:
+        slot.arrive()
+    _join(store, place, facts, rendezvous_timeout)
+    nodes = _nodes(store, place, facts.host)
+    if slot is not None:
+        slot.join()
+    dist.init_process_group(
+        facts.backend,
+        store=dist.PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type != "cpu" and facts.backend != "gloo" else None,
+    )
+    destroy_without_gil(dist.group.WORLD)
+    return nodes
 
 
 def close() -> None:
@@ -151,32 +169,31 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _device(wanted: str, place: topology.Topology) -> torch.device:
-    there = wanted != "cpu" and torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise BackendError(
-            "device=cuda, and this rank sees no GPU: ask for gpus_per_node=..., or use workload.device=cpu"
-        )
-    if not there:
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if place.local_world_size > count and count > 1:
-        raise BackendError(
-            f"{place.local_world_size} ranks on a node with {count} GPUs: "
-            f"use procs_per_node={count} or workload.device=cpu"
-        )
-    device = torch.device("cuda", place.local_rank % count)  # srun may show each task its own GPU alone
-    torch.cuda.set_device(device)
+def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
+    """The device of this rank, which becomes the current one."""
+    kind, index = devices.choose_device(
+        wanted, int(os.environ.get(devices.ASKED, "0")), devices.look(os.environ),
+        rank=place.rank, local_rank=place.local_rank, ranks=place.local_world_size, host=host,
+    )  # fmt: skip
+    if index is None:
+        return torch.device(kind)
+    device = torch.device(kind, index)
+    getattr(torch, kind).set_device(device)  # else a DeviceMesh would take the one with the number LOCAL_RANK
     return device
 
 
 def _backend(wanted: str, device: torch.device) -> str:
-    name = wanted if wanted != "auto" else "nccl" if device.type == "cuda" else "gloo"
     available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available() and torch.cuda.is_available(),
         "mpi": dist.is_mpi_available(),
     }
+    name = wanted
+    if wanted == "auto":
+        name = {"cpu": "gloo", "cuda": "nccl"}.get(device.type, "")
+        if not name:  # another accelerator, whose backend torch may know
+            default = getattr(dist, "get_default_backend_for_device", None)
+            return str(default(device)) if default else "gloo"
     if name not in available:
         raise BackendError(f"backend={name}: it must be auto, {', '.join(available)}")
     if not available[name]:
@@ -202,19 +219,21 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     if place.world_size == 1:
         _use_interface("lo")
         return dist.HashStore()
-    names = tuple(f"rank {rank}" for rank in range(place.world_size))
+    key = f"{os.getuid()}/{place.job}"
     meeting = meet(
         Member(place.rank, place.node_rank, host, 1, place.local_rank),
-        size=place.world_size,
-        least=place.world_size,
-        expected=names,
+        names=[f"rank {rank}" for rank in range(place.world_size)],
         master=place.master,
-        key=f"{os.getuid()}/{place.job}",
-        port_range=PORTS,
+        secret=rendezvous.secret_of(shared_secret.of_user(), key),
+        ports=rendezvous.candidate_ports(key, PORTS),
         timeout=timeout,
     )
     _use_interface(meeting.interface)
-    return dist.PrefixStore("ranks", meeting.store)
+    if meeting.listener is not None:
+        return dist.PrefixStore("ranks", stores.serve(meeting.listener))
+    patience = timedelta(seconds=timeout)
+    client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=patience, wait_for_workers=False)
+    return dist.PrefixStore("ranks", client)
 
 
 def _use_interface(name: str | None) -> None:
@@ -223,27 +242,53 @@ def _use_interface(name: str | None) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _join(store: dist.Store, place: topology.Topology, host: str, timeout: float) -> None:
-    """Waits for all ranks, so that one that hangs before this point is named and not merely missed."""
-    store.set(f"joined/{place.rank}", host)
-    if store.add("joined", 1) == place.world_size:
-        store.set("all joined", "1")
+def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, timeout: float) -> None:
+    """Waits for all ranks, so that one that hangs before this point is named and not merely missed.
+
+    Raises:
+        RendezvousError: not all have joined in time.
+        RanksDiffer: they cannot work together.
+    """
+    joining.tell(store, facts, place.world_size)
     try:
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
         missing = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
+        hosts = _hosts_of(place, missing)
         raise RendezvousError(
             f"rank {', '.join(map(str, missing))} did not join within {timeout:g} s"
-            + (f" (on {', '.join(_hosts_of(place, missing))})" if place.hosts else "")
+            + (f" (on {', '.join(hosts)})" if hosts else "")
             + ": does it hang before init()?"
         ) from None
+    joining.require_alike(store)
 
 
 def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
-    node_ranks = _node_ranks(place)
-    return sorted({place.hosts[node_ranks[rank]] for rank in ranks})
+    """The hosts of ranks that have not joined, where the environment tells; else none."""
+    node_ranks = topology.in_order(place) if place.hosts else ()
+    return sorted({place.hosts[node_ranks[rank]] for rank in ranks}) if node_ranks else []
 
 
-def _node_ranks(place: topology.Topology) -> tuple[int, ...]:
-    """Ranks fill nodes in order: true of our agent and of every launcher's default."""
-    return tuple(min(rank // place.local_world_size, place.nnodes - 1) for rank in range(place.world_size))
+def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
+    """Where all ranks are, as they tell each other. Rank 0 puts it together, so that each asks the store once."""
+    if place.world_size == 1:
+        return topology.numbered([(0, host)], place.hosts)
+    store.set(f"node/{place.rank}", json.dumps(_told_of(place, host)))
+    if place.rank == 0:
+        told = store.multi_get([f"node/{rank}" for rank in range(place.world_size)])
+        store.set("nodes", json.dumps(asdict(topology.numbered([json.loads(each) for each in told], place.hosts))))
+    found = json.loads(store.get("nodes"))
+    return topology.Nodes(tuple(found["of_ranks"]), tuple(found["hosts"]))
+
+
+def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
+    """The same where there is no store of ours: MPI, and process groups that somebody else has made."""
+    told: list[tuple[int | None, str]] = [(0, host)] * dist.get_world_size()
+    if len(told) > 1:
+        dist.all_gather_object(told, _told_of(place, host))
+    return topology.numbered(told, place.hosts)
+
+
+def _told_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
+    known = place.hosts[place.node_rank] if place.node_told and place.hosts else host
+    return place.node_rank if place.node_told else None, known

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 INTERVAL = 1.0  # seconds between two beats of a rank that waits
-_SLOT = struct.Struct("=qqq")  # how it takes a stop, last step, beats
+_SLOT = struct.Struct("=qqqq")  # how it takes a stop, last step, beats, how far it has joined
 _PACE = struct.Struct("@dq")  # seconds that a step takes it, steps of which that was measured
 _SIZE = _SLOT.size + _PACE.size
 _NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
+_ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,16 @@ class Sign:
         step: steps done, as it counts them over the whole run; -1 before the first.
         beats: how often it has told a step, or that it is alive.
         gives_up: its error is final; to start again would not help.
+        arrived: it waits for the other ranks, to make the process group with them.
+        joined: all ranks have come to that point.
     """
 
     listens: bool
     step: int
     beats: int
     gives_up: bool = False
+    arrived: bool = False
+    joined: bool = False
 
 
 class Slot:
@@ -40,13 +45,23 @@ class Slot:
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
         self._memory, self._offset = memory, index * _SIZE
-        self._listens, self._step, self._beats = _IGNORES, -1, 0
+        self._listens, self._step, self._beats, self._joining = _IGNORES, -1, 0, _ABSENT
         self._write()
         self.pace(0.0, 0)
 
     def listen(self) -> None:
         """From now on this rank leaves by itself when it is told to stop."""
         self._listens = _LISTENS
+        self._write()
+
+    def arrive(self) -> None:
+        """This rank waits for the others, to make the process group with them."""
+        self._joining = _ARRIVED
+        self._write()
+
+    def join(self) -> None:
+        """All ranks have come to that point."""
+        self._joining = _JOINED
         self._write()
 
     def give_up(self) -> None:
@@ -70,7 +85,7 @@ class Slot:
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
     def _write(self) -> None:
-        _SLOT.pack_into(self._memory, self._offset, self._listens, self._step, self._beats)
+        _SLOT.pack_into(self._memory, self._offset, self._listens, self._step, self._beats, self._joining)
 
 
 class Pulse:
@@ -99,7 +114,10 @@ class Pulse:
     def signs(self) -> list[Sign]:
         """What each rank has told, in order."""
         told = (_SLOT.unpack_from(self._memory, index * _SIZE) for index in range(self._ranks))
-        return [Sign(how == _LISTENS, step, beats, how == _GIVES_UP) for how, step, beats in told]
+        return [
+            Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
+            for how, step, beats, joining in told
+        ]
 
     def paces(self) -> list[tuple[float, int]]:
         """(seconds of a step, steps measured) of each rank, in order; (0, 0): it has told none."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config import BestIs
+from launcher.node.debug import FOREVER
 from launcher.node.events import current_attempt
+from launcher.node.time_left import time_left
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,14 @@ class Settings:
         best, best_is: metric by which one more is kept, and which value of it is the best (`max`, `min`).
         background: write while training goes on.
         verify: compare checksums on loading.
+        read_timeout: seconds for which a read that fails is tried again.
+        start_over: begin anew where no checkpoint is sound.
         strict: refuse a checkpoint with which the result could differ.
         invariant, micro_batches: see launcher.config.Train.
         lead: seconds before the deadline at which to stop, at least.
-        deadline: when the scheduler ends the attempt, in seconds since the epoch; None: never.
+        timeout: seconds that a collective may take; None: torch's default.
+        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: never,
+            or other ranks know better.
     """
 
     run_dir: Path | None = None
@@ -41,10 +48,13 @@ class Settings:
     best_is: str = BestIs.max.value
     background: bool = True
     verify: bool = True
+    read_timeout: float = 300.0
+    start_over: bool = False
     strict: bool = False
     invariant: bool = False
     micro_batches: int = 8
     lead: float = 0.0
+    timeout: float | None = None
     deadline: float | None = None
 
 
@@ -57,7 +67,8 @@ def settings() -> Settings:
     attempt = current_attempt()
     if attempt is None:
         return Settings()
-    plan, deadline = attempt.run.plan(), os.environ.get("LAUNCHER_DEADLINE")
+    plan, left = attempt.run.plan(), time_left(os.environ)
+    watches = left is not None and (left.sure or os.environ.get("RANK", "0") == "0")
     return Settings(
         run_dir=attempt.run.path,
         attempt=attempt.number,
@@ -70,9 +81,12 @@ def settings() -> Settings:
         best_is=plan.best_is,
         background=plan.background,
         verify=plan.verify,
+        read_timeout=plan.read_timeout,
+        start_over=plan.start_over,
         strict=plan.strict,
         invariant=plan.invariant,
         micro_batches=plan.micro_batches,
         lead=plan.lead,
-        deadline=float(deadline) if deadline else None,
+        timeout=FOREVER if plan.debugs else float(plan.timeout),  # others wait for a rank at a breakpoint
+        deadline=time.time() + left.seconds if left is not None and watches else None,
     )

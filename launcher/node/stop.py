@@ -21,6 +21,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,7 +110,9 @@ class Stop:
             self._ends, self._most = time.monotonic() + left, max(self._lead, left / 2)
         self._group = group
         if group is None and env.world_size > 1 and env.backend != "mpi":  # MPI's ranks have no store to make one with
-            self._group = dist.new_group(backend="gloo")
+            seconds = self._settings.timeout
+            patience = None if seconds is None else timedelta(seconds=seconds)
+            self._group = dist.new_group(backend="gloo", timeout=patience)
             destroy_without_gil(self._group)
         self._slot = pulse.mine()
         self._work: dist.Work | None = None

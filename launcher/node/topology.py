@@ -7,7 +7,7 @@ arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.node.hostlist import expand, expand_counts, hosts_of
@@ -31,6 +31,8 @@ class Topology:
         master: host of rank 0.
         master_port: port that the environment prescribes, or None when it is ours to choose.
         job: what tells this launch from any other of the same user (job and step).
+        node_told: whether the node rank was told; else it is a guess, by which ranks fill nodes in order.
+        tasks_per_node: ranks of each node, where the source tells them and ranks fill nodes in order.
     """
 
     source: str
@@ -44,6 +46,8 @@ class Topology:
     master: str
     master_port: int | None
     job: str
+    node_told: bool = True
+    tasks_per_node: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for value, bound, what in (
@@ -76,6 +80,55 @@ class _Place:
 
     def first(self, *names: str) -> int | None:
         return next((self.number(name) for name in names if self.has(name)), None)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where all ranks are.
+
+    Attributes:
+        of_ranks: the node rank of each rank.
+        hosts: the host of each node rank.
+    """
+
+    of_ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+
+def numbered(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
+    """The nodes of all ranks, from what each of them says of itself. Pure.
+
+    | ranks say | a node is | nodes are numbered |
+    |---|---|---|
+    | the node rank that they were told, all of them | those of one number: simulated nodes share a host | as they say |
+    | their host only, at least one of them | those on one host | by the first rank on it |
+
+    Args:
+        told: of each rank, in order: its node rank (None: nobody told it), and its host.
+        hosts: names of the nodes by the source's own list, which count where they fit.
+    """
+    by_number = all(number is not None for number, _ in told)
+    places: list[int | str] = [number if by_number and number is not None else host for number, host in told]
+    order = sorted(set(places), key=lambda place: place if isinstance(place, int) else places.index(place))
+    named = {place: host for place, (_, host) in zip(reversed(places), reversed(told), strict=True)}
+    fits = by_number and len(hosts) == len(order)
+    return Nodes(
+        tuple(order.index(place) for place in places), tuple(hosts) if fits else tuple(named[place] for place in order)
+    )
+
+
+def in_order(place: Topology) -> tuple[int, ...]:
+    """The node rank of each rank where the source tells how many ranks its nodes have; () where nobody knows. Pure.
+
+    Ranks need not fill nodes in order (srun --distribution=cyclic, mpirun --map-by node), which one rank cannot see:
+    after they have joined, `numbered` counts.
+    """
+    counts = place.tasks_per_node
+    if not counts and place.node_told and place.world_size == place.local_world_size * place.nnodes:
+        counts = (place.local_world_size,) * place.nnodes
+    found = tuple(node for node, count in enumerate(counts) for _ in range(count))
+    fits = len(found) == place.world_size and found[place.rank] == place.node_rank
+    return found if fits else ()
 
 
 def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
@@ -129,9 +182,14 @@ def _uniform(
     job: str,
     node: int | None = None,
 ) -> Topology:
-    """For sources that know their own numbers only: every node has as many ranks, and ranks fill nodes in order."""
-    nnodes = -(-world // local_world)
+    """For sources that know their own numbers only: as if every node had as many ranks, and they filled nodes in order.
+
+    The ranks tell each other where they really are as soon as they can (`numbered`).
+    """
+    node_told = node is not None or world == 1
+    nnodes = max(-(-world // local_world), (node or 0) + 1)
     hosts = place.allocation if nnodes > 1 else (place.hostname,)
+    master = hosts[0] if hosts else ""  # whether or not the nodes have as many ranks each
     if len(hosts) != nnodes:
         hosts = ()
     if node is None:
@@ -139,7 +197,18 @@ def _uniform(
         here = place.hostname.partition(".")[0]
         node = names.index(here) if names.count(here) == 1 else rank // local_world
     return Topology(
-        source, rank, local_rank, node, world, local_world, nnodes, hosts, hosts[0] if hosts else "", None, job
+        source,
+        rank,
+        local_rank,
+        node,
+        world,
+        local_world,
+        nnodes,
+        hosts,
+        master,
+        None,
+        job,
+        node_told,
     )
 
 
@@ -165,11 +234,12 @@ def _torchrun(place: _Place) -> Topology | None:
     nnodes = place.first("GROUP_WORLD_SIZE") or -(-world // local_world)
     told = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # our agent tells its ranks
     hosts = next((hosts for hosts in (told, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
+    node = place.first("GROUP_RANK", "NODE_RANK")  # torchrun's; who sets the others by hand may leave it out
     return Topology(
         "torchrun",
         place.number("RANK"),
         place.number("LOCAL_RANK"),
-        place.first("GROUP_RANK", "NODE_RANK") or 0,
+        place.number("RANK") // local_world if node is None else node,
         world,
         local_world,
         nnodes,
@@ -177,6 +247,7 @@ def _torchrun(place: _Place) -> Topology | None:
         place.environ["MASTER_ADDR"],
         place.number("MASTER_PORT"),
         place.environ.get("TORCHELASTIC_RUN_ID", "torchrun"),
+        node_told=node is not None or nnodes == 1,
     )
 
 
@@ -210,6 +281,7 @@ def _srun(place: _Place) -> Topology | None:
         hosts[0],
         None,
         f"slurm-{job}",
+        tasks_per_node=() if "cyclic" in place.environ.get("SLURM_DISTRIBUTION", "") else tuple(counts),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.live import Seen
 from launcher.post_mortem import evidence as known
 from launcher.post_mortem import symptoms, traces
@@ -133,7 +133,7 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=checkpoints.newest_step(Path(seen.plan.checkpoint_dir)) is not None,
+        saved=_has_saved(Path(seen.plan.checkpoint_dir)),
         code=fault.get("code"), log=files.get("its errors", ""),
     )  # fmt: skip
     return Findings(
@@ -143,6 +143,14 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
         stacks=_stacks(attempt) if _hung(evidence) else _crash(attempt, rank),
         files=files, memory=evidence.memory, todo=tuple(advice(case)),
     )  # fmt: skip
+
+
+def _has_saved(folder: Path) -> bool:
+    """Whether there is a checkpoint, as far as anybody can tell."""
+    try:
+        return checkpoints.newest_step(folder) is not None
+    except checkpoints.Unavailable:
+        return True
 
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -198,7 +206,7 @@ def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, 
         if each == rank:
             continue
         error = symptoms.last_error("\n".join(_errors(attempt, each)))
-        if not error or symptoms.LOST_PEER.search(error):
+        if not error or symptoms.lost_peer(error):
             followed.append(each)
         elif first and error == first:
             same.append(each)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from launcher.post_mortem.kinds import Kind
 
-# What survivors say when a rank is gone (gloo's and NCCL's words). It is the others' death that the user wants to hear
-# of, so a survivor holds its own back until the agent of the dead rank has spoken.
+# What survivors say when a rank is gone (gloo's and NCCL's words). Errors of a user's own say the same of servers that
+# cannot be reached, so a rank goes by type and place as well (launcher/worker/script.py), and `lost_peer` by the type.
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
     r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
@@ -43,16 +43,33 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
     (Kind.CONFIG_ERROR, r"\b(Workload|Config|Backend|Topology|Launcher|Checkpoint|Hydra)(Error|Exception)\b"
-                        r"|\benv\.(container|archive)\b"),
+                        r"|\bRanksDiffer\b|\benv\.(container|archive)\b"),
     (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
+_EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # its name, before its words
+_TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
 def kind_of(text: str) -> Kind | None:
-    """What this error is a sign of."""
-    return next((kind for kind, pattern in SYMPTOMS if pattern.search(text)), None)
+    """What this error is a sign of. An exception that torch does not raise is no sign of a rank that is gone."""
+    own = _exception_of_users(text)
+    return next(
+        (kind for kind, pattern in SYMPTOMS if pattern.search(text) and not (own and kind is Kind.CONNECTION_LOST)),
+        None,
+    )
+
+
+def lost_peer(text: str) -> bool:
+    """Whether a line is about an error of torch's that says that another rank is gone."""
+    return LOST_PEER.search(text) is not None and not _exception_of_users(text)
+
+
+def _exception_of_users(text: str) -> bool:
+    """Whether a line names an exception that is neither torch.distributed's nor a RuntimeError."""
+    named = _EXCEPTION.search(text)
+    return named is not None and _TORCHS.fullmatch(named[1]) is None
 
 
 def telling(lines: Iterable[str]) -> tuple[Kind, str] | None:

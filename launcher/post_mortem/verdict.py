@@ -89,7 +89,7 @@ class Evidence:
         if self.fault is None or self.fault["event"] == "setup_failed":
             return self.fault is None
         told = str(self.fault.get("cause", ""))
-        if symptoms.LOST_PEER.search(told):  # somebody else was gone before
+        if symptoms.lost_peer(told):  # somebody else was gone before
             return True
         return _SILENT.search(told) is not None and not self.fault.get("traceback")
 
@@ -170,7 +170,7 @@ def _by_end(seen: Evidence, told: str, cause: str) -> Verdict:
         if match[1] == "SIGKILL":
             return Verdict(Kind.KILLED, cause, sure=False)
         return Verdict(Kind.KILLED, cause)
-    if symptoms.LOST_PEER.search(told):
+    if symptoms.lost_peer(told):
         return Verdict(symptoms.kind_of(told) or Kind.CONNECTION_LOST, cause, sure=False)
     if "was told to stop" in told:
         return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.health import preflights, stragglers
 from launcher.live import Seen
 from launcher.report import words
@@ -137,8 +137,8 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
-    except OSError as error:
-        return (), (f"{folder} cannot be read: {error.strerror}",)
+    except checkpoints.Unavailable as error:
+        return (), (str(error),)
     for path in paths:
         try:
             found.append(checkpoints.read(path))

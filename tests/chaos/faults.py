@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from launcher.node.stop import Stop
+
 
 def _mine(env: Any) -> bool:
     return env.rank == int(os.environ.get("FAULT_RANK", env.world_size - 1))
@@ -114,3 +116,11 @@ def tells_environment(config: Any, env: Any) -> dict[str, Any]:
     environments: list[Any] = [None] * env.world_size
     dist.all_gather_object(environments, [os.environ.get(f"FROM_{place}") for place in ("SETUP", "PROFILE", "SHELL")])
     return {"environments": environments}
+
+
+def hangs_before_its_first_step(config: Any, env: Any) -> dict[str, Any]:
+    """It listens for stop requests, as a training does, and one rank never gets to its first step."""
+    Stop(env)
+    if _mine(env):
+        time.sleep(600)
+    return _work(env)

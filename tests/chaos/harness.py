@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import checkpoints
+from launcher.checkpoint import format as checkpoints
 from launcher.node.hostlist import expand
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
@@ -90,8 +90,7 @@ class Chaos:
         return [rank for rank in ranks if rank and Path(f"/proc/{rank['pid']}").exists()]
 
     def newest(self) -> Path | None:
-        found = next(checkpoints.sound(self.path / "checkpoints"), None) if self.path.exists() else None
-        return found[0] if found else None
+        return next(iter(checkpoints.sound(self.path / "checkpoints")), None) if self.path.exists() else None
 
     def state(self) -> str:
         done = self.launcher("status", RUN, "--json")

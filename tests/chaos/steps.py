@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors
+from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.node import lease, progress
-from launcher.node.checkpoint import Checkpointer
 from launcher.node.settings import settings
 from launcher.node.stop import Stop
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,59 @@ def test_under_srun(slurm: Any, tmp_path: Path) -> None:
     environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
     command = ["srun", "--nodes=2", "--ntasks-per-node=2", PYTHON]
     assert told(command, environ, tmp_path) == expected("srun", 4, nodes=2)
+    slurm.reset()
+
+
+NODES = """
+import os
+from launcher.node import init
+env = init()
+if env.rank == 0:
+    print("nodes", *env.node_ranks, *env.hosts, os.environ.get("SLURM_DISTRIBUTION", "-"), flush=True)
+"""
+
+
+@pytest.mark.backend("init()", "srun of {slurm}")
+@pytest.mark.parametrize(
+    ("options", "node_ranks"),
+    [
+        (["--ntasks=3"], "0 0 1"),
+        (["--ntasks-per-node=2", "--distribution=cyclic"], "0 1 0 1"),
+        (["--ntasks=3", "--distribution=cyclic"], "0 1 0"),
+    ],
+)
+def test_ranks_know_the_node_of_each(slurm: Any, tmp_path: Path, options: list[str], node_ranks: str) -> None:
+    environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
+    (tmp_path / "train.py").write_text(NODES)
+    done = subprocess.run(
+        ["srun", "--nodes=2", *options, PYTHON, str(tmp_path / "train.py")], env=environ, cwd=tmp_path,
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert f"nodes {node_ranks} " in done.stdout, done.stdout + done.stderr
+    slurm.reset()
+
+
+CLOCKS = """\
+sleep 3
+squeue -h -j "$SLURM_JOB_ID" -o %e
+scontrol show config | sed -n '1s/^Configuration data as of //p'
+date +%Y-%m-%dT%H:%M:%S
+"""
+
+
+@pytest.mark.backend("time left", "batch script of {slurm}")
+def test_the_controller_tells_its_clock(slurm: Any, tmp_path: Path) -> None:
+    """What is left of an attempt is the end, less this: both are the controller's (templates/parts/begin.sh.j2)."""
+    environ = Launcher(tmp_path, {"SLURM_CONF": slurm.env()["SLURM_CONF"]}).environ
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{CLOCKS}")
+    output = tmp_path / "out"
+    subprocess.run(
+        ["sbatch", "--wait", "--time=10", f"--output={output}", str(tmp_path / "job.sh")], env=environ, cwd=ROOT,
+        check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    end, controller, here = map(datetime.fromisoformat, output.read_text().split())
+    assert abs((controller - here).total_seconds()) <= 5  # one machine, and not the time of the configuration
+    assert 500 <= (end - controller).total_seconds() <= 597
     slurm.reset()
 
 

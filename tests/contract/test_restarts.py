@@ -164,6 +164,33 @@ def test_a_rank_that_hangs_is_found_and_the_stacks_of_all_are_kept(launcher: Lau
 
 
 @local
+@pytest.mark.parametrize(
+    ("entry", "limit", "who"),
+    [
+        ("hangs_before_its_first_step", "launch.start_timeout", "rank 3 on "),
+        ("sleeps", "launch.idle_timeout", "rank 0 on "),
+    ],
+)
+def test_ranks_that_hang_before_their_first_step_are_found(
+    launcher: Launcher, entry: str, limit: str, who: str
+) -> None:
+    """Whether they tell steps or not; nobody waits for the time limit of a collective, which is half an hour."""
+    result = launcher.fault(entry, f"{limit}=4", "launch.max_restarts=0", "nodes=2", "procs_per_node=2")
+    assert result.code == 1, result.output
+    assert str(result.fault["cause"]).startswith(who)
+    assert f"({limit})" in str(result.fault["cause"])
+    assert result.fault["kind"] == "hung"
+
+
+@local
+def test_a_program_without_a_sign_of_life_is_ended(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n")
+    result = launcher.run("workload=program", f"workload.script={tmp_path}/deaf.py", "launch.idle_timeout=4")
+    assert result.code == 1, result.output
+    assert "(launch.idle_timeout)" in str(result.fault["cause"])
+
+
+@local
 def test_ranks_that_listen_are_told_to_stop_and_leave_by_themselves(launcher: Launcher) -> None:
     """Only one agent gets the signal; the others hear of it. A second signal changes nothing."""
     begin(launcher, *TWO_BY_TWO, "resume.how=never")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.faults import FileServer
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -25,3 +27,9 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    """A file server whose faults a test chooses."""
+    return FileServer(monkeypatch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,3 +121,31 @@ class Outcome:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert all(isinstance(line.pop("time"), float) for line in lines)
         return lines
+
+
+FAULTY = """#!/bin/bash
+# {real}, which fails for arguments that contain PART as often as the file FAULTS says.
+left="$SANDBOX/faults-{name}"
+if [ -e "$left" ]; then
+  {{ read -r times; read -r part; read -r words; }} <"$left"
+  case "$*" in
+    *"$part"*)
+      if [ "$times" -gt 0 ]; then
+        printf '%s\\n' $((times - 1)) "$part" "$words" >"$left"
+        echo "{name}: cannot access '$part': $words" >&2
+        exit {code}
+      fi
+      ;;
+  esac
+fi
+exec {real} "$@"
+"""
+
+
+def make_faulty(sandbox: Sandbox, name: str, part: str, times: int, number: int = errno.EIO) -> None:
+    """A program that the script runs fails for some time, for arguments that contain `part`."""
+    program = sandbox.folder / "bin" / name
+    real = shutil.which(name, path="/usr/bin:/bin")
+    program.write_text(FAULTY.format(name=name, real=real, code=2 if name == "grep" else 1))
+    program.chmod(0o700)
+    (sandbox.folder / f"faults-{name}").write_text(f"{times}\n{part}\n{os.strerror(number)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,3 +154,14 @@ def test_an_element_of_an_array_goes_on_alone(
     assert environment.exists() == (scheduler is Scheduler.pbs)
     if environment.exists():
         assert environment.read_text() == "export A=1\n"
+
+
+def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progress(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    plan = dataclasses.replace(plan_of(), checkpoint_dir=str(tmp_path / "checkpoints"))
+    attempt = Attempt(run, 0)
+    events = attempt.path / "events"
+    events.mkdir(parents=True)
+    assert again._reached(plan, attempt) == -1
+    (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "cause": "x", "code": "unavailable"}\n')
+    assert again._reached(plan, attempt) is None

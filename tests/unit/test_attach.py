@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.hangs import Stacks
 from launcher.cli import reach
 from launcher.cli.attach import _members, waiting
 from launcher.node import asked, beside
 from launcher.node.answers import Desk, Process, initial_environment
 from launcher.node.answers import beside as place_of
 from launcher.node.handshake import Stranger, as_client
-from launcher.node.watchdog import Stacks
 from launcher.runs import Attempt, Run
 from tests.launch import until
 from tests.unit.plans import bare_plan

@@ -22,11 +22,15 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from workload_ranks import run_ranks
 
-from launcher import checkpoints
-from launcher.checkpoints import CheckpointError, Misfit, SaveFailed
-from launcher.node import Env, checkpoint, checkpoint_files, checkpoint_read
-from launcher.node.checkpoint import Checkpointer, Loaded, merge
-from launcher.node.checkpoint_state import Content, Staging, owners
+from launcher.checkpoint import checkpointer as checkpoint
+from launcher.checkpoint import files as checkpoint_files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import inspect as checkpoint_read
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded, merge
+from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
+from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.state import Content, owners
+from launcher.node import Env
 from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -39,7 +43,7 @@ def make(tmp_path: Path) -> Any:
     made = []
 
     def new(**changes: Any) -> Checkpointer:
-        settings = {"identity": IDENTITY, **changes}
+        settings = {"identity": IDENTITY, "read_timeout": 0, **changes}
         made.append(Checkpointer(tmp_path / "checkpoints", ALONE, **settings))
         return made[-1]
 
@@ -256,14 +260,14 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     ("single", lambda folder: flip(folder / "state.pt"), "state.pt has changed since it was written"),
     ("single", lambda folder: (folder / "state.pt").unlink(), "state.pt is missing"),
     ("single", lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
-    ("single", lambda folder: truncate(folder / "manifest.json"), "cannot be read"),
+    ("single", lambda folder: truncate(folder / "manifest.json"), "is not JSON"),
     ("single", lambda folder: flip(folder / "manifest.json", 40), "manifest.json"),
     ("single", lambda folder: (folder / "manifest.json").write_text("[]"), "is not the manifest of a checkpoint"),
     ("sharded", lambda folder: flip(folder / "__0_0.distcp"), "__0_0.distcp has changed since it was written"),
     ("sharded", lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
     ("sharded", lambda folder: truncate(folder / ".metadata"), ".metadata has "),
     ("sharded", poison, "it asks for posix.mkdir, which no metadata needs"),
-    ("sharded", poison_values, "values.pt cannot be read"),
+    ("sharded", poison_values, "values.pt is not what torch.save writes"),
 ]
 
 
@@ -284,9 +288,12 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(
     assert "step-000000002" in told and words in told
     assert told in capsys.readouterr().out
     assert not (tmp_path / "executed").exists()
-    checkpointer.save(2, state(5), wait=True)  # takes its place
+    (aside,) = [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".aside-step-000000002-")]
+    assert words in (aside / "why.txt").read_text()
+    checkpointer.save(2, state(5), wait=True)
     loaded, into = load(checkpointer)
     assert loaded.step == 2 and is_filled(into, 5) and loaded.passed_over == ()
+    assert aside.name in names(tmp_path)  # for its owner
 
 
 def test_a_poisoned_metadata_would_execute_without_us(make: Any, small: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -316,10 +323,18 @@ def test_where_none_is_sound_it_says_so(make: Any, tmp_path: Path, capsys: pytes
     checkpointer = make()
     checkpointer.save(1, state(1), wait=True)
     flip(tmp_path / "checkpoints" / "step-000000001" / "state.pt")
-    assert checkpointer.load(state(0)) is None
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound:\n  step-000000001") as caught:
+        checkpointer.load(state(0))
+    assert "checkpoint.start_over=true" in str(caught.value)
     assert "passed over: step-000000001: state.pt has changed" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound:\n  step-000000001"):
-        checkpointer.load(state(0), strict=True)
+    with pytest.raises(CheckpointError, match=r"is sound:\n  kept: \.aside-step-000000001"):
+        make().load(state(0))  # nor does the next attempt begin anew
+    (left,) = names(tmp_path)
+    anew = make(start_over=True)
+    assert anew.load(state(0)) is None
+    anew.save(1, state(1), wait=True)
+    assert names(tmp_path) == [left, "step-000000001"]
+    assert load(make())[0].step == 1
 
 
 def test_another_identity_is_refused_with_all_differences(make: Any) -> None:
@@ -373,8 +388,8 @@ def test_a_newer_format_is_refused_by_name(make: Any, tmp_path: Path) -> None:
     for step in (1, 2):
         checkpointer.save(step, state(step), wait=True)
     path = tmp_path / "checkpoints" / "step-000000002" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "launcher": "9.1"}))
-    with pytest.raises(Misfit, match=r"step-000000002 has format 2, .* knows formats up to 1: .*\(9.1\)"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9, "launcher": "9.1"}))
+    with pytest.raises(Misfit, match=r"step-000000002 has format 9, .* knows formats up to 2: .*\(9.1\)"):
         checkpointer.load(state(0))
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from workload_ranks import run_ranks
 
+from launcher.checkpoint import checkpointer as checkpoint
+from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import commands
 from launcher.errors import LauncherError
-from launcher.node import Env, checkpoint
-from launcher.node.checkpoint import Checkpointer
+from launcher.node import Env
 from launcher.runs import Run
 from tests.unit.plans import plan_of
 

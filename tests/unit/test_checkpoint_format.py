@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher import checkpoints
-from launcher.checkpoints import Block, CheckpointError, Damaged, File, Manifest, Misfit
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import retention
+from launcher.checkpoint.format import Block, CheckpointError, Damaged, File, Manifest, Misfit
 from launcher.paths import PACKAGE
 
 
@@ -93,7 +94,7 @@ def test_a_change_in_a_manifest_is_found(tmp_path: Path, changed: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "cannot be read"),
+        ("", "is not JSON"),
         ("[1]", "is not the manifest of a checkpoint"),
         ('{"format": "x"}', "is not the manifest of a checkpoint"),
         ('{"format": 1}', "its checksum is wrong"),
@@ -190,8 +191,8 @@ def test_what_is_kept(keep: int, best: str | None, best_is: str, stay: set[int])
         manifest(step, metrics={"accuracy": accuracy, "ties": tie})
         for step, (accuracy, tie) in enumerate(zip(accuracies, ties, strict=True), 1)
     ]
-    assert checkpoints.kept(known, keep, best, best_is) == stay
-    assert checkpoints.kept([], keep, best, best_is) == set()
+    assert retention.kept(known, keep, best, best_is) == stay
+    assert retention.kept([], keep, best, best_is) == set()
 
 
 def test_the_newest_step_is_that_of_the_newest_sound_one(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_the_newest_step_is_that_of_the_newest_sound_one(tmp_path: Path) -> None
     (tmp_path / "step-000000004" / "state.pt").unlink()
     (tmp_path / "step-000000003" / "manifest.json").unlink()
     assert checkpoints.newest_step(tmp_path) == 2
-    assert [manifest.step for _, manifest in checkpoints.sound(tmp_path)] == [2, 1]
+    assert [manifest.step for manifest in checkpoints.sound(tmp_path).values()] == [2, 1]
 
 
 def test_errors_are_of_one_family() -> None:
@@ -209,7 +210,7 @@ def test_errors_are_of_one_family() -> None:
 
 
 def test_the_format_needs_no_torch() -> None:
-    code = "import sys, launcher.checkpoints; print('torch' in sys.modules)"
+    code = "import sys, launcher.checkpoint.format; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -306,7 +306,7 @@ def test_a_program_of_ones_own(
     program.write_text("factor = 1\nbreakpoint()\nprint(factor + 1)\n")
     told = {"debug": {"launcher": str(ROOT), "ranks": ranks, "post_mortem": False}}
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "launcher/node/script.py"), "script", str(program)], stdin=subprocess.DEVNULL,
+        [sys.executable, str(ROOT / "launcher/worker/script.py"), "script", str(program)], stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
         env={**os.environ, "LAUNCHER_PROGRAM": json.dumps(told)},
     )  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from launcher.checkpoint.state import Content
 from launcher.config import FSDPLm, Precision
 from launcher.node import Env
-from launcher.node.checkpoint_state import Content
 from launcher.node.settings import Settings
 from tests.unit.workload_ranks import RankResult, run_ranks
 from workloads import gpt, training

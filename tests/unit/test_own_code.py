@@ -18,7 +18,6 @@ import launcher.node
 from launcher.cli.submit import opened
 from launcher.config import Function
 from launcher.node import agreed, process_group, stop
-from launcher.node.logs import users_frames
 from launcher.node.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
@@ -133,24 +132,6 @@ def test_what_is_no_dict_of_metrics_is_refused() -> None:
 def test_arguments_of_a_function_need_no_plus() -> None:
     words = ["nodes=2", "workload.kwargs.lr=1,2", "+workload.kwargs.a=1", "workload.target=a:b"]
     assert opened(words) == ["nodes=2", "++workload.kwargs.lr=1,2", "+workload.kwargs.a=1", "workload.target=a:b"]
-
-
-@pytest.mark.parametrize(
-    "above",
-    [
-        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    metrics = workload(config, env)\n',
-        '  File "/l/launcher/node/rank.py", line 9, in _run_workload\n    x\n'
-        '  File "/l/workloads/function.py", line 34, in main\n    result = target(config.target)(**config.kwargs)\n',
-        '  File "/l/launcher/node/program.py", line 9, in _here\n    x\n'
-        '  File "/l/launcher/node/script.py", line 99, in run_script\n    exec(code, module.__dict__)\n',
-    ],
-)
-def test_the_frames_above_the_users_own_are_cut(above: str) -> None:
-    head, mine = (
-        "Traceback (most recent call last):\n",
-        '  File "/me/train.py", line 3, in main\n    1 / 0\nZeroDivisionError\n',
-    )
-    assert users_frames(head + above + mine) == head + mine
 
 
 # -- docs/ten-lines.md

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from launcher.node.paces import Paces, interval
+from launcher.node.rendezvous import Meeting, Member
 from torch import nn
 from workload_ranks import run_ranks
 
@@ -16,9 +18,7 @@ from launcher import event_file, runs
 from launcher.config import DDPMnist, FSDPLm, Sync
 from launcher.node import Env, pace, paces, pulse
 from launcher.node.pace import Pace
-from launcher.node.paces import Paces, interval
 from launcher.node.pulse import Pulse
-from launcher.node.rendezvous import Meeting, Member
 from launcher.node.settings import Settings
 from tests.unit.plans import bare_plan
 from workloads import ddp, fsdp

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import locks
 from launcher.backends import points
 from launcher.backends.processes import Process
 from launcher.config import Scheduler
@@ -116,8 +116,7 @@ def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
     sweep.ask([0], again=False)
     holder = os.fork()
     if holder == 0:
-        with open(sweep.path / ".points", "w") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX)
+        with locks.held(sweep.path / points.LOCK):
             (sweep.path / "held").touch()
             while not (sweep.path / "go").exists():
                 time.sleep(0.01)

@@ -96,6 +96,10 @@ CUDA_OOM = (
         ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2027, remote process exited or there "
          "was a network error, NCCL version 2.27.5 ncclRemoteError: A call failed possibly due to a network error",
          Kind.CONNECTION_LOST),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", None),  # of the user's own code
+        ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", None),
+        ("requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by "
+         "peer'))", None),
         ("ModuleNotFoundError: No module named 'flash_attn'", Kind.IMPORT_ERROR),
         ("ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", Kind.IMPORT_ERROR),
         ("OSError: libcudart.so.12: cannot open shared object file: No such file or directory", Kind.IMPORT_ERROR),
@@ -238,6 +242,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T"), Kind.CONNECTION_LOST, None),
         (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T", notices=lines(BY_NODE)),
          Kind.NODE_LOST, None),
+        (failed("rank 0 on node1: URLError: <urlopen error [Errno 111] Connection refused>", traceback="T",
+                notices=lines(BY_NODE)), Kind.EXCEPTION, None),
         (failed("rank 0 on node1 lost another rank (RuntimeError: Connection reset by peer)", kind="lost peer"),
          Kind.CONNECTION_LOST, None),
         # what agents know
@@ -446,7 +452,7 @@ def test_where_a_rank_crashed() -> None:
     log = ["step 1", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):",
            '  File "/usr/lib/python3.11/threading.py", line 3 in wait', "",
            "Current thread 0x2 (most recent call first):", '  File "/home/me/a.py", line 9 in load',
-           '  File "/src/launcher/node/rank.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
+           '  File "/src/launcher/worker/main.py", line 88 in _run_workload', '  File "/x.py", line 1 in run', "",
            "Extension modules: numpy (total: 1)"]  # fmt: skip
     assert traces.crash(log) == ('File "/home/me/a.py", line 9 in load',)
     assert traces.before_crash(log) == ["step 1"]

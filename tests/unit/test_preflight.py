@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -18,17 +19,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from launcher.node.rendezvous import Meeting, Member
 from torch.distributed import TCPStore
 from workload_ranks import _context, run_ranks
 
 from launcher import errors, runs
-from launcher.node import Env, preflight, preflight_process
+from launcher.node import Env, interfaces, preflight, preflight_process
 from launcher.node import preflight_checks as checks
 from launcher.node import preflight_together as together
 from launcher.node.preflight import Preflight, nodes_of, verdict_of
 from launcher.node.preflight_checks import MIB, Check, Level, Problem, check
 from launcher.node.preflight_verdict import Node, Then, Verdict, decide
-from launcher.node.rendezvous import Meeting, Member
 from launcher.plan import JobPlan
 from tests.unit.plans import bare_plan
 
@@ -242,12 +243,12 @@ def test_a_full_file_system_is_seen(full: Path) -> None:
 
 
 def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher import checkpoints
+    from launcher.checkpoint import format as checkpoints
 
     plan = bare_plan(checkpoint_dir=str(tmp_path))
     assert " has " in checks.checkpoint_space(plan)
     manifest = checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
-    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: iter([(tmp_path, manifest)]))
+    monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: {tmp_path: manifest})
     with pytest.raises(Problem, match="less than 1024P"):
         checks.checkpoint_space(plan)
 
@@ -323,9 +324,54 @@ def test_clocks_are_compared_over_the_store() -> None:
     assert len(told) == 4, "one of them has found that this machine's clock differs from itself"
 
 
+IF_INET6 = """\
+00000000000000000000000000000001 01 80 10 80       lo
+fe8000000000000000fc00fffe000001 04 40 20 80     ib0
+fd000000000000000000000000000002 04 40 00 82     ib0
+"""
+
+
+@pytest.fixture
+def ipv6_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No interface has an IPv4 address, and the host's name has one that nobody else reaches."""
+
+    def none(*_: object) -> bytes:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    (tmp_path / "if_inet6").write_text(IF_INET6)
+    monkeypatch.setattr(interfaces, "IPV6_TABLE", tmp_path / "if_inet6")
+    monkeypatch.setattr(interfaces.fcntl, "ioctl", none)
+
+
+def test_an_interface_with_ipv6_alone_has_addresses(ipv6_only: None) -> None:
+    assert interfaces.addresses("ib0") == ["fd00::2", "fe80::fc:ff:fe00:1%ib0"]
+    assert interfaces.addresses("lo") == ["::1"]
+    assert interfaces.addresses("eth9") == []
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> None:
+    server, told = together.door("lo")
+    assert server
+    with server:
+        assert told.startswith("::1 ")
+        assert together.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
+
+
+def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
+    monkeypatch: pytest.MonkeyPatch, ipv6_only: None
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(together.socket, "getaddrinfo", unknown)
+    assert together.door("eth9") == (None, "")
+
+
 def test_doors_that_do_not_open_are_accused() -> None:
     server, told = together.door("lo")
     closed, address = together.door("no such interface" * 3)
+    assert server and closed
     closed.close()
     assert together.reach({1: told}, {1: "node1"}) == "1 other nodes reached"
     with pytest.raises(Problem, match="node2 and 1 more cannot be reached") as problem:

@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 
 from launcher import saves
 from launcher.config import Program
-from launcher.node import minder, program, script
+from launcher.node import minder
 from launcher.node.again import further
 from launcher.node.minder import Minder
 from launcher.plan import JobPlan
+from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.worker import handover, program, script
+from launcher.worker.handover import WorkerError
 from tests.unit.plans import bare_plan, plan_of
 
 PYTHON = sys.executable
@@ -94,15 +97,16 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         words = ["-m", f"pkg.{module}"] if module else ["code/train.py"]
         if not bare:
             words = [script.__file__, *(("module", f"pkg.{module}") if module else ("script", "code/train.py"))]
-        told = {"symptoms": "Connection reset by peer", "patience": 0.0}
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "LAUNCHER"))
         }
-        environ |= {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "LAUNCHER_PROGRAM": json.dumps(told)}
-        return subprocess.run(
-            [PYTHON, "-u", *words, *arguments], cwd=folder if module else tmp_path, env=environ, text=True,
-            capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
+        with open(tmp_path / "report", "w+b") as report:
+            settings = {"lost_peer": LOST_PEER.pattern, "delay": 0.0, "report": report.fileno()}
+            environ["LAUNCHER_PROGRAM"] = json.dumps({**settings, "descriptors": [report.fileno()]})
+            return subprocess.run(
+                [PYTHON, "-u", *words, *arguments], cwd=folder if module else tmp_path, env=environ, text=True,
+                capture_output=True, timeout=120, check=False, pass_fds=[report.fileno()],
+            )  # fmt: skip
 
     return call
 
@@ -147,35 +151,77 @@ def test_it_ends_as_it_would_under_python(run: Callable[..., Any], text: str) ->
     assert (ours.returncode, ours.stdout, ours.stderr) == (pythons.returncode, pythons.stdout, pythons.stderr)
 
 
-def told(tmp_path: Path) -> tuple[str, str]:
-    message = json.loads((tmp_path / "error.json").read_text())["message"]
-    assert (tmp_path / "error.json").stat().st_mode & 0o777 == 0o600
-    return message["message"], message["extraInfo"]["py_callstack"]
+def reported(tmp_path: Path) -> WorkerError:
+    with open(tmp_path / "report", "rb") as file:
+        report = handover.read_report(file.fileno())
+    assert report.error is not None
+    return report.error
 
 
-def test_its_error_is_told_without_our_frames(run: Callable[..., Any], tmp_path: Path) -> None:
-    run("def inner():\n    raise ValueError('banana')\ninner()\n")
-    message, trace = told(tmp_path)
-    assert message == "ValueError: banana"
-    assert trace == (
-        f'Traceback (most recent call last):\n  File "{tmp_path}/code/train.py", line 3, in <module>\n    inner()\n'
-        f"  File \"{tmp_path}/code/train.py\", line 2, in inner\n    raise ValueError('banana')\nValueError: banana\n"
+def test_its_error_is_reported_without_our_frames(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("def inner():\n    raise ValueError('banana')\ninner()\n")
+    error = reported(tmp_path)
+    assert error.line == "ValueError: banana"
+    assert not error.lost_peer
+    path = f"{tmp_path}/code/train.py"
+    assert error.traceback == done.stderr
+    assert done.stderr == (
+        f'Traceback (most recent call last):\n  File "{path}", line 3, in <module>\n    inner()\n'
+        f"  File \"{path}\", line 2, in inner\n    raise ValueError('banana')\nValueError: banana\n"
     )
 
 
-def test_words_for_sys_exit_are_told(run: Callable[..., Any], tmp_path: Path) -> None:
-    run("import sys; sys.exit('no such file: weights.pt')")
-    assert told(tmp_path)[0] == "sys.exit('no such file: weights.pt')"
+def test_words_for_sys_exit_are_reported(run: Callable[..., Any], tmp_path: Path) -> None:
+    assert run("import sys; sys.exit('no such file: weights.pt')").stderr == "no such file: weights.pt\n"
+    error = reported(tmp_path)
+    assert (error.code, error.line) == ("sys.exit", "sys.exit('no such file: weights.pt')")
 
 
-def test_one_that_lost_another_rank_says_so_in_a_line(run: Callable[..., Any], tmp_path: Path) -> None:
-    done = run("raise RuntimeError('gloo: Connection reset by peer')")
-    assert (done.returncode, done.stderr) == (1, "lost another rank: gloo: Connection reset by peer\n")
-    assert told(tmp_path)[0] == "RuntimeError: gloo: Connection reset by peer"
+def test_nothing_is_reported_of_an_exit_code(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("import sys; sys.exit(3)")
+    assert (tmp_path / "report").read_bytes() == b""
+
+
+def test_a_server_that_refuses_is_an_error_with_its_traceback(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9/weights')\n")
+    error = reported(tmp_path)
+    assert (error.code, error.type, error.lost_peer) == ("raised", "URLError", False)
+    assert error.line == "URLError: <urlopen error [Errno 111] Connection refused>"
+    assert error.traceback == done.stderr
+    assert f'File "{tmp_path}/code/train.py", line 2, in <module>' in done.stderr
+
+
+LOST = """
+class DistNetworkError(RuntimeError): pass
+DistNetworkError.__module__ = "torch.distributed"
+raise DistNetworkError("Failed to recv, got 0 bytes")
+"""
+
+
+def test_one_that_lost_another_rank_shows_its_traceback_too(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run(LOST)
+    error = reported(tmp_path)
+    assert (done.returncode, error.code, error.lost_peer) == (1, "lost peer", True)
+    assert error.traceback == done.stderr
+    assert done.stderr.startswith("Traceback (most recent call last):")
+
+
+def test_a_report_has_a_bound_and_is_json_whatever_the_error_says(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("raise ValueError('x' * (1 << 22) + chr(0xd800))")
+    assert (tmp_path / "report").stat().st_size < handover.LONGEST_REPORT
+    error = reported(tmp_path)
+    assert error.message.startswith("xxxx")
+    assert "characters left out" in error.message
+    assert error.message.endswith("\\ud800")
+
+
+def test_an_error_that_has_no_text_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("class Bad(Exception):\n def __str__(self): raise TypeError('no')\nraise Bad()\n")
+    assert reported(tmp_path).type == "Bad"
 
 
 def test_no_module_of_the_launchers_folder_hides_one_of_pythons(run: Callable[..., Any]) -> None:
-    done = run("import sys; print([each for each in sys.path if each.endswith('launcher/node')])")
+    done = run("import sys; print([each for each in sys.path if each.endswith('launcher/worker')])")
     assert done.stdout == "[]\n"
 
 

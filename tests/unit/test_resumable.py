@@ -372,7 +372,7 @@ def test_saves_come_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest
 
 def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it, _ = counting(tmp_path)
-    monkeypatch.setattr("launcher.node.checkpoint._free", lambda folder: 0)
+    monkeypatch.setattr("launcher.checkpoint.checkpointer._free", lambda folder: 0)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit) as leave:
         it.boundary(1)

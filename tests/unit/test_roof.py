@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from workload_ranks import run_ranks
 
-from launcher.node import Env
+from launcher.node import Env, interfaces
 from workloads import roof
 
 
@@ -82,7 +82,8 @@ def test_a_rank_without_memory_leaves_it_unknown() -> None:
 
 def test_a_stranger_on_the_port_is_passed_over() -> None:
     token = b"t" * 16
-    with roof.listen("lo") as server:
+    server, _ = interfaces.listen("lo")
+    with server:
         address = server.getsockname()[:2]
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")

@@ -128,11 +128,11 @@ def test_a_folder_without_git_is_told_what_to_do(tmp_path: Path) -> None:
 
 
 def program(**keys: Any) -> Program:
-    return Program("program", "launcher.node.program:main", seed=0, **keys)
+    return Program("program", "launcher.worker.program:main", seed=0, **keys)
 
 
 def function(target: str) -> Function:
-    return Function("function", "launcher.node.program:function", seed=0, target=target)
+    return Function("function", "launcher.worker.program:function", seed=0, target=target)
 
 
 @pytest.mark.parametrize(

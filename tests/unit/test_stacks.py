@@ -19,31 +19,31 @@ WAITS = (
     + """Current thread 0x00007f0b (most recent call first):
   File "/venv/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
   File "{program}", line 2 in main
-  File "/home/me/launcher/node/rank.py", line 112 in _run_workload
-  File "/home/me/launcher/node/rank.py", line 75 in run_rank
+  File "/home/me/launcher/worker/main.py", line 112 in _run_workload
+  File "/home/me/launcher/worker/main.py", line 75 in run_rank
 """
 )
 LOADS = """Current thread 0x00007f0b (most recent call first):
   File "{program}", line 1 in load
   File "{program}", line 2 in main
-  File "/home/me/launcher/node/rank.py", line 112 in _run_workload
+  File "/home/me/launcher/worker/main.py", line 112 in _run_workload
 """
 DEBUGGED = """Current thread 0x00007f0b (most recent call first):
   File "/home/me/launcher/node/console.py", line 120 in _next
   File "/usr/lib/python3.11/pdb.py", line 337 in user_line
   File "/usr/lib/python3.11/bdb.py", line 90 in trace_dispatch
   File "{program}", line 2 in main
-  File "/home/me/launcher/node/rank.py", line 112 in _run_workload
+  File "/home/me/launcher/worker/main.py", line 112 in _run_workload
 """
 PROGRAM = """Current thread 0x00007f0b (most recent call first):
   File "{program}", line 2 in <module>
   File "<frozen runpy>", line 88 in _run_code
-  File "/home/me/launcher/node/script.py", line 132 in run_module
-  File "/home/me/launcher/node/script.py", line 164 in <module>
+  File "/home/me/launcher/worker/script.py", line 132 in run_module
+  File "/home/me/launcher/worker/script.py", line 164 in <module>
 """
 BEFORE = """Current thread 0x00007f0b (most recent call first):
   File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
-  File "/home/me/launcher/node/rank.py", line 101 in _run_workload
+  File "/home/me/launcher/worker/main.py", line 101 in _run_workload
 """
 
 

@@ -13,8 +13,8 @@ from launcher.backends.base import JobState, SchedulerJob
 from launcher.backends.slurm_query import Slurm
 from launcher.cli import sweep_follow
 from launcher.errors import DONE, FAILED, RESUME
-from launcher.runs import only_submitter
-from launcher.sweep_live import STATES, PointSeen, look_at
+from launcher.runs import being_submitted, only_submitter
+from launcher.sweep_live import STATES, WAITING, PointSeen, look_at
 from launcher.sweeps import Sweep
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -133,9 +133,18 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
 
 def test_who_is_at_work_is_asked_without_being_in_the_way(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 1)
-    assert not sweep_follow._locked(sweep)
+    assert not being_submitted(sweep.path)
     with only_submitter(sweep.path):
-        pass
+        assert being_submitted(sweep.path)
+    assert not being_submitted(sweep.path)
+
+
+def test_points_that_are_being_handed_over_are_waited_for(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, 1, array=None)
+    waiting = points(sweep, WAITING)
+    with only_submitter(sweep.path):
+        assert sweep_follow._nobody_begins(sweep, waiting, tries=0) is None
+    assert "were never handed over" in str(sweep_follow._nobody_begins(sweep, waiting, tries=0))
 
 
 @pytest.mark.parametrize("foreground", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.topology import SOURCES, Topology, TopologyError, derive
+from launcher.node.topology import SOURCES, Nodes, Topology, TopologyError, derive, in_order, numbered
 
 NODE_FILES = {
     "/aux/two": "n1.site\nn1.site\nn2.site\nn2.site\n\n",
@@ -154,7 +154,7 @@ def test_contradictions_are_told(environ: dict[str, str], words: str) -> None:
         place(environ)
 
 
-@pytest.mark.parametrize("environ", [OPENMPI, MPICH, {**OPENMPI, "SLURM_JOB_NODELIST": "n[1-3]"}])
+@pytest.mark.parametrize("environ", [OPENMPI, MPICH])
 def test_an_unknown_master_is_an_error_that_names_the_cure(environ: dict[str, str]) -> None:
     with pytest.raises(TopologyError, match="set MASTER_ADDR"):
         place(environ)
@@ -187,6 +187,81 @@ def test_all_ranks_of_a_step_agree() -> None:
     assert {(each.world_size, each.nnodes, each.hosts, each.master, each.job) for each in ranks} == {
         (5, 3, ("n1", "n2", "n3"), "n1", "slurm-1.0")
     }
+
+
+def openmpi(ranks_on: list[str], *, allocation: str) -> list[tuple[str, Topology]]:
+    """What mpirun tells each rank, and the host it is on."""
+    found = []
+    for rank, host in enumerate(ranks_on):
+        environ = {
+            "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(len(ranks_on)),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(ranks_on[:rank].count(host)),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks_on.count(host)), "SLURM_JOB_NODELIST": allocation,
+        }  # fmt: skip
+        found.append((host, place(environ, host)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks_on", "of_ranks"),
+    [
+        (["n1", "n1", "n2", "n2"], (0, 0, 1, 1)),
+        (["n1", "n2", "n1", "n2"], (0, 1, 0, 1)),  # mpirun --map-by node
+        (["n1", "n1", "n2"], (0, 0, 1)),
+        (["n1", "n2", "n2"], (0, 1, 1)),
+        (["n1", "n2", "n3", "n1"], (0, 1, 2, 0)),
+        (["n1", "n1", "n1"], (0, 0, 0)),
+    ],
+)
+def test_where_mpis_ranks_are_is_what_they_tell_each_other(ranks_on: list[str], of_ranks: tuple[int, ...]) -> None:
+    told = [(each.node_rank if each.node_told else None, host) for host, each in openmpi(ranks_on, allocation="n[1-3]")]
+    hosts = tuple(dict.fromkeys(ranks_on))
+    assert numbered(told) == Nodes(of_ranks, hosts)
+    masters = {each.master for _, each in openmpi(ranks_on, allocation=f"n[1-{len(hosts)}]")}
+    assert masters == {"n1"}
+
+
+def srun(counts: str, places: list[int], **more: str) -> list[Topology]:
+    """What srun tells each rank of these nodes."""
+    common = {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": f"n[1-{max(places) + 1}]",
+        "SLURM_STEP_NUM_TASKS": str(len(places)), "SLURM_STEP_TASKS_PER_NODE": counts, **more,
+    }  # fmt: skip
+    return [
+        place({
+            **common, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
+            "SLURM_LOCALID": str(places[:rank].count(node)),
+        })
+        for rank, node in enumerate(places)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "places", "more", "before"),
+    [
+        ("2,1", [0, 0, 1], {}, [(0, 0, 1)] * 3),
+        ("2(x2)", [0, 0, 1, 1], {}, [(0, 0, 1, 1)] * 4),
+        ("2,1", [0, 1, 0], {"SLURM_DISTRIBUTION": "cyclic"}, [()] * 3),
+        # Nobody says that they are dealt out in turn, and two of the ranks can see that they were.
+        ("2,1", [0, 1, 0], {}, [(0, 0, 1), (), ()]),
+    ],
+)
+def test_where_sruns_ranks_are(
+    counts: str, places: list[int], more: dict[str, str], before: list[tuple[int, ...]]
+) -> None:
+    ranks = srun(counts, places, **more)
+    hosts = ranks[0].hosts
+    assert [in_order(each) for each in ranks] == before
+    assert numbered([(each.node_rank, hosts[each.node_rank]) for each in ranks], hosts) == Nodes(tuple(places), hosts)
+
+
+def test_simulated_nodes_share_a_host_and_are_several() -> None:
+    assert numbered([(0, "h"), (0, "h"), (1, "h"), (1, "h")], ("h", "h")) == Nodes((0, 0, 1, 1), ("h", "h"))
+
+
+def test_an_agent_that_is_gone_leaves_its_node_with_fewer_ranks() -> None:
+    """With launch=tasks: the numbers of nodes are those that are left, and their names those that they tell."""
+    assert numbered([(0, "a"), (2, "c"), (2, "c")], ("a", "b", "c")) == Nodes((0, 1, 1), ("a", "c"))
 
 
 VARIABLES = sorted({name for environ in ALL.values() for name in environ} | {"PMI_LOCAL_SIZE", "NODE_RANK"})

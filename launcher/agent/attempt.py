@@ -1,0 +1,364 @@
+"""This node's part of an attempt: its agent meets the others, has this node's ranks run, and says how it ended.
+
+After a failure that ranks can resume from, they start again in the next round; see `supervisor` and `coordinator`.
+torch is loaded once; ranks are forked from here before any GPU is touched.
+With launch=tasks every rank has an agent of its own, started by the scheduler, and nothing else is different.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher import errors, runs
+from launcher.agent import hangs, store
+from launcher.agent.control import AttemptOver, Control, Overtaken
+from launcher.agent.coordinator import Limits
+from launcher.agent.failures import describe, failure_to_end, failure_to_start
+from launcher.agent.flight_recorder import Recorders
+from launcher.agent.rendezvous import Meeting, Member, RendezvousError
+from launcher.agent.restart_policy import History
+from launcher.agent.signals import Signals, StopRequested
+from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
+from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
+from launcher.config import Backend, LaunchMode
+from launcher.node import console, debug, orphans, topology
+from launcher.node.answers import Desk
+from launcher.node.events import Events, current_attempt
+from launcher.node.preflight import Preflight
+from launcher.node.preflight_verdict import Then
+from launcher.node.pulse import Pulse
+from launcher.plan import JobPlan
+from launcher.worker import devices, preload
+from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
+
+
+def run(run_dir: str) -> dict[str, Any]:
+    """Runs this node's part of the attempt: the payload of every job.
+
+    Returns:
+        The metrics of the first rank of this agent.
+
+    Raises:
+        AttemptFailed: with the cause and the exit code that the job script decides by.
+    """
+    attempt = current_attempt()
+    if attempt is None:
+        raise AttemptFailed(f"{run_dir}: not started by a job script of the launcher", errors.NO_RETRY)
+    plan = attempt.run.plan()
+    signals = Signals()
+    signals.install()  # submitit has just installed its own
+    orphans.adopt()
+    try:
+        place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+    except topology.TopologyError as error:
+        raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
+    events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
+    try:
+        return _Agent(plan, attempt, place, events, signals).run()
+    except AttemptOver as over:
+        print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
+        return {}
+    except _LeftOut:
+        return {}
+    except RendezvousError as error:
+        events("fault", cause=str(error), host=host)
+        raise AttemptFailed(str(error), ours=not error.from_leader, decides=place.rank == 0) from None
+    except StopRequested as request:
+        cause = f"{host} was told to stop ({request.number.name}) before its ranks had started"
+        events("fault", cause=cause, host=host)
+        raise AttemptFailed(cause, 128 + request.number) from None
+
+
+class _LeftOut(Exception):
+    """The preflight found this node bad, and the others continue without it."""
+
+
+class _Agent:
+    """The agent of one node, or of one rank."""
+
+    def __init__(
+        self, plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events: Events, signals: Signals
+    ) -> None:
+        self._plan, self._attempt, self._events, self._signals = plan, attempt, events, signals
+        self._source = place.source
+        per_task = plan.launch == LaunchMode.tasks.value
+        self.me = Member(
+            place.rank,
+            place.node_rank,
+            place.hosts[place.node_rank],
+            ranks=1 if per_task else plan.procs_per_node,
+            first_local_rank=place.local_rank,
+        )
+        per_node = plan.procs_per_node if per_task else 1
+        self._control = Control(
+            self.me,
+            attempt=attempt.path,
+            limits=limits(plan, attempt.logs),
+            names=_names(plan, place),
+            hosts=[host + plan.host_suffix for host in place.hosts for _ in range(per_node)],
+            secret=attempt.run.secret(),
+            key=f"{plan.run_id}/{attempt.number}/{place.job}",
+            port_range=plan.port_range,
+            join_timeout=plan.rendezvous_timeout,
+            signals=signals,
+            blame=hangs.blame,
+        )
+        stacks = hangs.Stacks(self.me.ranks)
+        self._means = Means(plan, attempt, events, signals, Pulse(self.me.ranks), stacks, Desk(attempt, stacks))
+        self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
+        self._folder: Path | None = None  # of the flight recorders
+        if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
+            self._folder = console.private_folder()
+            renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
+            self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
+            os.environ.update(self._means.recorders.variables)
+        self._lives = 0  # how often ranks of this attempt were started before; a preflight may begin rounds before any
+
+    def run(self) -> dict[str, Any]:
+        """The metrics of the first rank, when the work is done."""
+        try:
+            return self._run()
+        finally:
+            self._signals.ignore()
+            self._control.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self) -> dict[str, Any]:
+        history, meeting = self._control.first()
+        set_network(self._plan, meeting, self.me.host)
+        if self._plan.preflight and history.round == 0:
+            history, meeting = self._preflighted(meeting)
+        self._preload()
+        while True:
+            self._events(
+                "met", port=meeting.port, members=len(meeting.members), ranks=meeting.world_size,
+                interface=meeting.interface, source=self._source, host=self.me.host, torch=torch.__version__,
+                round=history.round,
+            )  # fmt: skip
+            try:
+                outcome = self._round(history, meeting)
+            except AttemptFailed:
+                if not (self._control.elastic and self._control.begun(history.round + 1)):
+                    raise
+                history, meeting = self._control.join()  # the others have continued without this agent
+                continue
+            if isinstance(outcome, Done):
+                break
+            before = meeting
+            history, meeting = self._next(outcome, meeting)
+            if meeting.place_of(self.me.index) == 0:
+                self._tell_changes(history.round, before, meeting)
+        self._events("finished")
+        if meeting.place_of(self.me.index) == 0:
+            self._attempt.write_exit_code(errors.DONE)
+        return outcome.metrics
+
+    def _round(self, history: History, meeting: Meeting) -> Done | NextRound:
+        """One life of the ranks."""
+        plan, means = self._plan, self._means
+        place = meeting.place_of(self.me.index)
+        assert place is not None
+        means.pulse.clear()
+        means.stacks.clear()
+        sockets = console.private_folder() if plan.debugs else None
+        if sockets is not None:
+            os.environ[debug.SOCKETS] = str(sockets)
+        ranks = placements(
+            meeting.members, place, master=(meeting.host, meeting.port), run_id=plan.run_id,
+            round_number=history.round, max_restarts=plan.max_restarts, environ=os.environ,
+        )  # fmt: skip
+        own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
+        means.environments = [
+            {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
+        ]
+        ranks_store = None
+        try:
+            self._lives = history.round if history.listened else 0
+            self._start(ranks)
+            if meeting.listener is not None:
+                ranks_store = store.serve(meeting.listener)
+            self._workers.open_gate()
+            return Supervisor(means, self._control, self._workers, meeting, place, history).run()
+        finally:
+            del ranks_store
+            self._workers.close()
+            if sockets is not None:
+                shutil.rmtree(sockets, ignore_errors=True)
+
+    def _files(self, placement: Placement) -> dict[str, int]:
+        """What a rank shares with its agent."""
+        means = self._means
+        return {"pulse_file": means.pulse.share(), "stacks_file": means.stacks.file(placement.place)}
+
+    def _fresh(self, placement: Placement) -> Fresh:
+        files = self._files(placement)
+        return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
+
+    def _start(self, ranks: Sequence[Placement]) -> None:
+        """Starts the ranks.
+
+        Raises:
+            AttemptFailed: this node cannot start them.
+        """
+
+        def run(placement: Placement) -> dict[str, Any]:
+            return run_rank(self._plan, placement.place, **self._files(placement), lives=self._lives)
+
+        try:
+            self._workers.start(
+                ranks, run, round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
+                close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
+            )  # fmt: skip
+        except StartError as error:
+            failure = failure_to_start(error, self.me.host, time.time())
+            raise self._cannot_start(describe(failure)) from None
+        except WorkersStillThere as error:
+            raise self._cannot_start(describe(failure_to_end(error.left, self.me.host, time.time()))) from None
+
+    def _cannot_start(self, cause: str) -> AttemptFailed:
+        self._events("fault", cause=cause, host=self.me.host)
+        return AttemptFailed(cause, errors.RESUME, decides=True)
+
+    def _next(self, outcome: NextRound, before: Meeting) -> tuple[History, Meeting]:
+        """The next round.
+
+        Raises:
+            AttemptFailed: it does not begin; the run can be resumed.
+            AttemptOver: the others continued without this agent, and have ended.
+        """
+        history = outcome.history
+        try:
+            if self.me.index in outcome.lost:  # the others have given this one up
+                raise Overtaken
+            try:
+                return self._control.next(history, before, outcome.lost)
+            except Overtaken:
+                if not self._control.elastic:
+                    raise
+        except Overtaken:
+            pass
+        except RendezvousError as error:
+            raise AttemptFailed(
+                f"{error}; before that: {history.first}", errors.RESUME, ours=not error.from_leader,
+                decides=not error.from_leader,
+            ) from None  # fmt: skip
+        except StopRequested as request:
+            cause = f"{self.me.host} was told to stop ({request.number.name}) between two rounds"
+            raise AttemptFailed(cause, errors.RESUME, decides=True) from None
+        return self._control.join()
+
+    def _preflighted(self, meeting: Meeting) -> tuple[History, Meeting]:
+        """The first round whose nodes are all found fine: bad ones are left out, and the others meet again.
+
+        Raises:
+            _LeftOut: this node is bad.
+            AttemptFailed: too few nodes are left.
+            RendezvousError: the others did not meet again.
+        """
+        number = 0
+        while True:
+            verdict = Preflight(
+                self._plan, self._attempt, self._events, self._control, meeting, round_number=number
+            ).run()
+            if verdict.then is Then.GO:
+                return History(round=number), meeting
+            leads = meeting.place_of(self.me.index) == 0
+            if verdict.then is Then.FAIL:
+                if leads:
+                    self._events("fault", cause=verdict.cause, exit_code=verdict.exit_code, host=self.me.host)
+                raise AttemptFailed(verdict.cause, verdict.exit_code, ours=leads, decides=leads)
+            if self.me.index in verdict.lost:
+                raise _LeftOut
+            before, number = meeting, number + 1
+            try:
+                _, meeting = self._control.next(History(round=number), before, verdict.lost)
+            except Overtaken:
+                return self._control.join()
+            if meeting.place_of(self.me.index) == 0:
+                self._tell_changes(number, before, meeting)
+
+    def _preload(self) -> None:
+        """Imports what ranks share, as far as it is the launcher's own.
+
+        An import that fails, or hangs, is left to the ranks: the user sees their traceback, or which is missing.
+        """
+
+        def too_long(*_: object) -> None:
+            raise TimeoutError
+
+        previous = signal.signal(signal.SIGALRM, too_long)
+        signal.alarm(self._plan.rendezvous_timeout)
+        try:
+            with contextlib.suppress(Exception):
+                for name in preload.modules(self._plan.entry):
+                    importlib.import_module(name)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, previous)
+
+    def _tell_changes(self, number: int, before: Meeting, now: Meeting) -> None:
+        """Says who does not take part any more, and who is back."""
+        old, new = ({member.index for member in meeting.members} for meeting in (before, now))
+        changes = {"without": old - new, "with": new - old}
+        words = [f"{verb} {self._control.names(sorted(indices))}" for verb, indices in changes.items() if indices]
+        if not words:
+            return
+        text = f"round {number} goes on {' and '.join(words)}: {len(new)} of {self._control.size}"
+        self._events("resized", round=number, cause=text, members=len(new), world_size=now.world_size)
+        with contextlib.suppress(OSError):
+            print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
+def limits(plan: JobPlan, logs: Path) -> Limits:
+    """The settings that the leading agent goes by. Pure."""
+    # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
+    elsewhere = plan.backend == Backend.mpi.value or plan.kind == "Program" or not plan.params.get("init", True)
+    watched = not plan.debugs
+    return Limits(
+        least=plan.min_nodes * plan.tasks_per_node,
+        rendezvous_timeout=None if elsewhere or not watched else plan.rendezvous_timeout,
+        start_timeout=plan.start_timeout if watched else None,
+        idle_timeout=plan.idle_timeout if watched else None,
+        hang_timeout=plan.hang_timeout if watched else None,
+        heartbeat=plan.heartbeat,
+        max_restarts=plan.max_restarts,
+        stacks_in=str(logs),
+    )
+
+
+def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
+    """What to call each member in an error."""
+    if plan.launch == LaunchMode.tasks.value:
+        return [f"rank {task} on {place.hosts[task // plan.procs_per_node]}" for task in range(place.world_size)]
+    return [f"{host} (node {node})" for node, host in enumerate(place.hosts)]
+
+
+def set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
+    """Tells gloo and NCCL which interface to use: the profile's, else (gloo) the one that reached the leader.
+
+    Raises:
+        RendezvousError: this host does not have the profile's.
+    """
+    if plan.interface:
+        known = [name for _, name in socket.if_nameindex()]
+        if missing := [name for name in plan.interface.split(",") if name not in known]:
+            raise RendezvousError(
+                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}"
+            )
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, plan.interface)
+    elif meeting.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)

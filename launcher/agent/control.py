@@ -1,0 +1,470 @@
+"""One agent's side of the control connections: it leads, or is connected to the agent that does.
+
+`poll` does all that is to be done about connections, heartbeats and, on the leader, about decisions (see
+`coordinator`); whoever waits for anything in an agent waits there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.agent import rendezvous
+from launcher.agent.channel import Channel, ChannelError, Message
+from launcher.agent.coordinator import Coordinator, Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.hub import Hub
+from launcher.agent.membership import Rounds
+from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
+from launcher.agent.restart_policy import History
+from launcher.agent.signals import Signals
+
+CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
+REJOIN = 5.0  # seconds that an agent tries to reach the leader of a round before it looks again which that is
+FILE_DELAY = 90.0  # seconds beyond a heartbeat in which a file's time reaches another node
+BEATS = 10  # in a heartbeat
+
+
+class Overtaken(Exception):
+    """This agent's round is over, and others have begun the next one without it."""
+
+
+class AttemptOver(Exception):
+    """The attempt ended while this agent waited to take part."""
+
+
+class LeaderLost(Exception):
+    """The leader is gone, or is cut off from this agent."""
+
+
+class Control:
+    """The control connection of one agent, for a whole attempt.
+
+    Attributes:
+        me: this agent.
+        status: how its ranks are, for its heartbeats: see `beat` in `coordinator`.
+        coordinator: on the leader.
+    """
+
+    def __init__(
+        self, me: Member, *, attempt: Path, limits: Limits, names: Sequence[str], hosts: Sequence[str],
+        secret: bytes, key: str, port_range: tuple[int, int], join_timeout: float, signals: Signals,
+        blame: Callable[[Iterable[Mapping[str, Any]]], Blamed],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            me: this agent.
+            attempt: the attempt's folder.
+            limits: of the run.
+            names: what to call each member of the job in an error.
+            hosts: where each of them is reached, with the suffix of the fabric.
+            secret: of the run.
+            key: tells this attempt from every other.
+            port_range: ports that a leader may use.
+            join_timeout: seconds in which all must have come to the first round.
+            signals: of this process.
+            blame: see `Coordinator`.
+        """
+        self.me, self._limits, self._names, self._hosts, self._signals = me, limits, names, hosts, signals
+        self._secret, self._key, self._port_range = rendezvous.secret_of(secret, key), key, port_range
+        self._join_timeout, self._blame = join_timeout, blame
+        self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
+        self._loopback = len(set(hosts)) == 1
+        self.status: dict[str, Any] = {}
+        self.coordinator: Coordinator | None = None
+        self._hub: Hub | None = None
+        self._channel: Channel | None = None
+        self._mine = me  # with the addresses of the connection
+        self._inbox: list[Message] = []
+        self._leader_lost = ""
+        self._next_beat = self._heard = self._looked = 0.0
+        self._round = 0
+
+    @property
+    def size(self) -> int:
+        """Members of the job."""
+        return len(self._names)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether fewer than all members can go on."""
+        return self._limits.least < self.size
+
+    @property
+    def leads(self) -> bool:
+        return self._hub is not None
+
+    def names(self, indices: Iterable[int]) -> str:
+        """What to call these members."""
+        return ", ".join(self._names[index] for index in indices)
+
+    def begun(self, number: int) -> bool:
+        """Whether some agents are in this round."""
+        return self._rounds.begun(number)
+
+    def descriptors(self) -> list[int]:
+        """What a forked rank must not keep."""
+        mine = self._hub.descriptors() if self._hub else [self._channel.fileno()] if self._channel else []
+        return [number for number in [*mine, *self._signals.descriptors()] if number >= 0]
+
+    # -- messages
+
+    def send(self, message: Message) -> None:
+        """Sends to the leader, which may be this agent."""
+        if self.coordinator is not None:
+            self.coordinator.receive(self.me.index, message, time.monotonic())
+            self._deliver()
+        elif self._channel is not None:
+            try:
+                self._channel.send(message)
+            except ChannelError as error:
+                self._lose_leader(str(error))
+
+    def beat(self) -> None:
+        """Sends the status now, and not only with the next heartbeat."""
+        self._next_beat = 0.0
+
+    def poll(self, timeout: float) -> list[Message]:
+        """Waits at most `timeout` seconds, or until a signal or a message arrives; the messages to this agent.
+
+        A leader that is lost is told once, as a message of type `leader_lost` with its `reason`.
+        """
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._limits.heartbeat / BEATS
+            self._beat(now)
+        timeout = 0.0 if self._inbox else max(0.0, min(timeout, self._next_beat - now))
+        if self._hub is not None:
+            assert self.coordinator is not None
+            for index, message in self._hub.poll(min(timeout, self.coordinator.next_look(now))):
+                now = time.monotonic()
+                if message is None:
+                    self.coordinator.disconnected(index, now)
+                else:
+                    self.coordinator.receive(index, message, now)
+            self.coordinator.tick(time.monotonic())
+            self._deliver()
+        elif self._channel is not None:
+            self._listen(timeout)
+        else:
+            _wait(timeout, self._signals.wake)
+        self._signals.clear()
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def _beat(self, now: float) -> None:
+        self.send({"type": "beat", **self.status})
+        self.status.pop("pace", None)
+        if self._hub is not None and self.coordinator is not None:
+            self._hub.broadcast(list(self._hub.channels), {"type": "beat"})
+            self._rounds.show_life(self._round)
+
+    def _deliver(self) -> None:
+        assert self.coordinator is not None
+        while outbox := self.coordinator.take_outbox():
+            for indices, message in outbox:
+                if self.me.index in indices:
+                    self._inbox.append(message)
+                if self._hub is not None:
+                    self._hub.broadcast([index for index in indices if index != self.me.index], message)
+
+    def _listen(self, timeout: float) -> None:
+        channel = self._channel
+        assert channel is not None
+        ready = _wait(timeout, self._signals.wake, channel.fileno(), write=bool(channel.unsent))
+        now = time.monotonic()
+        if now - self._looked > self._limits.heartbeat / 2:  # this agent itself was away
+            self._heard = now
+        self._looked = now
+        try:
+            if channel.fileno() in ready and channel.unsent:
+                channel.flush()
+            messages = channel.receive() if channel.fileno() in ready else []
+        except ChannelError as error:
+            self._lose_leader(str(error))
+            return
+        if messages:
+            self._heard = now
+        elif now - self._heard > self._limits.heartbeat:
+            self._lose_leader(f"no heartbeat for {self._limits.heartbeat:g} s (launch.heartbeat)")
+            return
+        self._inbox += [message for message in messages if message.get("type") != "beat"]
+
+    def _lose_leader(self, reason: str) -> None:
+        self._disconnect()
+        self._inbox.append({"type": "leader_lost", "reason": reason})
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def close(self) -> None:
+        """Ends the connections; the leader stays until the others have got everything that it has sent."""
+        if self._hub is not None and self.coordinator is not None:
+            self._hub.broadcast(self.coordinator.waiting, {"type": "over", "final": True})
+            self._hub.drain(list(self._hub.channels), CLOSING)
+            self._hub.close()
+            self._hub = None
+        elif self._channel is not None:
+            give_up = time.monotonic() + CLOSING
+            with contextlib.suppress(ChannelError):
+                while self._channel.unsent and (left := give_up - time.monotonic()) > 0:
+                    _wait(left, self._channel.fileno(), write=True)
+                    self._channel.flush()
+            self._disconnect()
+        self.coordinator = None
+
+    # -- values that all agents exchange while no ranks run
+
+    def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
+        """On the leader: what each member of the round has reported; who has not in time is missing.
+
+        Raises:
+            StopRequested: a signal says so.
+        """
+        assert self.coordinator is not None
+        self.send({"type": "report", "key": key, "value": value})
+        give_up = time.monotonic() + timeout
+        while True:
+            found = self.coordinator.reports.get(key, {})
+            awaited = self.coordinator.present()
+            if awaited <= found.keys() or time.monotonic() >= give_up:
+                return dict(found)
+            self._inbox = [*self.poll(give_up - time.monotonic()), *self._inbox]
+            self._signals.require_none()
+
+    def publish(self, key: str, value: Any) -> None:
+        """On the leader: tells all members of the round."""
+        assert self.coordinator is not None
+        self.coordinator.broadcast({"type": "answer", "key": key, "value": value})
+        self._deliver()
+
+    def answer(self, key: str, timeout: float) -> Any:
+        """On the others: what the leader has published.
+
+        Raises:
+            LeaderLost: it is gone, or says nothing in time.
+            StopRequested: a signal says so.
+        """
+        give_up = time.monotonic() + timeout
+        while (left := give_up - time.monotonic()) > 0:
+            for message in self.poll(left):
+                if message["type"] == "leader_lost":
+                    raise LeaderLost(message["reason"])
+                if message["type"] == "answer" and message["key"] == key:
+                    return message["value"]
+            self._signals.require_none()
+        raise LeaderLost(f"no answer for {timeout:g} s")
+
+    # -- rounds
+
+    def first(self) -> tuple[History, Meeting]:
+        """Round 0; or whichever comes next, if that has begun.
+
+        Raises:
+            RendezvousError: not all came in time.
+            AttemptOver: the attempt ended before this agent could take part.
+            StopRequested: a signal says so.
+        """
+        if self._rounds.latest() is not None:
+            if self.elastic:
+                return self.join()
+            raise RendezvousError(f"{self._names[self.me.index]} came too late: the attempt has begun", final=True)
+        return self._round_of(History(), 0, range(self.size), self._join_timeout)
+
+    def next(self, history: History, before: Meeting, lost: Collection[int]) -> tuple[History, Meeting]:
+        """The next round, of those that were in the one before, and of those that wait.
+
+        Args:
+            history: with the number of the round.
+            before: the meeting of the round that is over.
+            lost: indices of members that are gone.
+
+        Raises:
+            RendezvousError: too few came.
+            Overtaken: the others have begun without this agent.
+            StopRequested: a signal says so.
+        """
+        left = sorted(member.index for member in before.members if member.index not in lost)
+        leader = before.members[0].index
+        heartbeat = self._limits.heartbeat
+        if (self.leads or self._channel is not None) and leader in left:
+            try:
+                if self.leads:
+                    return self._lead(history, left, heartbeat)
+                self.send({"type": "ready", "round": history.round})
+                return self._await_begin(heartbeat * 2 + rendezvous.EXCHANGE)
+            except RendezvousError as error:
+                if self._rounds.begun(history.round):
+                    raise Overtaken(str(error)) from None
+                if error.final:
+                    raise
+        self._disconnect()
+        left = [index for index in left if index != leader or self.me.index == leader]
+        problem = RendezvousError("nobody is left", final=True)
+        for place, leader in enumerate(left):
+            try:
+                return self._round_of(history, leader, left[place:], heartbeat)
+            except RendezvousError as error:
+                problem = error
+                if self._rounds.begun(history.round):
+                    raise Overtaken(str(error)) from None
+                if error.final:
+                    break
+        raise problem
+
+    def join(self) -> tuple[History, Meeting]:
+        """Waits until the attempt begins a round, and takes part in it.
+
+        Raises:
+            AttemptOver: the attempt ended first.
+            StopRequested: a signal says so.
+        """
+        self._stop_leading()
+        seen, since = "", time.monotonic()
+        while not self._exit_code.exists():
+            latest = self._rounds.latest()
+            if latest is None:
+                raise AttemptOver("its rounds are gone")
+            alive = self._rounds.sign_of_life(latest.number)
+            if alive != seen:
+                seen, since = alive, time.monotonic()
+            elif time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
+                raise AttemptOver(f"round {latest.number} has shown no sign of life for so long")
+            with contextlib.suppress(RendezvousError):  # not yet
+                self._connect(self._hosts[latest.leader], [latest.port], latest.leader, REJOIN)
+                history, meeting = self._await_begin(None)
+                return replace(history, listened=True), meeting
+            self.poll(0.2)
+            self._signals.require_none()
+        raise AttemptOver("it has ended")
+
+    def _round_of(
+        self, history: History, leader: int, wanted: Collection[int], timeout: float
+    ) -> tuple[History, Meeting]:
+        """A round of which this agent is the leader, or is not yet connected to it."""
+        key = f"{self._key}/round {history.round}" if history.round else self._key
+        ports = rendezvous.candidate_ports(key, self._port_range)
+        if leader == self.me.index:
+            if self._hub is None:
+                listener = rendezvous.listen(ports, loopback=self._loopback)
+                others = [index for index in range(self.size) if index != leader]
+                self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
+                self.coordinator = Coordinator(self._limits, self._names, self.me, claim=self._claim, blame=self._blame)
+            return self._lead(history, wanted, timeout)
+        deadline = time.monotonic() + timeout
+        # A little earlier than the leader gives up: who could not reach it knows why, and the leader does not.
+        self._connect(self._hosts[leader], ports, leader, timeout - min(3.0, timeout / 5))
+        return self._await_begin(deadline - time.monotonic() + 15)
+
+    def _lead(self, history: History, wanted: Collection[int], timeout: float) -> tuple[History, Meeting]:
+        assert self._hub is not None and self.coordinator is not None
+        ports = rendezvous.candidate_ports(f"{self._key}/store {history.round}", self._port_range)
+        listener = rendezvous.listen(ports, loopback=self._loopback)
+        try:
+            self.coordinator.gather(history, wanted, listener.getsockname()[1], timeout, time.monotonic())
+            self._deliver()
+            history, meeting = self._await_begin(None)
+        except BaseException:
+            listener.close()
+            raise
+        return history, replace(meeting, listener=listener)
+
+    def _claim(self, number: int, members: Sequence[Member], port: int) -> str | None:
+        assert self._hub is not None
+        return self._rounds.claim(number, self.me, self._hub.port, members, self._names[self.me.index])
+
+    def _connect(self, host: str, ports: Sequence[int], leader: int, timeout: float) -> None:
+        """Finds the leader, and says who this is.
+
+        Raises:
+            RendezvousError: it was not found in time.
+        """
+        self._disconnect()
+        deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), rendezvous.NO_ANSWER
+        host = "127.0.0.1" if self._loopback else host
+        while True:
+            found = rendezvous.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
+            self._signals.clear()
+            self._signals.require_none()
+            if isinstance(found, Channel):
+                break
+            problem = found or problem
+            if time.monotonic() >= deadline:
+                called = f"{self._hosts[leader]} ({f'member {leader}' if leader else 'rank 0'})"
+                raise RendezvousError(f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}")
+            _wait(knocking.pause(), self._signals.wake)
+        self._channel = found
+        self._heard = self._looked = time.monotonic()
+        first = rendezvous.hello(self.me, found)
+        self._mine = Member.of(first["member"])
+        self.send(first)
+
+    def _await_begin(self, timeout: float | None) -> tuple[History, Meeting]:
+        """The round that the leader begins.
+
+        Raises:
+            RendezvousError: it does not begin one with this agent.
+        """
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 1.0 if give_up is None else min(1.0, give_up - time.monotonic())
+            if left <= 0:
+                raise RendezvousError(f"{self.me.host} waited for the others, and heard nothing of its leader in time")
+            messages = self.poll(left)
+            for place, message in enumerate(messages):
+                if message["type"] == "begin":
+                    self._inbox = [*messages[place + 1 :], *self._inbox]
+                    return self._begin(message)
+                if message["type"] == "refused":
+                    raise RendezvousError(message["reason"], from_leader=not self.leads, final=True)
+                if message["type"] == "leader_lost":
+                    raise RendezvousError(f"{self.me.host} lost its leader while it waited: {message['reason']}")
+                if message["type"] == "over" and message["final"]:
+                    raise AttemptOver("it has ended")
+            self._signals.require_none()
+            if give_up is None and not self.leads and self._exit_code.exists():
+                raise AttemptOver("it has ended")
+
+    def _begin(self, message: Message) -> tuple[History, Meeting]:
+        history = History(**message["history"])
+        self._round = history.round
+        self.status = {}
+        if self.leads:
+            members = tuple(map(Member.of, message["members"]))
+            return history, Meeting("localhost", message["port"], members, rendezvous.interface_of_leader(members))
+        leader = Member.of(message["members"][0])
+        host = "127.0.0.1" if self._loopback else self._hosts[leader.index]
+        meeting = rendezvous.meeting_of(dict(message), host, self._mine)
+        if meeting.place_of(self.me.index) is None:
+            raise RendezvousError(f"{self._names[self.me.index]} came too late: the others have begun without it")
+        return history, meeting
+
+    def _stop_leading(self) -> None:
+        """An agent that the others have overtaken leads nobody."""
+        if self._hub is not None:
+            self._hub.close()
+            self._hub = self.coordinator = None
+        self._disconnect()
+
+
+def _wait(timeout: float, *descriptors: int, write: bool = False) -> set[int]:
+    """Waits until one of the descriptors is ready; those that are. (select() takes none above 1023.)
+
+    Args:
+        timeout: seconds.
+        descriptors: to be read.
+        write: the last of them is to be written as well.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if write:
+        poll.register(descriptors[-1], select.POLLIN | select.POLLOUT)
+    return {descriptor for descriptor, _ in poll.poll(timeout * 1000)}

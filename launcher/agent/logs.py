@@ -1,0 +1,8 @@
+"""Names of the files that ranks write to."""
+
+from __future__ import annotations
+
+
+def log_name(rank: int | str, round_number: int, kind: str) -> str:
+    """`rank-3.out`, of later rounds `rank-3.round-1.out`: nothing that was written is lost. Pure."""
+    return f"rank-{rank}.round-{round_number}.{kind}" if round_number else f"rank-{rank}.{kind}"

@@ -1,0 +1,116 @@
+"""Where a rank stands in the job, in the variables by which torchrun would tell it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+ROLE = "rank"
+
+
+class AgentLike(Protocol):
+    """What is asked of an agent that is in.
+
+    Attributes:
+        index: its number in the job as the scheduler started it.
+        node_rank: its node in that job; with launch=tasks several agents have the same.
+        host: its host's name.
+        ranks: ranks that it starts.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def node_rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank to start.
+
+    Attributes:
+        place: its number among the ranks of its agent.
+        rank: its number in the job.
+        environment: variables that it gets besides those of its agent.
+    """
+
+    place: int
+    rank: int
+    environment: Mapping[str, str]
+
+
+def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
+    """The variables of a rank's place among those on its node.
+
+    Args:
+        agents: all that are in, in the order of their ranks.
+        position: of the rank's agent among them.
+        place: of the rank among its agent's.
+    """
+    me = agents[position]
+    nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
+    on_node = [agent for agent in agents if agent.node_rank == me.node_rank]
+    hosts = {agent.node_rank: agent.host for agent in agents}
+    node = str(nodes.index(me.node_rank))
+    return {
+        "LOCAL_RANK": str(sum(agent.ranks for agent in on_node if agent.index < me.index) + place),
+        "LOCAL_WORLD_SIZE": str(sum(agent.ranks for agent in on_node)),
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "LAUNCHER_HOSTS": ",".join(hosts[number] for number in nodes),
+    }
+
+
+def environment_of(
+    agents: Sequence[AgentLike], position: int, place: int, *,
+    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+) -> dict[str, str]:  # fmt: skip
+    """All variables that torchrun gives to a rank, and those of the launcher that go with them.
+
+    Args:
+        agents, position, place: see `place_variables`.
+        master: host and port of the store.
+        run_id: of the run.
+        round_number: how often ranks of this attempt were started before.
+        max_restarts: that the run may have.
+        environ: of the agent, of which some is taken.
+    """
+    rank = sum(agent.ranks for agent in agents[:position]) + place
+    world_size = str(sum(agent.ranks for agent in agents))
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": world_size,
+        "ROLE_NAME": ROLE,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(round_number),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "LAUNCHER_ROUND": str(round_number),
+        **place_variables(agents, position, place),
+    }
+
+
+def placements(
+    agents: Sequence[AgentLike], position: int, *,
+    master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
+) -> list[Placement]:  # fmt: skip
+    """All ranks of one agent; see `environment_of`."""
+    first = sum(agent.ranks for agent in agents[:position])
+    return [
+        Placement(place, first + place, environment_of(
+            agents, position, place, master=master, run_id=run_id, round_number=round_number,
+            max_restarts=max_restarts, environ=environ,
+        ))
+        for place in range(agents[position].ranks)
+    ]  # fmt: skip

@@ -1,0 +1,610 @@
+"""One life of this agent's ranks: a round, from their start until none of them runs any more.
+
+A loop over what happens: ranks end, messages arrive, signals arrive, time passes. What is done about a failure is
+decided by the leading agent for all (see `coordinator` and `restart_policy`); this one only reports it. Ranks that can
+resume are asked to stop and are given the time to save; others are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from launcher import errors, event_file, runs
+from launcher.agent import hangs
+from launcher.agent.channel import Message
+from launcher.agent.coordinator import Coordinator, judged
+from launcher.agent.failures import Failure, FailureCode, describe, failure_of, failure_to_end, to_blame
+from launcher.agent.flight_recorder import Recorders
+from launcher.agent.hangs import Activity, StepWatch
+from launcher.agent.logs import log_name
+from launcher.agent.rendezvous import Meeting
+from launcher.agent.restart_policy import History, Kind, Then
+from launcher.agent.signals import Signals
+from launcher.agent.stragglers import Paces
+from launcher.agent.workers import LeftOver, WorkerExit
+from launcher.node import memory
+from launcher.node.answers import GONE, Desk, Process
+from launcher.node.events import Events
+from launcher.node.minder import Minder
+from launcher.node.pulse import Pulse, Sign
+from launcher.plan import JobPlan
+
+LATE = 3.0  # seconds that an agent which had to kill its ranks waits for the others: who asked it to stop kills it next
+TICK = 0.1  # seconds between two looks at what ranks print and tell
+DIES = 10.0  # seconds in which a killed rank is gone, unless its node is ill
+DECIDED = 5.0  # seconds beyond a heartbeat in which the leader has decided about a failure
+# What the policy of restarts makes of a failure of a rank; of others it is an error of the program.
+_KINDS = {
+    FailureCode.LOST_PEER: Kind.LOST_PEER,
+    FailureCode.KILLED: Kind.KILLED,
+    FailureCode.NO_RETRY: Kind.NO_RETRY,
+    FailureCode.LEFT: Kind.LEFT,
+}
+
+
+class AttemptFailed(Exception):
+    """The attempt ended early; the text is the cause, as the user should read it.
+
+    Attributes:
+        exit_code: what the job script decides by.
+        ours: whether this agent was the first to know, and so is the one to print it.
+        decides: whether it speaks for the attempt. One that never met the others does not: they may go on.
+    """
+
+    def __init__(self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False) -> None:
+        super().__init__(cause)
+        self.exit_code = exit_code
+        self.ours = ours
+        self.decides = decides
+
+
+@dataclass(frozen=True)
+class Done:
+    """All ranks have done their work.
+
+    Attributes:
+        metrics: of the first rank of this agent.
+    """
+
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """The ranks start again.
+
+    Attributes:
+        history: of the rounds, this one included.
+        lost: indices of members that are gone.
+    """
+
+    history: History
+    lost: tuple[int, ...] = ()
+
+
+class Workers(Protocol):
+    """The processes of this agent's ranks: `launcher.agent.workers.WorkerGroup`, or a test's."""
+
+    def poll(self) -> list[WorkerExit]: ...
+    def pids(self) -> list[int]: ...
+    def signal(self, place: int, number: int) -> None: ...
+    def kill(self) -> None: ...
+    def forward_output(self) -> bool: ...
+
+
+class Line(Protocol):
+    """The connection to the other agents: `launcher.agent.control.Control`, or a test's."""
+
+    status: dict[str, Any]
+    coordinator: Coordinator | None
+
+    def send(self, message: Message) -> None: ...
+    def beat(self) -> None: ...
+    def poll(self, timeout: float) -> list[Message]: ...
+
+
+@dataclass
+class Means:
+    """What an agent keeps from one round to the next.
+
+    Attributes:
+        plan, attempt, events, signals: see their classes.
+        pulse, stacks: what its ranks write to.
+        desk: where commands ask it something.
+        environments: variables of each rank, for those that attach to it.
+        recorders: NCCL's flight recorders of its ranks; None: they use no GPUs.
+    """
+
+    plan: JobPlan
+    attempt: runs.Attempt
+    events: Events
+    signals: Signals
+    pulse: Pulse
+    stacks: hangs.Stacks
+    desk: Desk
+    environments: Sequence[Mapping[str, str]] = ()
+    recorders: Recorders | None = None
+
+
+class Phase(Enum):
+    """Where this agent's part of a round is."""
+
+    RUNNING = "running"
+    LEAVING = "leaving"  # ranks of another agent have left to resume later; ours are given the time to do so, too
+    FAILED = "failed"  # ours have failed, and the leader decides about it
+    ENDING = "ending"  # ours cannot resume, and are being ended because of a stop request
+    ENDED = "ended"  # ours have ended as they should; those of others may not have
+
+
+class Supervisor:
+    """Watches this agent's ranks in one round."""
+
+    def __init__(
+        self, means: Means, control: Line, workers: Workers, meeting: Meeting, place: int, history: History, *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            means: of this agent.
+            control: the connection to the others.
+            workers: the ranks, started.
+            meeting: who takes part in the round.
+            place: of this agent among them; the one at 0 leads.
+            history: of the rounds before.
+            clock: seconds; for tests.
+        """
+        plan = means.plan
+        self._means, self._plan, self._control, self._workers = means, plan, control, workers
+        self._meeting, self._place, self._history, self._clock = meeting, place, history, clock
+        self._me, self._leads = meeting.members[place], place == 0
+        self._first_rank = meeting.first_rank(place)
+        self._began = clock()
+        self._phase = Phase.RUNNING
+        self._exits: dict[int, WorkerExit] = {}
+        self._requests: dict[str, str] = {}  # stop, warning, regroup: the reason
+        self._verdict: dict[str, Any] | None = None
+        self._history_after = history
+        self._over = False
+        self._listened = False
+        self._step = -1
+        self._signs: list[Sign] = means.pulse.signs()
+        self._delivered: set[tuple[int, signal.Signals]] = set()
+        self._program_signalled: set[int] = set()
+        self._minder = Minder(plan, os.environ, first=self._leads) if plan.goes_on else None
+        self._stop_by: float | None = None  # ranks that are left then are killed
+        self._killed_at: float | None = None
+        self._gives_up: float | None = None  # waiting for the leader or for others
+        self._too_late = False
+        self._silent_sent = False
+        self._next_care = 0.0
+        self._steps = StepWatch(math.inf if plan.debugs else plan.hang_timeout)
+        self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.idle_timeout / 4))
+        self._memory = memory.Watch()
+        self._paces = Paces(plan, means.attempt, means.events, meeting, place, history.round)
+
+    def run(self) -> Done | NextRound:
+        """Returns when no rank of this agent runs any more, and it is known what comes next.
+
+        Raises:
+            AttemptFailed: the attempt is over.
+        """
+        if self._leads and self._control.coordinator is not None:
+            self._control.coordinator.watch(self._clock())
+        while True:
+            outcome = self.turn(self._control.poll(self._pause()))
+            if outcome is not None:
+                return outcome
+
+    def turn(self, messages: Sequence[Message]) -> Done | NextRound | None:
+        """Takes in what has happened, and does what follows; the outcome, once there is one.
+
+        Raises:
+            AttemptFailed: the attempt is over.
+        """
+        now = self._clock()
+        self._workers.forward_output()
+        self._signs = self._means.pulse.signs()
+        self._listened = self._listened or any(sign.listens for sign in self._signs)
+        self._step = max(self._step, *(sign.step for sign in self._signs))
+        for message in messages:
+            self._handle(message, now)
+        self._look_at_signals(now)
+        for ended in self._workers.poll():
+            self._exits[ended.place] = ended
+        if self._verdict is None or self._phase is Phase.LEAVING:
+            self._look_at_ranks(now)
+        self._look_at_deadlines(now)
+        self._take_care(now)
+        return self._outcome(now)
+
+    # -- the state of the ranks
+
+    @property
+    def _resumable(self) -> bool:
+        """Whether ranks can resume: one listens for stop requests, or did in an earlier round."""
+        return self._listened or self._history.listened or self._plan.goes_on
+
+    @property
+    def _alive(self) -> list[int]:
+        """Places of the ranks that run."""
+        return [place for place in range(self._me.ranks) if place not in self._exits]
+
+    @property
+    def _ending(self) -> bool:
+        """Whether this agent or another one was asked to stop at once."""
+        return self._means.signals.ends() is not None or "stop" in self._requests
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
+            return 0.02
+        return TICK
+
+    # -- what is asked of this agent
+
+    def _handle(self, message: Message, now: float) -> None:
+        kind = message["type"]
+        if kind in ("stop", "warning", "regroup"):
+            self._requests.setdefault(kind, message["reason"])
+        elif kind == "verdict":
+            self._receive_verdict(dict(message), now)
+        elif kind == "over":
+            self._over = True
+        elif kind == "hang":
+            self._send_stacks()
+        elif kind == "question":
+            self._means.desk.answer(message["text"], self._place, self._me.host, self._processes)
+        elif kind == "leader_lost":
+            self._lose_leader(message["reason"], now)
+
+    def _look_at_signals(self, now: float) -> None:
+        """Tells the others of a stop request, and the ranks, or ends those that cannot resume."""
+        ends, warns = self._means.signals.ends(), self._means.signals.warns()
+        if ends and "stop" not in self._requests:
+            self._request("stop", "end", self._was_asked(ends))
+        if warns and "warning" not in self._requests:
+            self._request("warning", "warning", self._was_asked(warns))
+        if self._phase is Phase.RUNNING and not self._resumable and self._ending and self._verdict is None:
+            self._phase = Phase.ENDING
+            self._means.signals.ignore()
+            self._control.send({"type": "leaving", "signal": int(ends or signal.SIGTERM)})
+            self._gives_up = now + self._plan.heartbeat + DECIDED
+            self._terminate(now)
+        elif self._phase in (Phase.RUNNING, Phase.LEAVING):
+            self._pass_on(now)
+
+    def _request(self, name: str, level: str, reason: str) -> None:
+        self._requests[name] = reason
+        self._control.send({"type": "stop", "level": level, "reason": reason})
+
+    def _was_asked(self, number: signal.Signals) -> str:
+        return f"{self._me.host} was told to stop ({number.name})"
+
+    def _pass_on(self, now: float) -> None:
+        """Signals the ranks that listen, once each; kills those that do not leave in time."""
+        warned = self._means.signals.warns() or self._requests.keys() & {"warning", "regroup"}
+        wanted = [*([signal.SIGUSR2] if warned else ()), *([signal.SIGTERM] if self._ending else ())]
+        for place in self._alive:
+            for number in wanted if self._signs[place].listens else ():
+                if (place, number) not in self._delivered:
+                    self._delivered.add((place, number))
+                    self._workers.signal(place, number)
+        if self._minder is not None:
+            self._signal_program(self._minder, now)
+        if self._ending and self._stop_by is None:
+            self._stop_by = now + self._plan.grace
+        elif self._phase is Phase.LEAVING and self._stop_by is None:
+            self._stop_by = now + self._plan.hang_timeout
+        if self._stop_by is not None and now > self._stop_by and self._alive and self._killed_at is None:
+            self._too_late = True
+            self._kill(now)
+
+    def _signal_program(self, minder: Minder, now: float) -> None:
+        """Sends each rank of a program its one signal to stop, whatever the cause."""
+        watches = self._phase is Phase.RUNNING and self._alive and not self._listened
+        if watches and "stop" not in self._requests and (cause := minder.cause(now)):
+            self._request("stop", "end", cause)
+        asked = self._requests or self._means.signals.warns() or self._means.signals.ends()
+        left = any(ended.code == errors.RESUME for ended in self._exits.values())
+        if not (asked or left or self._phase is Phase.LEAVING):
+            return
+        number = signal.Signals[self._plan.params["stop_signal"]]
+        for place in self._alive:
+            if self._signs[place].listens or place in self._program_signalled:
+                continue
+            self._program_signalled.add(place)
+            if self._stop_by is None:
+                self._stop_by = now + minder.patience(now)
+            self._workers.signal(place, number)
+
+    # -- ranks that end
+
+    def _look_at_ranks(self, now: float) -> None:
+        if self._phase not in (Phase.RUNNING, Phase.LEAVING):
+            return
+        returns = self._plan.kind != "Program"
+        ends = [failure_of(ended, self._me.host, returns=returns) for ended in self._exits.values()]
+        failed = [failure for failure in ends if failure is not None]
+        if failed and self._may_leave(failed):
+            if self._stop_by is None and self._resumable:
+                self._stop_by = now + self._plan.hang_timeout
+            elif self._stop_by is None:
+                self._report_left()
+                self._terminate(now)  # ranks that do not listen would not leave by themselves
+            if not self._alive:
+                if self._resumable:
+                    self._report_left()
+                self._end(now)
+        elif failed:
+            self._report_failure(to_blame(failed), now)
+        elif not self._alive:
+            if self._program_signalled or self._phase is Phase.LEAVING:
+                self._report_left()  # they left in time and may have more to do; if not, the next attempt is short
+            self._end(now)
+
+    def _may_leave(self, failed: Sequence[Failure]) -> bool:
+        """Whether ranks that ended with an exit code other than 0 did so to resume later."""
+        codes = {failure.code for failure in failed}
+        if not self._resumable:
+            return to_blame(failed).code is FailureCode.LEFT
+        signalled = self._program_signalled and FailureCode.NO_RETRY not in codes
+        leaving = self._phase is Phase.LEAVING or self._too_late
+        return bool(FailureCode.LEFT in codes or leaving or signalled)
+
+    def _end(self, now: float) -> None:
+        """No rank of this agent runs any more, and none was killed for a failure."""
+        self._phase = Phase.ENDED
+        self._gives_up = now + LATE if self._too_late else None
+        self._control.send({"type": "ended"})
+
+    def _report_failure(self, failure: Failure, now: float) -> None:
+        """A rank failed."""
+        kind = _KINDS.get(failure.code, Kind.RAISED)
+        place = failure.rank - self._first_rank
+        listens = self._resumable and not (failure.final or self._signs[place].gives_up)
+        code = failure.exit_code if failure.signal is None else -failure.signal
+        self._report(
+            kind, describe(failure), now, listens=listens, rank=failure.rank, code=code, traceback=failure.traceback
+        )  # fmt: skip
+
+    def _report_left(self) -> None:
+        """Ranks have left to resume later."""
+        left = [ended.rank for ended in self._exits.values() if ended.code == errors.RESUME]
+        host = self._me.host
+        cause = self._cause_of_stop() or self._requests.get("stop") or self._requests.get("warning")
+        if cause is None:
+            ranks = ("rank " if len(left) == 1 else "ranks ") + ", ".join(map(str, sorted(left)))
+            cause = f"{ranks} on {host} left with exit code {errors.RESUME}"
+            if not left:
+                cause = f"the ranks on {host} did not leave in time"
+        if self._too_late:
+            cause += f"; ranks on {host} did not leave within {self._plan.grace} s and were killed"
+        regroups = "regroup" in self._requests and not self._ending
+        kind = Kind.REGROUP if regroups else Kind.LEFT
+        self._send_failure(kind, self._requests["regroup"] if regroups else f"stopped: {cause}")
+
+    def _cause_of_stop(self) -> str | None:
+        """What the ranks themselves said about it."""
+        events = list(event_file.read(self._means.attempt.events_file("stop")))
+        return str(events[-1]["cause"]) if events and "cause" in events[-1] else None
+
+    def _report(self, kind: Kind, cause: str, now: float, **details: Any) -> None:
+        """Ranks of this agent have failed: none of them is of use any more."""
+        details.setdefault("memory", self._memory.told())
+        self._send_failure(kind, cause, **details)
+        if self._phase is not Phase.LEAVING:
+            self._phase = Phase.FAILED
+        self._gives_up = now + self._plan.heartbeat + DECIDED
+        self._stop_ranks(now)
+
+    def _send_failure(self, kind: Kind, cause: str, **details: Any) -> None:
+        if self._minder is not None and self._minder.saved():
+            details["saved"] = True
+        details.setdefault("listens", self._resumable)
+        self._control.send({"type": "failure", **self._failure(kind, cause), **details})
+
+    def _failure(self, kind: Kind, cause: str) -> dict[str, Any]:
+        return {
+            "cause": cause, "host": self._me.host, "node": self._me.node_rank, "member": self._me.index,
+            "kind": kind.value, "step": self._step, "lost": [],
+        }  # fmt: skip
+
+    # -- what the leader decides
+
+    def _receive_verdict(self, message: dict[str, Any], now: float) -> None:
+        if self._verdict is not None:
+            return
+        self._history_after = History(**message.pop("history"))
+        del message["type"]
+        self._verdict = message
+        if message["member"] == self._me.index:
+            self._tell_verdict(message)
+        if self._phase is Phase.ENDED:
+            return
+        self._gives_up = None
+        gives_time = message["kind"] in (Kind.LEFT.value, Kind.REGROUP.value) and self._resumable
+        if gives_time and self._phase is Phase.RUNNING:
+            self._phase = Phase.LEAVING
+        elif self._phase is not Phase.ENDING:
+            self._phase = Phase.FAILED
+            self._stop_ranks(now)
+
+    def _lose_leader(self, reason: str, now: float) -> None:
+        """The leader is gone, or is cut off: every agent decides for itself, by the same rules."""
+        leader, host = self._meeting.members[0], self._me.host
+        self._over = True  # nobody will say so
+        if self._phase is Phase.ENDING and self._verdict is None:
+            number = int(self._means.signals.ends() or signal.SIGTERM)
+            cause = f"{leader.host}, which runs rank 0, ended without a word (killed, or lost)"
+            cause = f"{cause}; then {self._requests.get('stop', '')}"
+            self._decide_alone({**self._failure(Kind.KILLED, cause), "listens": False, "exit_code": 128 + number}, now)
+        if self._verdict is not None:
+            return
+        cause = f"{host} lost contact with {leader.host}, which runs rank 0"
+        if self._ending:
+            cause = f"{leader.host} ended without a word (killed, or lost)"
+        failure = {**self._failure(Kind.LOST_NODE, cause), "lost": [leader.index], "why": reason}
+        self._decide_alone({**failure, "listens": self._resumable}, now)
+
+    def _decide_alone(self, failure: dict[str, Any], now: float) -> None:
+        verdict = judged(
+            failure,
+            self._history,
+            stopping=self._ending,
+            members=len(self._meeting.members),
+            least=self._plan.min_nodes * self._plan.tasks_per_node,
+            max_restarts=self._plan.max_restarts,
+        )
+        history = self._history
+        if verdict["then"] == Then.RESTART.value:
+            history = history.after(verdict["cause"], verdict["further"])
+        self._receive_verdict({"type": "verdict", **verdict, "history": vars(history)}, now)
+
+    def _tell_verdict(self, verdict: dict[str, Any]) -> None:
+        """This agent was the first to know, and tells the run directory and the user."""
+        hidden = ("then", "member", "lost", "listens", "further", "exit_code" if verdict["then"] == "restart" else "")
+        shown = {name: value for name, value in verdict.items() if name not in hidden}
+        cause = verdict["cause"]
+        if verdict["then"] == Then.RESTART.value:
+            number = self._history_after.round
+            self._means.events("restart", round=number, world_size=self._meeting.world_size, **shown)
+            at = f" (at step {verdict['step']})" if verdict["step"] >= 0 else ""
+            with contextlib.suppress(OSError):  # nobody may be there any more who reads it
+                print(f"launcher: {cause}{at}; the ranks start again, round {number}", file=sys.stderr, flush=True)
+        elif verdict["kind"] == Kind.LEFT.value:
+            if self._cause_of_stop() is None:
+                step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}
+                self._means.events("stop", cause=cause.removeprefix("stopped: "), host=self._me.host, **step)
+        else:
+            self._means.events("fault", **shown)
+
+    # -- ending ranks
+
+    def _stop_ranks(self, now: float) -> None:
+        if self._resumable:
+            self._kill(now)  # what they have not saved is lost already
+        else:
+            self._terminate(now)
+
+    def _terminate(self, now: float) -> None:
+        """SIGTERM; whoever is left after launch.grace is killed."""
+        for place in self._alive:
+            self._workers.signal(place, signal.SIGTERM)
+        self._stop_by = now + self._plan.grace
+
+    def _kill(self, now: float) -> None:
+        if self._killed_at is None:
+            self._killed_at = now
+        self._workers.kill()
+
+    def _look_at_deadlines(self, now: float) -> None:
+        ends = self._phase in (Phase.ENDING, Phase.FAILED) and self._alive and self._killed_at is None
+        if ends and self._stop_by is not None and now > self._stop_by:
+            self._kill(now)
+        if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
+            left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
+            cause = describe(failure_to_end(left, self._me.host, time.time()))
+            raise AttemptFailed(cause, errors.RESUME)
+        if self._gives_up is not None and now > self._gives_up and self._verdict is None:
+            self._lose_leader("it has decided nothing in time", now)
+
+    # -- outcome
+
+    def _outcome(self, now: float) -> Done | NextRound | None:
+        if self._alive:
+            return None
+        verdict = self._verdict
+        if verdict is None:
+            if self._phase is not Phase.ENDED or not self._over:
+                return None
+            first = min(self._exits)
+            return Done(dict(self._exits[first].returned or {}))
+        waits = verdict["kind"] in (Kind.LEFT.value, Kind.REGROUP.value)
+        if waits and self._phase is Phase.FAILED:
+            self._end(now)
+        if waits and not self._over and not (self._gives_up is not None and now > self._gives_up):
+            return None
+        if verdict["then"] == Then.RESTART.value:
+            return NextRound(self._history_after, tuple(verdict["lost"]))
+        ours = verdict["member"] == self._me.index
+        raise AttemptFailed(verdict["cause"], verdict["exit_code"], ours=ours, decides=ours)
+
+    # -- what is looked at now and then
+
+    def _take_care(self, now: float) -> None:
+        status = self._control.status
+        joined = all(sign.joined or place in self._exits for place, sign in enumerate(self._signs))
+        changed = (status.get("resumable"), status.get("joined")) != (self._resumable, joined)
+        first_step = status.get("step", -1) < 0 <= self._step
+        status.update(step=self._step, resumable=self._resumable, joined=joined)
+        if changed or first_step:
+            self._control.beat()
+        if now < self._next_care or self._phase is not Phase.RUNNING:
+            return
+        self._next_care = now + min(1.0, self._plan.hang_timeout / 4, self._plan.heartbeat / 4)
+        places = range(self._me.ranks)
+        status["missing"] = [
+            self._first_rank + place for place in places if not self._signs[place].arrived and place not in self._exits
+        ]
+        alive = set(self._alive)
+        pids = [pid if place in alive else GONE for place, pid in enumerate(self._workers.pids())]
+        status["idle"] = round(self._activity.idle(self._signs, pids, self._printed(), now), 1)
+        if not self._silent_sent and (silent := self._steps.silent(self._signs, now)):
+            self._silent_sent = True
+            self._control.send({"type": "silent", "ranks": [self._first_rank + place for place in silent]})
+        # A rank that is stepped through is not a slow one.
+        if not self._plan.debugs and (pace := self._paces.look(self._means.pulse.paces(), now)):
+            status["pace"] = pace
+            self._control.beat()
+        if self._leads and self._control.coordinator is not None:
+            self._paces.judge(self._control.coordinator.take_paces())
+            if question := self._means.desk.question():
+                self._control.coordinator.broadcast({"type": "question", "text": question})
+
+    def _printed(self) -> list[int]:
+        """Bytes that each rank has printed."""
+        sizes = []
+        for place in range(self._me.ranks):
+            total = 0
+            for stream in ("out", "err"):
+                with contextlib.suppress(OSError):
+                    name = log_name(self._first_rank + place, self._history.round, stream)
+                    total += os.stat(self._means.attempt.logs / name).st_size
+            sizes.append(total)
+        return sizes
+
+    def _send_stacks(self) -> None:
+        """Saves the stacks of this agent's ranks, and tells them."""
+        alive = set(self._alive)
+        pids = [pid if place in alive else GONE for place, pid in enumerate(self._workers.pids())]
+        ranks = [self._first_rank + place for place in range(self._me.ranks)]
+        recorded = self._means.recorders.take(ranks) if self._means.recorders else [""] * len(ranks)
+        reports = []
+        for place, (state, stack) in enumerate(self._means.stacks.take(pids)):
+            rank = ranks[place]
+            reports.append(hangs.Report(rank, self._me.host, self._signs[place].step, state, stack, recorded[place]))
+            text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
+            with contextlib.suppress(OSError):
+                path = self._means.attempt.logs / log_name(rank, self._history.round, "stacks")
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                    file.write(text)
+        self._control.send({"type": "stacks", "reports": [vars(report) for report in reports]})
+
+    def _processes(self) -> list[Process]:
+        pids, alive = self._workers.pids(), set(self._alive)
+        return [
+            Process(
+                self._first_rank + place, pids[place] if place in alive else GONE, sign.step,
+                self._means.environments[place],
+            )
+            for place, sign in enumerate(self._signs)
+        ]  # fmt: skip

@@ -1,0 +1,24 @@
+"""Checkpoints of a training: saved in the background, published whole, loaded at any number of ranks.
+
+`Checkpointer` saves and loads, `format` and `retention` work without torch, and are what commands use. It imports
+`launcher.runs`, `launcher.errors` and what a rank knows of itself (`launcher.node`). Importing this costs nothing:
+torch is loaded when one of the names is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.checkpoint.checkpointer import Checkpointer, Loaded
+    from launcher.checkpoint.state import merge
+
+__all__ = ["Checkpointer", "Loaded", "merge"]
+_MODULES = {"Checkpointer": "checkpointer", "Loaded": "checkpointer", "merge": "state"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"launcher.checkpoint.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

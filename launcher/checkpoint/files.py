@@ -1,0 +1,435 @@
+"""The files of a checkpoint, written with their checksums and read without executing anything from them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from launcher.checkpoint.format import (
+    BLOCK,
+    METADATA_FILE,
+    CheckpointError,
+    Damaged,
+    File,
+    Misfit,
+    Unavailable,
+    file_of,
+)
+from launcher.checkpoint.reading import SteadyFile, read_bytes
+from launcher.worker import torch_compat, torch_compat_dcp
+
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled", category=UserWarning
+)  # that is how we want it
+
+_PIECE = 1 << 18  # bytes written at once
+
+# All that torch.distributed.checkpoint's own .metadata is made of.
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch._C": {"_VariableFunctions"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+
+
+class Unhashed:
+    """A new file that is written from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._error: OSError | None = None
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        """All of the data."""
+        view = memoryview(data).cast("B")
+        total = len(view)
+        while view:
+            view = view[self._write(view) :]
+        return total
+
+    def _write(self, part: memoryview) -> int:
+        try:
+            count = os.write(self._descriptor, part)
+        except OSError as error:
+            self._error = OSError(error.errno, error.strerror, str(self._path))
+            raise self._error from None
+        self._size += count
+        return count
+
+    @contextlib.contextmanager
+    def plain_errors(self) -> Iterator[None]:
+        """What the file system said; torch's writer turns it into words about positions."""
+        try:
+            yield
+        except RuntimeError:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Waits until it is on disk."""
+        try:
+            if self._descriptor >= 0:
+                os.fsync(self._descriptor)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes it as it is."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Hashed(Unhashed):
+    """The same with checksums, which are taken while the data is in the processor's cache."""
+
+    def __init__(self, path: Path, files: dict[str, File]) -> None:
+        """`files` has its size and checksums as soon as it is closed, and that is on disk."""
+        super().__init__(path)
+        self._files = files
+        self._crc32 = 0
+        self._done: list[int] = []
+
+    def _write(self, part: memoryview) -> int:
+        part = part[: min(_PIECE, BLOCK - self._size % BLOCK)]
+        part = part[: super()._write(part)]
+        self._crc32 = zlib.crc32(part, self._crc32)
+        if self._size % BLOCK == 0:
+            self._done.append(self._crc32)
+            self._crc32 = 0
+        return len(part)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            super().close()
+            self._files[self._path.name] = File(
+                self._size, (*self._done, *([self._crc32] if self._size % BLOCK else []))
+            )
+
+
+@contextlib.contextmanager
+def hashed(path: Path, files: dict[str, File]) -> Iterator[Hashed]:
+    """A new file, on disk when the block is left; then `files` has its size and checksums."""
+    stream = Hashed(path, files)
+    try:
+        with stream.plain_errors():
+            yield stream
+        stream.close()
+    finally:
+        stream.abandon()
+
+
+def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
+    """torch.save that can be read with weights_only=True, on disk when it returns."""
+    with hashed(path, files) as stream:
+        torch.save(value, cast(IO[bytes], stream))
+
+
+class SmallFile:
+    """A file that is written in the background, and whose checksum is taken while the disk is busy with it."""
+
+    def __init__(self, path: Path, make: Callable[[], Any], *, alone: bool) -> None:
+        """Starts to write what `make` returns; it may make the folder as well.
+
+        Args:
+            path: the file.
+            make: gives what is to be saved.
+            alone: nobody else calls torch.save meanwhile. Then torch need not take checksums of its own, which is a
+                setting of the whole process.
+        """
+        self._path, self._make, self._alone = path, make, alone
+        self._pool = ThreadPoolExecutor(2)
+        self._synced: Future[None] | None = None
+        self._written = self._pool.submit(self._write)
+
+    def _write(self) -> File:
+        value = self._make()
+        stream = Unhashed(self._path)
+        try:
+            with stream.plain_errors(), torch_compat.without_crc32() if self._alone else contextlib.nullcontext():
+                torch.save(value, cast(IO[bytes], stream))
+        except BaseException:
+            stream.abandon()
+            raise
+        self._synced = self._pool.submit(stream.close)
+        return file_of(self._path)
+
+    def file(self) -> File:
+        """Size and checksums, perhaps before it is on disk; raises what went wrong."""
+        return self._written.result()
+
+    def close(self) -> None:
+        """Waits until it is on disk; raises what went wrong."""
+        try:
+            self._written.result()
+            if self._synced is not None:
+                self._synced.result()
+        finally:
+            self._pool.shutdown()
+
+
+def load_file(path: Path, timeout: float = 0.0) -> Any:
+    """What save_file has written, on the CPU; nothing in it is executed.
+
+    All of it is read first, so that an error of the file system is not taken for damage.
+
+    Raises:
+        Damaged: it is no such file.
+        Unavailable: it cannot be read now.
+    """
+    data = read_bytes(path, timeout)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no such file can raise whatever they like
+        raise Damaged(f"{path} is not what torch.save writes: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def require_plain(value: Any, what: str) -> bytes:
+    """The value as torch.save writes it.
+
+    Raises:
+        TypeError: it cannot be read with weights_only=True.
+    """
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    try:
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except pickle.UnpicklingError as error:
+        told = str(error).replace("\n", " ")
+        raise TypeError(
+            f"{what} holds what only pickle can restore: give tensors, numbers, text and lists ({told})"
+        ) from None
+    return buffer.getvalue()
+
+
+# -- torch.distributed.checkpoint
+
+
+class _HashedFiles(FileSystem):
+    """Its files have checksums, and are their owner's alone."""
+
+    def __init__(self, files: dict[str, File]) -> None:
+        self._files = files
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with hashed(Path(path), self._files) as stream:
+            yield cast(io.IOBase, stream)
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self._files[Path(new_path).name] = self._files.pop(Path(path).name)
+
+
+def save_sharded(
+    folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
+) -> None:
+    """Writes this rank's part of the tensors; all ranks call it. Adds what this rank has written to `files`."""
+    writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
+    writer.fs = _HashedFiles(files)
+    with _in_plain_words():
+        torch_compat_dcp.save(state, writer, group, no_dist=not many)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the types of torch.distributed.checkpoint's metadata and no other."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ALLOWED.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no metadata needs")
+
+
+def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
+    """The `.metadata` of the checkpoint in `path`; nothing in it is executed.
+
+    Raises:
+        Damaged: it is not such a file, or asks for anything that metadata does not need.
+        Unavailable: it cannot be read now.
+    """
+    data = read_bytes(path / METADATA_FILE, timeout)
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
+    except Exception as error:  # a pickle that is not one can raise whatever it likes
+        raise Damaged(f"{path / METADATA_FILE} is not used: {error}") from None
+    if not isinstance(metadata, Metadata):
+        raise Damaged(f"{path / METADATA_FILE} holds no metadata")
+    return metadata
+
+
+class _SteadyFiles(FileSystem):
+    """A read of them that fails is tried again; what is wrong with them is told apart from what cannot be read."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with SteadyFile(Path(path), self._timeout) as file:
+            try:
+                yield io.BufferedReader(file, _PIECE)
+            except Exception as error:
+                if file.failure is not None:  # torch may have made something else of it
+                    raise file.failure from None
+                if isinstance(error, CheckpointError):
+                    raise
+                raise Damaged(f"{path} is not what its metadata says: {_first_line(error)}") from None
+
+
+class Reader(torch_compat_dcp.PlainReader):
+    """Reads the tensors of a checkpoint, its metadata with the unpickler above."""
+
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
+        super().__init__(path)
+        self.fs = _SteadyFiles(timeout)
+        self._timeout = timeout
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = read_metadata(Path(self.path), self._timeout)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    """Takes tensors only: what else a checkpoint holds under these names would be unpickled."""
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
+
+
+def load_sharded(
+    path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
+) -> None:
+    """Reads into these tensors, on each rank its own part; all ranks call it."""
+    with _in_plain_words():
+        reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
+        torch_compat_dcp.load(tensors, reader, planner, group, no_dist=not many)
+
+
+@contextlib.contextmanager
+def _in_plain_words() -> Iterator[None]:
+    """What went wrong on the first of the ranks where something did; torch tells it with all stacks."""
+    try:
+        yield
+    except dcp.CheckpointException as failure:  # which is no Exception
+        raise together({rank: cause for rank, (cause, _) in failure.failures.items()}, 0) from None
+
+
+def together(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
+    """What went wrong on these ranks, as one error that all of them raise, and that names them. Pure.
+
+    | errors | the one |
+    |---|---|
+    | all alike | it |
+    | some say that the checkpoint does not fit | Misfit |
+    | some have read it in full, and it is wrong | Damaged |
+    | some could not read it | Unavailable |
+    | otherwise | CheckpointError |
+    """
+    kinds = (Misfit, Damaged, Unavailable)
+    kind = next((kind for kind in kinds for error in errors.values() if isinstance(error, kind)), CheckpointError)
+    chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
+    ranks: dict[str, list[int]] = {}
+    for rank, error in sorted(chosen.items()):
+        ranks.setdefault(error if isinstance(error, str) else words(error), []).append(rank)
+    agreed = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
+    if len(ranks) == 1 and (agreed or kind is not CheckpointError):  # it names the ranks itself, or they do not matter
+        return kind(next(iter(ranks)))
+    return kind("; ".join(f"rank {', '.join(map(str, who))}: {said}" for said, who in ranks.items()))
+
+
+def words(error: BaseException) -> str:
+    """What happened, in a line."""
+    if isinstance(error, CheckpointError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
+
+
+# -- does it fit?
+
+
+def saved_tensors(metadata: Metadata) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of each tensor of a sharded checkpoint, by name."""
+    return {
+        name: (entry.properties.dtype, tuple(entry.size))
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def require_fit(
+    path: Path, saved: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], wanted: Mapping[str, Tensor]
+) -> None:
+    """Compares names, types and shapes of all tensors; parts of a state that are not wanted at all may be left out.
+
+    Raises:
+        Misfit: they differ; the text tells how.
+    """
+    roots = {name.partition(".")[0] for name in wanted}
+    lines = []
+    for name, tensor in wanted.items():
+        if name not in saved:
+            lines.append(f"{name}: not in the checkpoint")
+            continue
+        dtype, shape = saved[name]
+        if dtype != tensor.dtype:
+            lines.append(f"{name}: {dtype} in the checkpoint, {tensor.dtype} now")
+        if shape != tuple(tensor.shape):
+            lines.append(f"{name}: shape {shape} in the checkpoint, {tuple(tensor.shape)} now")
+    lines += [
+        f"{name}: in the checkpoint, not in the state"
+        for name in saved
+        if name not in wanted and name.partition(".")[0] in roots
+    ]
+    refuse(path, lines)
+
+
+def refuse(path: Path, lines: list[str]) -> None:
+    """Raises Misfit with the first of these lines, if there are any."""
+    if lines:
+        more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
+        shown = "".join(f"\n  {line}" for line in lines[:20])
+        raise Misfit(
+            f"{path} does not fit what is trained now:{shown}{more}\n"
+            "go on with the settings it was made with, or start another run (or set another checkpoint.dir)"
+        )

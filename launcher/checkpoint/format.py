@@ -1,0 +1,405 @@
+"""The format of checkpoints on disk: names, manifest, checksums. Works without torch.
+
+    FOLDER/                        0700, files 0600
+      step-000001200/              complete: it was renamed to this name when everything was on disk
+        manifest.json              written last: what belongs to it, with sizes and checksums
+        state.pt                   small state that all ranks hold: tensors and the rest, by torch.save
+        ranks.pt                   with that: each rank's own state
+        .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, K-th of rank R
+        values.pt, rank-R.pt       with those: what is no tensor, and rank R's own state
+      .saving-step-...             being written, or left by a save that was killed
+      .old-..., .gone-...          about to be removed
+      .aside-step-...              wrong, or in the way of another one: kept for its owner, never removed by us
+        why.txt                    what is wrong with it
+
+Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint import reading
+from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
+
+FORMAT = 2  # 1: without lineage
+BLOCK = 1 << 26  # bytes that share a checksum
+MANIFEST = "manifest.json"
+SINGLE, SHARDED = "single", "sharded"
+STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
+_NAME = re.compile(r"step-(\d{9,})")
+_TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
+_ASIDE = re.compile(r"\.aside-step-(\d+)-attempt-\d+-[0-9a-f]+")
+WHY = "why.txt"
+_BUFFER = 1 << 20  # bytes read at once: they stay in the processor's cache until their checksum is taken
+
+
+class Misfit(CheckpointError):
+    """It is sound, but of another model, configuration or version: its owner must decide."""
+
+
+class SaveFailed(CheckpointError):
+    """A checkpoint could not be written; the earlier ones are untouched."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint: its bytes, and the CRC-32 of each block of them."""
+
+    size: int
+    crc32: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint says of itself.
+
+    Attributes:
+        step: steps of the run that were done.
+        kind: `single` (one file) or `sharded` (torch.distributed.checkpoint).
+        world_size, attempt: ranks that saved it, and the attempt in which they did.
+        identity: facts that must be equal for the state to fit.
+        extra: what the workload added (JSON types).
+        metrics: metrics at this step.
+        files: everything that belongs to it, by name, but the manifest itself.
+        time: when it was written, in seconds since the epoch.
+        torch, launcher: versions that wrote it.
+        lineage: id of the training that saved it, over all of its attempts; see retention.py.
+        sequence: one more than that of any checkpoint that was there before.
+        parent: step of the checkpoint that it came after; None: the training began anew.
+        format: version of this format.
+    """
+
+    step: int
+    kind: str
+    world_size: int
+    attempt: int
+    identity: dict[str, Any]
+    extra: dict[str, Any]
+    metrics: dict[str, float]
+    files: dict[str, File]
+    time: float = field(default_factory=time.time)
+    torch: str = ""
+    launcher: str = ""
+    lineage: str = ""
+    sequence: int = 0
+    parent: int | None = None
+    format: int = FORMAT
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size for file in self.files.values())
+
+    def text(self) -> str:
+        """As it is written, with a checksum of itself."""
+        values = asdict(self)
+        return json.dumps({**values, "crc32": _own_checksum(values)}, indent=1)
+
+
+# -- names
+
+
+def name_of(step: int) -> str:
+    """`step-000001200`."""
+    return f"step-{step:09}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint's name; None: it is not one."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def temporary(step: int, attempt: int, what: str = "saving") -> str:
+    """A fresh name for one that is not complete (`saving`), is replaced (`old`), removed (`gone`) or put `aside`."""
+    return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
+
+
+def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
+    """Everything in `folder` that is named like a complete checkpoint, highest step first.
+
+    Raises:
+        Unavailable: the folder cannot be listed, or is not there (unless `missing_ok`).
+    """
+
+    found = reading.entries(folder, timeout, missing_ok=missing_ok)
+    steps = ((step, name) for name, is_dir in found.items() if is_dir and (step := step_of(name)) is not None)
+    return [folder / name for _, name in sorted(steps, reverse=True)]
+
+
+def set_aside(path: Path, attempt: int, why: Iterable[str]) -> Path:
+    """Gives a checkpoint that cannot be used a name under which nobody loads or removes it; its new path."""
+    aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
+    path.rename(aside)
+    with contextlib.suppress(OSError):
+        (aside / WHY).write_text("".join(f"{line}\n" for line in why))
+    return aside
+
+
+def put_aside(folder: Path) -> dict[Path, int]:
+    """The checkpoints that were put aside, and their steps."""
+    found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(reading.entries(folder)))
+    return {folder / entry: int(match[1]) for entry, match in found if match}
+
+
+def why_aside(path: Path) -> list[str]:
+    """What was found wrong with a checkpoint that was put aside; empty: nobody knows."""
+    try:
+        return (path / WHY).read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+def leftovers(folder: Path, attempt: int) -> list[Path]:
+    """What saves of this attempt and of earlier ones have left when they were killed."""
+    found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in reading.entries(folder))
+    return [folder / entry for entry, match in found if match and int(match[3]) <= attempt]
+
+
+def replaced_step(name: str) -> int | None:
+    """The step of a checkpoint that was about to be replaced; None: it is not one."""
+    match = _TEMPORARY.fullmatch(name)
+    return int(match[2]) if match and match[1] == "old" else None
+
+
+# -- the manifest
+
+
+def read(path: Path, timeout: float = 0.0) -> Manifest:
+    """The manifest of the checkpoint in `path`.
+
+    Args:
+        path: its folder.
+        timeout: seconds for which a read that fails is tried again.
+
+    Raises:
+        Damaged: there is none, or it is not whole.
+        Unavailable: it cannot be read now.
+        Misfit: a newer launcher wrote it.
+    """
+    try:
+        data = reading.read_bytes(path / MANIFEST, timeout)
+    except Damaged:
+        raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise Damaged(f"{path / MANIFEST} is not JSON: {error}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint")
+    if values["format"] > FORMAT:
+        raise Misfit(
+            f"{path} has format {values['format']}, and this launcher ({_version()}) knows formats up to {FORMAT}: "
+            f"use the launcher that wrote it ({values.get('launcher', 'unknown')}) or a newer one"
+        )
+    checksum = values.pop("crc32", None)
+    if checksum != _own_checksum(values):
+        raise Damaged(f"{path / MANIFEST} has changed since it was written: its checksum is wrong")
+    try:
+        files = {str(name): File(int(file["size"]), tuple(file["crc32"])) for name, file in values["files"].items()}
+        manifest = Manifest(**{**values, "files": files})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint: {error}") from None
+    for name in files:
+        if "/" in name or name in (".", ".."):
+            raise Damaged(f"{path / MANIFEST} names a file outside of the checkpoint: {name!r}")
+    if manifest.step != step_of(path.name) and step_of(path.name) is not None:
+        raise Damaged(f"{path / MANIFEST} is of step {manifest.step}, not of {path.name}")
+    return manifest
+
+
+def _own_checksum(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _version() -> str:
+    from launcher import __version__
+
+    return __version__
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`model.width: 256 in the checkpoint, 512 now` for every key in which two identities differ. Pure."""
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        name = f"{prefix}{key}"
+        if key not in new:
+            lines.append(f"{name}: {_short(old[key])} in the checkpoint, not there now")
+        elif key not in old:
+            lines.append(f"{name}: not in the checkpoint, {_short(new[key])} now")
+        elif isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
+            lines += differences(old[key], new[key], f"{name}.")
+        elif old[key] != new[key]:
+            lines.append(f"{name}: {_short(old[key])} in the checkpoint, {_short(new[key])} now")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- soundness
+
+
+def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
+    """Files of the checkpoint that are missing or have another size, in words. Cheap: no data is read.
+
+    Raises:
+        Unavailable: the size of a file cannot be found out.
+    """
+    problems = []
+    for name, file in manifest.files.items():
+        try:
+            size = reading.size_of_file(path / name, timeout)
+        except Damaged as error:
+            problems.append(str(error).replace(str(path / name), name))
+            continue
+        if size != file.size:
+            with SteadyFile(path / name, timeout) as opened:  # of an open file NFS tells the true size
+                size = opened.seek(0, os.SEEK_END)
+        if size != file.size:
+            problems.append(f"{name} has {size} bytes instead of {file.size}")
+    return problems
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a file, which has a checksum of its own."""
+
+    name: str
+    offset: int
+    size: int
+    crc32: int
+
+
+def blocks(manifest: Manifest) -> list[Block]:
+    """All blocks of all files, in order.
+
+    Raises:
+        Damaged: a file has not as many checksums as blocks.
+    """
+    found = []
+    for name, file in manifest.files.items():
+        if len(file.crc32) != -(-file.size // BLOCK):
+            raise Damaged(f"{name} has {len(file.crc32)} checksums for {file.size} bytes")
+        for index, crc32 in enumerate(file.crc32):
+            found.append(Block(name, index * BLOCK, min(BLOCK, file.size - index * BLOCK), crc32))
+    return found
+
+
+def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
+    """The blocks that one of several ranks compares: nearly as many bytes as the others. Pure."""
+    loads, mine = [0] * world_size, []
+    for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
+        least = loads.index(min(loads))
+        loads[least] += block.size
+        if least == rank:
+            mine.append(block)
+    return mine
+
+
+def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
+    """The blocks whose bytes are not those that were written, in words.
+
+    Raises:
+        Unavailable: a block cannot be read.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def look(block: Block) -> str | None:
+        right = _checksum(path / block.name, block.offset, block.size, timeout) == block.crc32
+        where = f" (bytes {block.offset} to {block.offset + block.size - 1})" if block.offset else ""
+        return None if right else f"{block.name} has changed since it was written: its checksum is wrong{where}"
+
+    found = list(found)
+    if threads > 1 and len(found) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            told = list(pool.map(look, found))
+    else:
+        told = [look(block) for block in found]
+    return [problem for problem in told if problem]
+
+
+def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
+    """CRC-32 of a part of a file; of less than `size` bytes if the file ends before."""
+    buffer = memoryview(bytearray(min(_BUFFER, size)))
+    crc32 = 0
+    with SteadyFile(path, timeout) as file:
+        file.seek(offset)
+        while size:
+            count = file.readinto(buffer[: min(size, len(buffer))])
+            if not count:
+                break
+            crc32 = zlib.crc32(buffer[:count], crc32)
+            size -= count
+    return crc32
+
+
+def file_of(path: Path) -> File:
+    """Size and checksums of a file that has been written."""
+    size = path.stat().st_size
+    return File(size, tuple(_checksum(path, offset, min(BLOCK, size - offset)) for offset in range(0, size, BLOCK)))
+
+
+def verify(path: Path, threads: int = 2) -> list[str]:
+    """Everything that is wrong with the checkpoint in `path`, in words; empty if it is sound.
+
+    Raises:
+        Unavailable: it cannot be read now.
+        Misfit: a newer launcher wrote it.
+    """
+    try:
+        manifest = read(path)
+        return wrong_sizes(path, manifest) or wrong_checksums(path, blocks(manifest), threads)
+    except Damaged as error:
+        return [str(error)]
+
+
+# -- what is there
+
+
+def sound(folder: Path) -> dict[Path, Manifest]:
+    """The checkpoints in `folder` whose manifest is whole and whose files have the right sizes, newest first.
+
+    What cannot be read is not among them, and neither is what a newer launcher wrote.
+
+    Raises:
+        Unavailable: the folder cannot be listed.
+    """
+    found = {}
+    for path in candidates(folder):
+        with contextlib.suppress(CheckpointError):
+            manifest = read(path)
+            if not wrong_sizes(path, manifest):
+                found[path] = manifest
+    return dict(sorted(found.items(), key=lambda item: (item[1].sequence, item[1].step), reverse=True))
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step that a run goes on from, as far as sizes tell; None: there is none.
+
+    Raises:
+        Unavailable: something cannot be read now, so that nobody knows.
+    """
+    known = []
+    for path in candidates(folder):
+        try:
+            manifest = read(path)
+            if not wrong_sizes(path, manifest):
+                known.append((manifest.sequence, manifest.step))
+        except Unavailable:
+            raise
+        except CheckpointError:
+            continue
+    return max(known)[1] if known else None

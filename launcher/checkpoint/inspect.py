@@ -1,0 +1,230 @@
+"""Looking into a checkpoint without a process group: what is in it, one shard of it, or the whole as a plain file."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.reading import SteadyFile
+from launcher.checkpoint.state import nested
+
+_FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a tensor: the rank that wrote it, where it begins in the whole, and its shape."""
+
+    rank: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a checkpoint."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+
+def entries(path: Path, manifest: Manifest) -> list[Entry]:
+    """The tensors of a checkpoint, by name; their data is not read, and nothing is executed.
+
+    Raises:
+        Damaged: its metadata cannot be used.
+    """
+    if manifest.kind == SINGLE:
+        tensors = _single(path)["tensors"]
+        return [
+            Entry(name, _dtype(tensor.dtype), tuple(tensor.shape), (Shard(0, (0,) * tensor.ndim, tuple(tensor.shape)),))
+            for name, tensor in sorted(tensors.items())
+        ]
+    metadata = files.read_metadata(path)
+    writers = {
+        (index.fqn, tuple(index.offset or ())): _rank_of(info.relative_path)
+        for index, info in metadata.storage_data.items()
+    }
+    return [
+        Entry(
+            name,
+            _dtype(entry.properties.dtype),
+            tuple(entry.size),
+            tuple(
+                Shard(writers[name, tuple(chunk.offsets)], tuple(chunk.offsets), tuple(chunk.sizes))
+                for chunk in entry.chunks
+            ),
+        )
+        for name, entry in sorted(metadata.state_dict_metadata.items())
+        if isinstance(entry, TensorStorageMetadata)
+    ]
+
+
+def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
+    """What of the state is no tensor."""
+    return dict(_single(path)["values"] if manifest.kind == SINGLE else files.load_file(path / VALUES_FILE)["values"])
+
+
+def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
+    """The state as it was given to `save`, tensors and values, in CPU memory; lists of tensors as dicts by index.
+
+    Args:
+        path: its folder.
+        manifest: its manifest.
+        keys: dotted names (`model.layer.weight`), or beginnings of them (`model`); empty: everything.
+
+    Raises:
+        Damaged: it is not as it was written.
+        CheckpointError: it has nothing of such a name.
+    """
+    _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
+    if manifest.kind == SINGLE:
+        state = _single(path)
+        tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if _wanted(name, keys)}
+    else:
+        state = files.load_file(path / VALUES_FILE)
+        saved = files.saved_tensors(files.read_metadata(path))
+        tensors = {
+            name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if _wanted(name, keys)
+        }
+        if tensors:
+            files.load_sharded(path, tensors, None, many=False)
+    rest = _only(state["values"], keys, ())
+    for key in keys:
+        if not any(_wanted(name, [key]) for name in tensors) and not _only(state["values"], [key], ()):
+            from launcher.errors import near
+
+            known = [entry.name for entry in entries(path, manifest)]
+            raise CheckpointError(
+                f"{path.name} has no {key!r}.{near(key, known)} `checkpoint inspect` lists what it has"
+            )
+    return nested(tensors, state["paths"], rest)
+
+
+def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """What one rank has written.
+
+    Returns:
+        `shard`, `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor, the `shape` of the
+        whole, the `offset` of this part in it, and the part as `tensor`; and the rank's own `rank_state`, or None.
+
+    Raises:
+        Damaged: its files are not as they were written.
+        CheckpointError: there is no such rank.
+    """
+    if not 0 <= rank < manifest.world_size:
+        raise CheckpointError(f"{path.name} has shards 0 to {manifest.world_size - 1}, and no shard {rank}")
+    if manifest.kind == SINGLE:
+        _require_sound(path, manifest, list(manifest.files))
+        state = _single(path)
+        held = state["tensors"] if rank == 0 else {}
+        parts = [
+            _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
+            for name, tensor in held.items()
+            if _wanted(name, keys)
+        ]
+        own_states = files.load_file(path / RANKS_FILE) if RANKS_FILE in manifest.files else {}
+        rank_state = own_states[rank] if own_states else None
+    else:
+        own = f"rank-{rank}.pt"
+        names = [name for name in manifest.files if name in (own, files.METADATA_FILE) or _is_of(name, rank)]
+        _require_sound(path, manifest, names)
+        parts = list(_parts(path, files.read_metadata(path), rank, keys))
+        rank_state = files.load_file(path / own) if own in manifest.files else None
+    return {
+        "shard": rank,
+        "world_size": manifest.world_size,
+        "step": manifest.step,
+        "parts": parts,
+        "rank_state": rank_state,
+    }
+
+
+def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> Any:
+    for index, info in metadata.storage_data.items():
+        entry = metadata.state_dict_metadata[index.fqn]
+        if not _is_of(info.relative_path, rank) or not _wanted(index.fqn, keys):
+            continue
+        if isinstance(entry, TensorStorageMetadata):
+            with SteadyFile(path / Path(info.relative_path).name) as file:
+                file.seek(info.offset)
+                tensor = torch.load(
+                    io.BytesIO(io.BufferedReader(file).read(info.length)), map_location="cpu", weights_only=True
+                )
+            yield _part(index.fqn, entry.size, tuple(index.offset or ()), tensor)
+
+
+def _part(name: str, shape: Sequence[int], offset: Sequence[int], tensor: Tensor) -> dict[str, Any]:
+    return {"name": name, "shape": list(shape), "offset": list(offset), "tensor": tensor}
+
+
+def _require_sound(path: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    found = [block for block in checkpoints.blocks(manifest) if block.name in names]
+    problems = checkpoints.wrong_sizes(path, manifest) or checkpoints.wrong_checksums(path, found, threads=2)
+    if problems:
+        raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+
+
+def _single(path: Path) -> dict[str, Any]:
+    state = files.load_file(path / STATE_FILE)
+    if not isinstance(state, dict) or not {"tensors", "paths", "values"} <= state.keys():
+        raise Damaged(f"{path / STATE_FILE} is no state")
+    return state
+
+
+def _wanted(name: str, keys: Sequence[str]) -> bool:
+    return not keys or any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
+    """The part of the values that the keys name; empty if there is none."""
+    if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
+        return value
+    if isinstance(value, dict):
+        parts = {key: _only(item, keys, (*path, key)) for key, item in value.items()}
+        return {key: part for key, part in parts.items() if part is not None and part != {}}
+    return None
+
+
+def _is_of(name: str, rank: int) -> bool:
+    return _FILE_OF_RANK.fullmatch(name) is not None and _rank_of(name) == rank
+
+
+def _rank_of(name: str) -> int:
+    match = _FILE_OF_RANK.fullmatch(name)
+    if match is None:
+        raise Damaged(f"the metadata names a file that no rank writes: {name!r}")
+    return int(match[1])
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def save_plain(path: Path, value: Any) -> None:
+    """torch.save into a new file of the owner alone; half of one is not left behind.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        try:
+            files.save_file(path, value, {})
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from None

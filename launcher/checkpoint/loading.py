@@ -1,0 +1,93 @@
+"""One checkpoint, read into the tensors of a state by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.checkpoint import files
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, Damaged, Manifest
+from launcher.checkpoint.state import Content, fill
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded, besides the tensors.
+
+    Attributes:
+        step: steps of the run that were done when it was saved.
+        path: its folder.
+        extra: as given to `save`.
+        metrics: as given to `save`.
+        rank_state: this rank's own; None if the number of ranks was another one.
+        world_size: ranks that saved it.
+        values: the state without its tensors; `merge(state, values)` puts it together again.
+        passed_over: what was wrong with newer checkpoints.
+    """
+
+    step: int
+    path: Path
+    extra: dict[str, Any]
+    metrics: dict[str, float]
+    rank_state: dict[str, Any] | None
+    world_size: int
+    values: dict[Any, Any]
+    passed_over: tuple[str, ...] = ()
+
+
+class Opened:
+    """A checkpoint that is being read."""
+
+    def __init__(self, path: Path, manifest: Manifest, wanted: Content, peers: Peers, timeout: float) -> None:
+        self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
+        self._timeout = timeout
+        self._tensors: Mapping[str, torch.Tensor] | None = None
+        self.values: dict[Any, Any] = {}
+        self.rank_state: dict[str, Any] | None = None
+
+    def open(self) -> list[str]:
+        """Reads all but the data of the tensors.
+
+        Raises:
+            Damaged: it cannot be used.
+            Unavailable: it cannot be read now.
+            Misfit: it does not fit the state.
+        """
+        path, rank = self._path, self._peers.rank
+        same = self._manifest.world_size == self._peers.world_size
+        if self._manifest.kind == SINGLE:
+            state = files.load_file(path / STATE_FILE, self._timeout)
+            try:
+                self._tensors, self.values = state["tensors"], state["values"]
+                saved = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state["tensors"].items()}
+            except (KeyError, TypeError, AttributeError) as error:
+                raise Damaged(f"{path / STATE_FILE} is no state: {error}") from None
+            if same and RANKS_FILE in self._manifest.files:
+                self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
+        else:
+            saved = files.saved_tensors(files.read_metadata(path, self._timeout))
+            self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
+            if same and f"rank-{rank}.pt" in self._manifest.files:
+                self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
+        files.require_fit(path, saved, self._wanted.tensors)
+        return []
+
+    def read(self) -> list[str]:
+        """Fills the tensors of the state; all ranks call it.
+
+        Raises:
+            Damaged: its data is not what its metadata says.
+            Unavailable: it cannot be read now.
+        """
+        if self._tensors is None:
+            files.load_sharded(self._path, self._wanted.tensors, self._peers.group, self._peers.many, self._timeout)
+            return []
+        with torch.no_grad():
+            for name, tensor in self._wanted.tensors.items():
+                fill(tensor, self._tensors[name])
+        return []

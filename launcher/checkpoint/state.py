@@ -1,0 +1,148 @@
+"""The state of a training as a flat table of tensors and the rest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from launcher.worker import torch_compat
+from launcher.worker.torch_compat import DTensor
+
+Path: TypeAlias = tuple[Any, ...]  # keys from the root to a leaf
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether a tensor is somewhere in it."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(has_tensors, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_tensors, value))
+
+
+@dataclass(frozen=True)
+class Content:
+    """A state, taken apart.
+
+    Attributes:
+        tensors: by dotted name (`model.layer.weight`), which is its name in torch.distributed.checkpoint too.
+        paths: the keys from the root to each of them.
+        values: the state without its tensors; dicts and lists that held tensors alone are left out.
+    """
+
+    tensors: dict[str, Tensor]
+    paths: dict[str, Path]
+    values: dict[Any, Any]
+
+    @classmethod
+    def of(cls, state: Mapping[Any, Any]) -> Content:
+        """Takes a state apart; nothing is copied.
+
+        Raises:
+            TypeError: a tensor is of a kind that has no plain bytes (sparse, quantized).
+            ValueError: two tensors have the same dotted name.
+        """
+        tensors: dict[str, Tensor] = {}
+        paths: dict[str, Path] = {}
+        values = _take_apart(state, (), tensors, paths)
+        return cls(tensors, paths, {} if values is _NOTHING else values)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a tensor is divided over ranks."""
+        return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors, of divided ones all parts."""
+        return sum(size_of(tensor) for tensor in self.tensors.values())
+
+    def digest(self) -> str:
+        """Equal on ranks whose states have the same tensors by name, type and shape."""
+        lines = (f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(self.tensors.items()))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+_NOTHING = object()
+
+
+def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:
+    """The value without its tensors, which go to `tensors`; _NOTHING if it held nothing else."""
+    if isinstance(value, Tensor):
+        name = ".".join(map(str, path))
+        if value.layout != torch.strided or value.is_quantized:
+            raise TypeError(f"{name} is a {value.layout} tensor ({value.dtype}), which has no plain bytes to save")
+        if name in tensors:
+            raise ValueError(f"two tensors of the state have the name {name}: rename one of them")
+        tensors[name], paths[name] = value.detach(), path
+        return _NOTHING
+    if isinstance(value, Mapping):
+        parts = {key: _take_apart(item, (*path, key), tensors, paths) for key, item in value.items()}
+        rest = {key: part for key, part in parts.items() if part is not _NOTHING}
+        return rest if rest or not value else _NOTHING
+    if has_tensors(value):  # a list or a tuple; by index, since some of it goes away
+        return _take_apart(dict(enumerate(value)), path, tensors, paths)
+    return value
+
+
+def merge(state: Any, values: Any) -> Any:
+    """`state` with its own tensors and with what is no tensor from `values` (as in Loaded.values).
+
+    What `values` does not have stays as it is in `state`; what only `values` has is added.
+    """
+    if isinstance(state, Mapping):
+        if not isinstance(values, Mapping):
+            return dict(state)
+        merged = {key: merge(item, values[key]) if key in values else item for key, item in state.items()}
+        return merged | {key: item for key, item in values.items() if key not in state}
+    if isinstance(state, list | tuple) and isinstance(values, Mapping) and has_tensors(state):
+        return type(state)(merge(item, values[index]) if index in values else item for index, item in enumerate(state))
+    return state if isinstance(state, Tensor) else values
+
+
+def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
+    """The tree that was taken apart; lists that held tensors come back as dicts by index."""
+    tree: dict[Any, Any] = _copied(values) if values else {}
+    for name, tensor in tensors.items():
+        *above, last = paths[name]
+        inner = tree
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = tensor
+    return tree
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def fill(target: Tensor, whole: Tensor) -> None:
+    """Copies `whole` into `target`, of which a divided one has only this rank's part."""
+    if isinstance(target, DTensor):
+        whole, target = torch_compat.local_part(whole, target), target.to_local()
+    target.copy_(whole)
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of a tensor, of a divided one all parts."""
+    return tensor.numel() * tensor.element_size()
+
+
+def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
+    """Which rank writes which of the tensors that all ranks have: about the same bytes each. Pure."""
+    loads = [0] * world_size
+    chosen = {}
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        chosen[name] = least = loads.index(min(loads))
+        loads[least] += size
+    return chosen
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,81 @@
+"""The addresses of this machine's network interfaces."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+IPV6_TABLE = Path("/proc/net/if_inet6")
+_SIOCGIFADDR = 0x8915  # man 7 netdevice
+_LINK = 0x20  # the scope of addresses that are good on their own link only
+
+
+def addresses(interface: str) -> list[str]:
+    """The addresses of an interface, those first that others reach best: IPv4, IPv6, IPv6 of this link.
+
+    One of the link has the interface behind it (`fe80::1%eth0`), which is called the same on the nodes of a cluster.
+    """
+    return [*_ipv4(interface), *_ipv6(interface)]
+
+
+def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
+    """A listening socket on a free port of an interface, and where others reach it.
+
+    Args:
+        interface: its name; of several, the first; None: the one of this host's name, which is what gloo takes.
+        backlog: connections that may wait.
+
+    Raises:
+        OSError: there is no such interface, or it has no address that can be used.
+    """
+    name = interface.split(",")[0] if interface else None
+    problem = OSError(errno.EADDRNOTAVAIL, f"{name or socket.gethostname()} has no address")
+    for address in addresses(name) if name else _of_this_host():
+        server: socket.socket | None = None
+        try:
+            family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            server = socket.socket(family, socket.SOCK_STREAM)
+            server.bind(place)
+            server.listen(backlog)
+            return server, (address, server.getsockname()[1])
+        except OSError as error:  # an address that is not in use yet, say
+            problem = error
+            if server is not None:
+                server.close()
+    raise problem
+
+
+def _of_this_host() -> list[str]:
+    """The addresses of this host's name, those of the loopback interface last.
+
+    Raises:
+        OSError: nobody knows that name.
+    """
+    found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
+    return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def _ipv4(interface: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:  # no such interface, or none with an IPv4 address
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6(interface: str) -> list[str]:
+    """From man 7 netdevice's table: address, number, prefix, scope, flags, name."""
+    try:
+        rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
+    except OSError:  # a kernel without IPv6
+        return []
+    mine = [(int(row[3], 16) == _LINK, row[0]) for row in rows if row[5] == interface]
+    found = []
+    for of_link, digits in sorted(mine):
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        found.append(f"{address}%{interface}" if of_link else address)
+    return found

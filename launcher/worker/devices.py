@@ -1,0 +1,211 @@
+"""Which accelerators a rank sees, and which device it computes on.
+
+A GPU that was asked for and is not there is an error, never a reason to train on the CPU. Our own workloads see one
+GPU per rank, so that no thread of theirs can use another rank's by mistake: CUDA's current device is one per thread
+and begins at 0. Users' programs and functions see all GPUs of the node, for torchrun's contract, which their code is
+written for, is that LOCAL_RANK is the index of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from launcher import errors
+from launcher.config import Device, VisibleDevices
+from launcher.plan import JobPlan
+
+ASKED = "LAUNCHER_GPUS_PER_NODE"  # tells a rank, and the program that it may become, how many GPUs the run asked for
+# The variables that limit what a process sees, by the kind of torch build; of several the last one that is set is
+# narrowed. ROCm applies ROCR_VISIBLE_DEVICES first, and the others count within what that leaves.
+_MASKS = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+}
+_NO_DEVICES = ("", "-1", "NoDevFiles")  # the last one is Slurm's
+
+
+class BackendError(errors.LauncherError):
+    """The backend or the device that was asked for cannot be had here; it would be so again."""
+
+    exit_code = errors.NO_RETRY
+
+
+def torch_build() -> str:
+    """The kind of accelerator that this torch was built for: cuda, hip or xpu; empty: for CPUs only."""
+    return next((kind for kind in ("hip", "cuda", "xpu") if getattr(torch.version, kind, None)), "")
+
+
+# -- what a rank sees
+
+
+def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment gets before torch uses an accelerator; its place must be in there already."""
+    changes = visible_device_changes(
+        environ,
+        local_rank=int(environ["LOCAL_RANK"]),
+        ranks=int(environ["LOCAL_WORLD_SIZE"]),
+        gpus_per_node=plan.gpus_per_node if plan.device != Device.cpu.value else 0,
+        wanted=VisibleDevices(plan.visible_devices),
+        own_code=plan.own_code,
+        build=torch_build(),
+    )
+    return {ASKED: str(plan.gpus_per_node), **changes}
+
+
+def visible_device_changes(
+    environ: Mapping[str, str],
+    *,
+    local_rank: int,
+    ranks: int,
+    gpus_per_node: int,
+    wanted: VisibleDevices,
+    own_code: bool,
+    build: str,
+) -> dict[str, str]:
+    """What makes a rank see one device only. Pure; the first line that fits counts.
+
+    | launch.visible_devices | the node | the rank sees |
+    |---|---|---|
+    | all; or auto, and the ranks run the user's own code | | what is there |
+    | otherwise | no GPUs were asked for, or no mask of a CPU-only torch is set | what is there |
+    | | the mask names one device, or none (the scheduler gave each task its own) | what is there |
+    | | the mask names fewer devices than the node has ranks | what is there: `choose_device` refuses |
+    | | the mask names enough | the one at the place of its local rank, in the mask's own words (number, UUID, MIG) |
+    | | no mask is set, and there are as many GPUs as ranks | the one with the number of its local rank |
+
+    Args:
+        environ: variables of the rank.
+        local_rank: its number on the node.
+        ranks: how many ranks the node has.
+        gpus_per_node: GPUs that the run asked for on each node.
+        wanted: launch.visible_devices.
+        own_code: the ranks run a program or a function of the user's own.
+        build: see `torch_build`.
+
+    Returns:
+        The variables to set.
+    """
+    if wanted is VisibleDevices.all or (wanted is VisibleDevices.auto and own_code) or not gpus_per_node:
+        return {}
+    mask = _mask(environ, build)
+    if mask is None:
+        return {}
+    shown = environ.get(mask)
+    entries = [str(number) for number in range(gpus_per_node)] if shown is None else _entries(shown)
+    already = shown is not None and len(entries) < 2
+    return {} if already or len(entries) < ranks else {mask: entries[local_rank]}
+
+
+def _mask(environ: Mapping[str, str], build: str) -> str | None:
+    """The variable to narrow. With a torch for CPUs, which need not be the program's, the one that is set tells."""
+    known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
+    there = [name for name in known if name in environ]
+    if there:
+        return there[-1]
+    return {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}.get(build)
+
+
+def _entries(mask: str) -> list[str]:
+    """The devices of a mask; a driver ignores whatever follows the first entry that is none."""
+    entries = []
+    for entry in mask.split(","):
+        if entry.strip() in _NO_DEVICES:
+            break
+        entries.append(entry.strip())
+    return entries
+
+
+# -- what it computes on
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What this process sees.
+
+    Attributes:
+        kind: type of the accelerator's torch.device (cuda on ROCm as well); empty: torch was built for CPUs only.
+        count: how many there are.
+        torch: torch's version.
+        mask: the variables that limit what is seen, as the environment has them.
+        error: what the driver said where it found none.
+    """
+
+    kind: str
+    count: int
+    torch: str
+    mask: str = ""
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """For an error."""
+        if not self.kind:
+            return f"torch {self.torch} was built for CPUs only"
+        said = f"; the driver says: {self.error}" if self.error else ""
+        return f"torch {self.torch} finds {self.count or 'none'} with {self.mask}{said}"
+
+
+def look(environ: Mapping[str, str]) -> Seen:
+    """What this process sees now."""
+    build = torch_build()
+    names = _MASKS.get(build, ())
+    mask = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+    kind = "cuda" if build == "hip" else build
+    if not kind:
+        return Seen("", 0, torch.__version__)
+    device_module = getattr(torch, kind)
+    count, error = device_module.device_count(), ""
+    if not count:
+        try:
+            device_module.init()
+        except Exception as failed:  # RuntimeError, and AssertionError of some builds
+            error = str(failed).partition("\n")[0]
+    return Seen(kind, count, torch.__version__, mask or f"{names[-1]} not set", error)
+
+
+def choose_device(
+    wanted: str, asked: int, seen: Seen, *, rank: int, local_rank: int, ranks: int, host: str
+) -> tuple[str, int | None]:
+    """The type and the index of the device of a rank. Pure; the first line that fits counts.
+
+    A run that asked for GPUs takes no more of those that are seen: a machine without a scheduler shows them all.
+
+    | device | GPUs asked for | seen, of those | it is |
+    |---|---|---|---|
+    | cpu | | | the CPU |
+    | cuda | | an accelerator that is not CUDA's, or none | refused |
+    | auto | some | none | refused |
+    | auto | none | none | the CPU |
+    | auto or cuda | | more than one, but fewer than the node has ranks | refused |
+    | auto or cuda | | one | that one; ranks that share it are found when they join |
+    | auto or cuda | | enough | the one with the number of the local rank |
+
+    Args:
+        wanted: auto, cpu or cuda.
+        asked: GPUs on each node that the run asked for; 0 outside of a run.
+        seen: by this process.
+        rank, local_rank, ranks: its place, and the number of ranks on its node.
+        host: its node.
+
+    Raises:
+        BackendError: what was asked for is not there.
+    """
+    if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
+        return "cpu", None
+    if not seen.count or (wanted == Device.cuda.value and seen.kind != "cuda"):
+        key = f"gpus_per_node={asked} with device={wanted}" if asked else f"device={wanted}"
+        raise BackendError(
+            f"{key} asks for a GPU, and rank {rank} on {host} sees no GPU: {seen.text}. Compare with `nvidia-smi` "
+            "there, and with what the scheduler was asked for (gpus_per_node, cluster.gpu_directive); "
+            "to compute on the CPU set workload.device=cpu"
+        )
+    count = min(seen.count, asked) if asked else seen.count
+    if 1 < count < ranks:
+        raise BackendError(
+            f"{ranks} ranks on {host} with {count} GPUs: use procs_per_node={count} or workload.device=cpu"
+        )
+    return seen.kind, local_rank % count

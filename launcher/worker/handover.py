@@ -1,0 +1,246 @@
+"""What an agent and a rank that it started hand to each other: a gate on the way in, a report on the way out.
+
+The agent leaves two descriptors in the rank's environment, which the rank takes before it does anything else:
+
+| variable | names the descriptor of |
+|---|---|
+| `LAUNCHER_GATE` | a pipe that can be read as soon as the rank may use the store; nobody reads it |
+| `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
+
+A report is `{"returned": METRICS}` or `{"error": ...}` (`script.error_report`). A rank that is killed, or leaves by
+os._exit, writes none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import re
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import process, util
+from pathlib import Path
+from typing import Any
+
+from launcher import errors
+from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.worker import script
+
+GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
+SYMPTOM_DELAY = 2.0  # seconds that a survivor waits before it fails, so that the rank that it lost is heard first
+LONGEST_REPORT = 1 << 20  # bytes
+_LAUNCHER = Path(__file__).parents[1]
+# Files and folders whose frames stand above a workload's or a function's own.
+ABOVE = (
+    *script.ABOVE,
+    f"{_LAUNCHER / 'agent'}/",
+    f"{_LAUNCHER / 'worker'}/",
+    str(_LAUNCHER.parent / "workloads" / "function.py"),
+    importlib.__file__,
+    "<frozen importlib._bootstrap",
+)
+
+
+class GateError(RuntimeError):
+    """The agents did not let this rank go on in time."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A rank's two descriptors."""
+
+    gate: int
+    report: int
+
+    def wait(self, timeout: float) -> None:
+        """Waits until the rank may use the store.
+
+        Raises:
+            GateError: that takes longer than `timeout` seconds.
+        """
+        gate = select.poll()  # select() knows no descriptor above 1023
+        gate.register(self.gate, select.POLLIN)
+        if not gate.poll(timeout * 1000):
+            raise GateError(
+                f"the agents did not let this rank join the others within {timeout:g} s (launch.rendezvous_timeout): "
+                "the agent of rank 0 may still be starting its own ranks"
+            )
+        os.close(self.gate)
+
+
+def take() -> Handover:
+    """This rank's, once; processes that it starts find nothing of it."""
+    return Handover(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """How a rank failed, in its own words.
+
+    Attributes:
+        code: raised, lost peer (another rank was gone before), or sys.exit (called with words).
+        type: name of the exception's class.
+        message: its text.
+        traceback: as Python prints it, from the user's own frames on.
+        lost_peer: it failed because another rank was gone.
+        final: it would fail again, wherever the work is taken up.
+    """
+
+    code: str
+    type: str
+    message: str
+    traceback: str
+    lost_peer: bool = False
+    final: bool = False
+
+    @property
+    def line(self) -> str:
+        """`ValueError: the loss is a banana`: the first line of what Python prints at the end of a traceback."""
+        text = (
+            self.message if self.code == "sys.exit" else f"{self.type}: {self.message}" if self.message else self.type
+        )
+        return text.split("\n")[0]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank has left: metrics, an error, or (neither) nothing that can be read."""
+
+    returned: dict[str, Any] | None = None
+    error: WorkerError | None = None
+
+
+# -- in the rank
+
+
+def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
+    """Does a rank's work in this process, and reports how it ended.
+
+    Args:
+        call: the work; it returns metrics, or nothing.
+        report: descriptor of the report.
+
+    Returns:
+        The exit code.
+    """
+    owner = os.getpid()
+    try:
+        returned = call()
+        script.write_report(report, owner, {"returned": _metrics(returned or {})})
+        return errors.DONE
+    except SystemExit as leave:
+        if leave.code is None or leave.code == 0:
+            script.write_report(report, owner, {"returned": {}})
+            return errors.DONE
+        if isinstance(leave.code, int):
+            return leave.code
+        shown = script.cut(leave, ABOVE)
+        script.write_report(report, owner, {"error": script.exit_report(leave, shown)})
+        print(leave.code, file=sys.stderr)
+        return errors.FAILED
+    except KeyboardInterrupt as error:
+        traceback.print_exception(*script.cut(error, ABOVE))
+        return errors.INTERRUPTED
+    except BaseException as error:
+        whole = error.__traceback__
+        shown = script.cut(error, ABOVE)
+        told = script.error_report(error, shown, LOST_PEER.pattern)
+        if shown[2] is None and not told["final"]:  # it is no word of ours about the workload, but a fault of our own
+            shown = type(error), error.with_traceback(whole), whole
+            told = script.error_report(error, shown, LOST_PEER.pattern)
+        traceback.print_exception(*shown)  # not by torch's hook, which puts the rank before each line
+        if told["lost_peer"]:
+            time.sleep(SYMPTOM_DELAY)
+        script.write_report(report, owner, {"error": told})
+        return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
+
+
+def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics in JSON's types; of what JSON has no type for, its text.
+
+    Raises:
+        ValueError: they are too large for a report.
+    """
+    text = json.dumps(dict(returned), default=str)
+    if len(text) > LONGEST_REPORT - 64:
+        raise ValueError(
+            f"the workload returned metrics of {len(text)} bytes as JSON; at most {LONGEST_REPORT} are kept"
+        )
+    return dict(json.loads(text))
+
+
+def begin_process() -> None:
+    """Makes a fork what a process of its own would be: nothing that its parent was to do at its end is done here."""
+    atexit._clear()
+    # What multiprocessing does in a process that it forks itself: the parent's children are not this one's.
+    process._children.clear()  # type: ignore[attr-defined]
+    util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    util._run_after_forkers()  # type: ignore[attr-defined]
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
+
+
+def end_process(code: int) -> None:
+    """Ends it as the interpreter would: threads are waited for, what was registered for the end is done."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+# -- in the agent
+
+
+def read_report(descriptor: int) -> Report:
+    """What a rank that has ended wrote."""
+    try:
+        told = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
+    except (OSError, ValueError):
+        return Report()
+    if not isinstance(told, dict):
+        return Report()
+    returned, error = told.get("returned"), told.get("error")
+    if isinstance(error, dict):
+        return Report(error=_error_of(error))
+    return Report(returned=returned) if isinstance(returned, dict) else Report()
+
+
+def _error_of(told: Mapping[str, Any]) -> WorkerError:
+    code, kind, message, trace = (str(told.get(name, "")) for name in ("code", "type", "message", "traceback"))
+    return WorkerError(
+        code, kind, message, trace, lost_peer=told.get("lost_peer") is True, final=told.get("final") is True
+    )
+
+
+def read_error_file(path: Path) -> WorkerError | None:
+    """What torch's `@record` has left of an error (TORCHELASTIC_ERROR_FILE); None: nothing that can be read."""
+    try:
+        with open(path, "rb") as file:
+            message = json.loads(file.read(2 * LONGEST_REPORT))["message"]
+        trace = str(message["extraInfo"]["py_callstack"])
+        kind, _, text = str(message["message"]).partition(": ")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    lost = _record_lost_peer(kind, text, trace)
+    return WorkerError("lost peer" if lost else "raised", kind, text, trace, lost_peer=lost, final=kind in script.FINAL)
+
+
+def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
+    """`script.lost_peer`, of what is left of an error that another process has recorded: again by type and place."""
+    if kind == "DistNetworkError":
+        return True
+    if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):
+        return False
+    files = re.findall(r'^  File "(.*)", line \d+', trace, re.MULTILINE)
+    return kind != "RuntimeError" or bool(files and re.search(r"/torch/(distributed|autograd)/", files[-1]))

@@ -1,0 +1,192 @@
+"""What the ranks of a run must have in common, compared while they join.
+
+Every rank writes its facts into the store. The last one to join reads all of them at once, compares, and writes the
+verdict, which every rank reads: requests and bytes grow with the number of ranks, not with its square.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher.stacks import span
+from launcher.worker.devices import BackendError
+
+_SHOWN = 4  # values, and nodes of each, that a refusal lists
+
+
+class RanksDiffer(BackendError):
+    """The ranks cannot work together; the text says which of them have what."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank has.
+
+    Attributes:
+        rank, host: it, and its node.
+        device: type of its device.
+        gpu: what tells its GPU from every other one of all nodes; empty: unknown, or it has none.
+        backend: of its process group.
+        torch, git: version of torch, and the commit that it was built from.
+        nccl: version of NCCL; empty with other backends.
+    """
+
+    rank: int
+    host: str
+    device: str
+    gpu: str
+    backend: str
+    torch: str
+    git: str
+    nccl: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One thing that the ranks have not in common, or share and must not.
+
+    Attributes:
+        what: it is.
+        holders: the facts of who has which value, the most common value first.
+        fix: what to do.
+    """
+
+    what: str
+    holders: tuple[tuple[str, tuple[Facts, ...]], ...]
+    fix: str
+
+    @property
+    def text(self) -> str:
+        """As the user reads it."""
+        told = [f"{value or 'none'} on {_who(ranks)}" for value, ranks in self.holders[:_SHOWN]]
+        if len(self.holders) > _SHOWN:
+            told.append(f"and {len(self.holders) - _SHOWN} more")
+        return f"{self.what}: {'; '.join(told)}. {self.fix}"
+
+
+def _who(ranks: Sequence[Facts]) -> str:
+    hosts = list(dict.fromkeys(each.host for each in ranks))
+    shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more nodes" if len(hosts) > _SHOWN else "")
+    numbers = span(sorted(each.rank for each in ranks))
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers} ({shown})"
+
+
+_SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive, env.container, cluster.setup)"
+
+
+def compare(facts: Sequence[Facts]) -> list[Refusal]:
+    """Why these ranks cannot work together. Pure.
+
+    | what is seen | refused |
+    |---|---|
+    | types of device that differ | yes |
+    | backends that differ | yes |
+    | versions of torch that differ | yes |
+    | the same version of torch, built from different commits | yes |
+    | versions of NCCL that differ | yes |
+    | two ranks on one GPU (slices of MIG are GPUs of their own) | yes |
+    | two GPUs of the same number or PCI address on different nodes | no |
+    | GPUs that cannot be told apart, or none | no |
+    """
+    refusals = []
+    versions = _by(facts, "torch")
+    for name, what, fix in (
+        ("device", "The ranks have different devices", "See what `nvidia-smi` says there, or set workload.device"),
+        ("backend", "The ranks have different backends", "Set workload.backend"),
+        ("torch", "The ranks have different versions of torch", _SAME_SOFTWARE),
+        ("git", "The ranks have torch of the same version, built from different commits", _SAME_SOFTWARE),
+        ("nccl", "The ranks have different versions of NCCL", _SAME_SOFTWARE),
+    ):
+        holders = _by(facts, name)
+        if len(holders) > 1 and not (name == "git" and len(versions) > 1):
+            refusals.append(Refusal(what, tuple(sorted(holders.items(), key=lambda each: -len(each[1]))), fix))
+    shared = {gpu: ranks for gpu, ranks in _by(facts, "gpu").items() if gpu and len(ranks) > 1}
+    if shared:
+        fix = "Use as many ranks as GPUs: procs_per_node equal to gpus_per_node"
+        refusals.append(Refusal("Several ranks use one GPU", tuple(shared.items()), fix))
+    return refusals
+
+
+def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
+    """The ranks by one of their facts."""
+    found: dict[str, list[Facts]] = {}
+    for each in facts:
+        found.setdefault(getattr(each, name), []).append(each)
+    return {value: tuple(ranks) for value, ranks in found.items()}
+
+
+def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
+    """This rank's own."""
+    gpu = ""
+    if device.type != "cpu":
+        properties = getattr(torch, device.type).get_device_properties(device)
+        gpu = gpu_identity(properties, device.index or 0, environ.get("CUDA_VISIBLE_DEVICES", ""), host)
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else ""
+    git = str(getattr(torch.version, "git_version", None) or "")
+    return Facts(rank, host, device.type, gpu, backend, torch.__version__, git, nccl)
+
+
+def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
+    """What tells a GPU from every other one of all nodes; empty when nothing does. Pure.
+
+    | known | it is |
+    |---|---|
+    | the mask names a slice of MIG | that name: of some drivers a slice has its GPU's UUID |
+    | a UUID | that |
+    | an address on the PCI bus | that, with the node, since each node has such an address |
+    """
+    entries = [entry.strip() for entry in mask.split(",")]
+    if index < len(entries) and entries[index].startswith("MIG-"):
+        return entries[index]
+    if uuid := str(getattr(properties, "uuid", "") or ""):
+        return uuid
+    address = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if address[1] is None:
+        return ""
+    return f"{host} PCI " + ":".join(f"{part or 0:x}" for part in address)
+
+
+# -- through the store
+
+
+def tell(store: dist.Store, facts: Facts, world_size: int) -> None:
+    """Writes this rank's facts; the last rank to do so compares all of them."""
+    store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
+    if store.add("joined", 1) == world_size:
+        found = store.multi_get([f"joined/{rank}" for rank in range(world_size)])
+        refusals = compare([Facts(**json.loads(each)) for each in found])
+        store.set("all joined", json.dumps([refusal.text for refusal in refusals]))
+
+
+def require_alike(store: dist.Store) -> None:
+    """Reads the verdict, which must be there.
+
+    Raises:
+        RanksDiffer: the ranks cannot work together.
+    """
+    _require_none(json.loads(store.get("all joined")))
+
+
+def require_alike_in_group(facts: Facts) -> None:
+    """The same for ranks that have a process group already, and no store: MPI's. All ranks must call it.
+
+    Raises:
+        RanksDiffer: the ranks cannot work together.
+    """
+    first = dist.get_rank() == 0
+    everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
+    dist.gather_object(facts, everyone)
+    verdict = [[refusal.text for refusal in compare(everyone)] if everyone is not None else None]
+    dist.broadcast_object_list(verdict)
+    _require_none(verdict[0] or [])
+
+
+def _require_none(refused: Sequence[str]) -> None:
+    if refused:
+        raise RanksDiffer(" ".join(f"{text}." for text in refused))

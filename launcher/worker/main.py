@@ -1,0 +1,155 @@
+"""What a rank does: it takes its place, makes the process group, and calls the workload or becomes the user's program.
+
+A rank is forked by its agent, which calls `run_rank`, or, where that agent cannot be forked safely, started in an
+interpreter of its own:
+
+    python -m launcher.worker.main '{"place": 0, "pulse": 5, "stacks": 6, "lives": 0}'
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import importlib
+import json
+import mmap
+import os
+import signal
+import sys
+from enum import Enum
+from typing import Any, get_type_hints
+
+from launcher import config as schema
+from launcher import errors
+from launcher.agent import hangs
+from launcher.node import debug, pulse
+from launcher.node.events import Events, current_attempt
+from launcher.plan import JobPlan
+from launcher.worker import devices, handover, program, script
+
+AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
+
+
+def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
+    """Runs the workload in this process, whose environment the agent has set.
+
+    Args:
+        plan: the run.
+        place: of this rank among its agent's.
+        pulse_file: descriptor of the memory where the agent's ranks tell that they live; see `Pulse.share`.
+        stacks_file: descriptor of the file that this rank writes its stacks to when it hangs.
+        lives: how often ranks of this attempt were started before.
+
+    Returns:
+        The workload's metrics.
+    """
+    faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
+    agents = handover.take()
+    slot = pulse.Slot(mmap.mmap(pulse_file, 0), place)
+    pulse.take(slot)
+    hangs.serve(stacks_file)
+    os.umask(plan.umask)
+    os.environ.update(devices.variables(plan, os.environ))
+    os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
+    if plan.own_code:
+        os.makedirs(plan.checkpoint_dir, mode=0o700, exist_ok=True)
+    for variable in AGENTS_OWN:
+        os.environ.pop(variable, None)
+    try:
+        with debug.install(**debug.wanted(plan)):
+            if plan.kind == "Program":
+                agents.wait(plan.rendezvous_timeout)
+                attempt = int(os.environ["LAUNCHER_ATTEMPT"])
+                shared = program.Shared(pulse=pulse_file, stacks=stacks_file, report=agents.report, place=place)
+                return program.main(plan, shared, attempt, lives)
+            return _run_workload(plan, agents)
+    except Exception as error:
+        if isinstance(error, errors.LauncherError) and error.exit_code == errors.RESUME:
+            sys.exit(end_attempt(error))
+        if final(error):
+            slot.give_up()
+        raise
+
+
+def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
+    """The signals that a rank begins with ignored. Pure.
+
+    A warning is for ranks that listen only. Ranks that start again can resume: what tells them to stop before they
+    listen must not look like a crash, and is handed on by the agent when they do.
+    """
+    return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
+
+
+def end_attempt(error: errors.LauncherError) -> int:
+    """Says why this attempt ends although a later one may go on; the exit code."""
+    print(f"launcher: {error}", file=sys.stderr, flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        Events(current_attempt(), "stop")("stop", cause=str(error), code=error.code)
+    return error.exit_code
+
+
+def final(error: Exception) -> bool:
+    """Whether it would come again, wherever the work is taken up: a workload or the launcher itself said no. Pure."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
+
+
+def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
+    from launcher.node import process_group  # and torch, which a rank that becomes a program does not need
+
+    module, _, function = plan.entry.partition(":")
+    workload = getattr(importlib.import_module(module), function)
+    agents.wait(plan.rendezvous_timeout)
+    joining, collective = plan.rendezvous_timeout, plan.timeout
+    if plan.debugs:  # for a rank that stands at a breakpoint the others wait as long as it takes
+        joining = collective = int(debug.FOREVER)
+    env = None
+    try:
+        if plan.params.get("init", True):  # a function may make its own
+            env = process_group.init(plan.backend, plan.device, rendezvous_timeout=joining, timeout=collective)
+        metrics = workload(workload_config(plan), env) or {}
+        process_group.report(**metrics)
+        process_group.close()
+    except BaseException:
+        atexit.unregister(process_group.close)  # other ranks may be gone, and it could wait for them
+        raise
+    return dict(metrics)
+
+
+def workload_config(plan: JobPlan) -> schema.Workload:
+    """The workload's keys as the dataclass of its schema."""
+    kind = getattr(schema, plan.kind)
+    hints = get_type_hints(kind)
+    values = {
+        name: hints[name](value) if isinstance(hints[name], type) and issubclass(hints[name], Enum) else value
+        for name, value in plan.params.items()
+    }
+    return kind(**values)
+
+
+def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
+    """What starts a rank in an interpreter of its own; the descriptors are to be inherited. Pure."""
+    told = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
+    return [sys.executable, "-m", "launcher.worker.main", json.dumps(told)]
+
+
+def main(told: str) -> int:
+    """A rank in an interpreter of its own; returns the exit code."""
+    given = json.loads(told)
+    report = int(os.environ[handover.REPORT])
+    for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[handover.GATE])):
+        os.set_inheritable(descriptor, False)
+
+    def run() -> dict[str, Any]:
+        attempt = current_attempt()
+        assert attempt is not None, "an agent has started this"
+        return run_rank(
+            attempt.run.plan(), given["place"], pulse_file=given["pulse"], stacks_file=given["stacks"],
+            lives=given["lives"],
+        )  # fmt: skip
+
+    return handover.run_and_report(run, report)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

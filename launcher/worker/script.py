@@ -1,0 +1,295 @@
+"""Runs a Python script or module as `python` itself would, and reports to the rank's agent how it failed.
+
+    python -u script.py script PATH ARGUMENTS...
+    python -u script.py module NAME ARGUMENTS...
+
+It takes the place of a rank, in whatever interpreter the program wants (3.8 or later, without torch or the launcher):
+only the standard library is imported, and nothing of it before the program's own `sys.path` is in place.
+What an error is reported as, and which error means that another rank is gone, is decided here for all ranks: those that
+are forked (`handover`) use the same functions.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this folder; the program's own comes instead
+
+import builtins
+import contextlib
+import faulthandler
+import importlib.machinery
+import json
+import opcode
+import os
+import re
+import runpy
+import signal
+import time
+import traceback
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Cut = tuple[type[BaseException], BaseException, types.TracebackType | None]
+
+_HERE = os.path.abspath(__file__)
+ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files and folders whose frames stand above a program's own
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # characters of a report
+FINAL = ("LauncherError", "WorkloadError")  # errors that would come again wherever the work is taken up,
+NOT_FINAL = "UnavailableError"  # but for these: what cannot be read now
+
+
+def main(kind: str, target: str, *arguments: str) -> None:
+    """Runs it. Its exit code is this process's."""
+    settings = json.loads(os.environ.pop("LAUNCHER_PROGRAM", "{}"))
+    _prepare(settings)
+    descriptor, owner = settings.get("report", -1), os.getpid()
+    try:
+        (run_script if kind == "script" else run_module)(target, list(arguments))
+    except SystemExit as leave:
+        if isinstance(leave.code, str):
+            write_report(descriptor, owner, {"error": exit_report(leave, cut(leave, ABOVE))})
+        raise
+    except KeyboardInterrupt as error:
+        sys.excepthook(*cut(error, ABOVE))
+        sys.exit(130)
+    except BaseException as caught:
+        ended = _debugged(caught)
+        report = error_report(ended, cut(ended, ABOVE), settings.get("lost_peer", ""))
+        sys.excepthook(*cut(ended, ABOVE))
+        if report["lost_peer"]:
+            time.sleep(settings.get("delay", 0.0))  # so that the agent of the rank that is gone is heard first
+        write_report(descriptor, owner, {"error": report})
+        code = getattr(ended, "exit_code", None)  # of the launcher's own errors: see launcher.errors
+        sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
+
+
+# -- what is reported of an error
+
+
+def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
+    """An error in JSON's types.
+
+    Args:
+        error: it.
+        shown: the error as the user is to see it; see `cut`.
+        lost_peer_words: see `lost_peer`.
+    """
+    lost = lost_peer(error, lost_peer_words)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return {
+        "code": "lost peer" if lost else "raised",
+        "type": type(error).__name__,
+        "message": _bounded(_text(error), LONGEST_MESSAGE),
+        "traceback": _bounded("".join(traceback.format_exception(*shown)), LONGEST_TRACEBACK),
+        "lost_peer": lost,
+        "final": not names.isdisjoint(FINAL) and NOT_FINAL not in names,
+        "time": time.time(),
+    }
+
+
+def exit_report(leave: SystemExit, shown: Cut) -> dict[str, Any]:
+    """`sys.exit("words")`, which exits with code 1."""
+    report = error_report(leave, shown, "")
+    return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
+
+
+def lost_peer(error: BaseException, words: str) -> bool:
+    """Whether an error says that another rank is gone: by its type and by where it was raised, never by its text alone.
+
+    | type | raised | words | lost peer |
+    |---|---|---|---|
+    | torch.distributed's DistNetworkError | anywhere | any | yes |
+    | another error of torch.distributed (DistBackendError, DistStoreError) | anywhere | of a lost connection | yes |
+    | RuntimeError itself | in torch.distributed, or in autograd's engine (by DDP) | of a lost connection | yes |
+    | RuntimeError itself | by native code that a user's code has called (`work.wait()`) | gloo's of that | yes |
+    | RuntimeError itself | by a `raise` in a user's code | any | no |
+    | any other, as ConnectionRefusedError or URLError | anywhere | any | no |
+    | any other, `raise ... from` one of those above | anywhere | any | yes |
+
+    Words are a condition besides type and place, because torch has one type for many causes: tensors of different
+    shapes are a RuntimeError of torch.distributed as well.
+
+    Args:
+        error: it.
+        words: pattern of what gloo, NCCL and torch say of a connection that is lost.
+    """
+    seen = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if _is_lost_peer(cause, words):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _is_lost_peer(error: BaseException, words: str) -> bool:
+    trace = error.__traceback__
+    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch.")}
+    if "DistNetworkError" in names:
+        return True
+    text = _text(error)
+    if not words or not re.search(words, text):
+        return False
+    if any(name.startswith("Dist") for name in names):
+        return True
+    return type(error) is RuntimeError and (_in_collective(trace) or (_is_gloos(text) and _raised_natively(trace)))
+
+
+def _in_collective(trace: types.TracebackType | None) -> bool:
+    """Whether torch's own frames that stand innermost have one of torch.distributed or autograd among them."""
+    inner = False
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module != "torch" and not module.startswith("torch."):
+            inner = False
+        elif module.startswith(("torch.distributed", "torch.autograd")):
+            inner = True
+        trace = trace.tb_next
+    return inner
+
+
+def _is_gloos(text: str) -> bool:
+    """Whether it begins as gloo's errors do: `[.../gloo/transport/tcp/pair.cc:553] `."""
+    return re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text) is not None
+
+
+def _raised_natively(trace: types.TracebackType | None) -> bool:
+    """Whether the innermost Python frame has called what raised it, and has no `raise` there itself."""
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code, at = trace.tb_frame.f_code.co_code, trace.tb_lasti
+    return 0 <= at < len(code) and code[at] != opcode.opmap["RAISE_VARARGS"]
+
+
+def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
+    """(type, error, its traceback without the frames of these files that stand above the user's own)."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
+        frames = frames.tb_next
+    return type(error), error.with_traceback(frames), frames
+
+
+def write_report(descriptor: int, owner: int, report: dict[str, Any]) -> None:
+    """Writes it for the agent.
+
+    Args:
+        descriptor: of the file that the agent has made for this rank; -1: there is none.
+        owner: process id of the rank; a fork of it that comes to its end here has nothing to report.
+        report: it.
+    """
+    if descriptor < 0 or os.getpid() != owner:
+        return
+    data = json.dumps(report).encode()
+    with contextlib.suppress(OSError):  # then the exit code is all that is known
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, data, 0)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as instead:
+        return f"<its text cannot be made: {type(instead).__name__}>"
+
+
+def _bounded(text: str, most: int) -> str:
+    """The text, without its middle where it is too long. What JSON cannot carry is escaped."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n[... {len(text) - most} characters left out ...]\n{text[-most // 2 :]}"
+
+
+# -- the debugger
+
+
+_debug: dict[str, Any] = {}  # what `launcher.node.debug` is told, and its watch once it is here
+
+
+def _first_breakpoint(*arguments: Any, **options: Any) -> None:
+    """breakpoint(), where nothing was known of a debugger: the launcher's comes now."""
+    _load_debugger()
+    sys.breakpointhook(*arguments, **options)  # nothing may follow
+
+
+def _load_debugger() -> None:
+    """Makes breakpoint() the launcher's, if this interpreter can import that."""
+    sys.breakpointhook = sys.__breakpointhook__
+    told = dict(_debug["told"])
+    folder = told.pop("launcher")
+    sys.path.append(folder)
+    try:
+        from launcher.node import debug
+
+        _debug["watch"] = debug.install(**told)
+    except (ImportError, SyntaxError) as error:
+        sys.stderr.write(f"launcher: no breakpoints here: this Python cannot import the launcher ({error})\n")
+        sys.breakpointhook = lambda *_, **__: None
+    finally:
+        sys.path.remove(folder)
+
+
+def _debugged(error: BaseException) -> BaseException:
+    """The error that ends the program, after the debugger has seen it."""
+    watch = _debug.get("watch")
+    if watch is None:
+        return error
+    try:
+        watch.__exit__(type(error), error, cut(error, ABOVE)[2])
+    except Exception as instead:  # the user has typed q
+        return instead.with_traceback(None)
+    return error
+
+
+# -- how it is run
+
+
+def _prepare(settings: dict[str, Any]) -> None:
+    """What the agent shares with this process; nothing of it is for processes that the program starts."""
+    if "debug" in settings and "PYTHONBREAKPOINT" not in os.environ:
+        _debug["told"] = settings["debug"]
+        if settings["debug"]["ranks"]:
+            _load_debugger()
+        else:
+            sys.breakpointhook = _first_breakpoint
+    if "stacks" in settings:  # for the agent, when this rank hangs
+        faulthandler.register(signal.SIGQUIT, file=settings["stacks"], all_threads=True, chain=False)
+    for descriptor in settings.get("descriptors", ()):
+        with contextlib.suppress(OSError):
+            os.set_inheritable(descriptor, False)
+
+
+def run_script(path: str, arguments: list[str]) -> None:
+    """As `python PATH ARGUMENTS...`."""
+    sys.argv[:] = [path, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    path = os.path.abspath(path)
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module  # where pickle and multiprocessing's spawn look
+    exec(code, module.__dict__)  # noqa: S102
+
+
+def run_module(name: str, arguments: list[str]) -> None:
+    """As `python -m NAME ARGUMENTS...`."""
+    sys.argv[:] = [name, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

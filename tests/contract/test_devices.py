@@ -1,0 +1,59 @@
+"""GPUs that are not there, and ranks that differ, end a run with exit code 93 and not with a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import errors
+from tests.launch import Launcher
+
+DIFFERS = """\
+import os
+import torch
+if os.environ["RANK"] == "1":
+    torch.__version__ = "2.99"
+from launcher.node import init
+init(device="cpu")
+"""
+
+
+SHOWS = """\
+import os
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"], "of", os.environ["LAUNCHER_GPUS_PER_NODE"])
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    """On this machine, with no GPU in sight."""
+    return Launcher(tmp_path / "runs", {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}, ["cluster=local"])
+
+
+def test_a_run_that_asked_for_gpus_does_not_train_on_the_cpu(launcher: Launcher) -> None:
+    result = launcher.run("workload=collective", "workload.op=barrier", "gpus_per_node=1", "procs_per_node=2")
+    assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
+    assert "gpus_per_node=1 with device=auto asks for a GPU" in str(result.fault["cause"])
+
+
+def test_ranks_that_differ_are_refused_on_every_one_of_them(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "differs.py").write_text(DIFFERS)
+    result = launcher.run("workload=program", f"workload.script={tmp_path}/differs.py", "procs_per_node=2")
+    assert (result.code, result.fault["exit_code"]) == (errors.NO_RETRY, errors.NO_RETRY)
+    told = [(result.run.attempts()[-1].logs / f"rank-{rank}.err").read_text() for rank in range(2)]
+    assert all("The ranks have different versions of torch" in text and "2.99 on rank 1" in text for text in told)
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("auto", ["GPU-a,GPU-b", "GPU-a,GPU-b"]), ("one", ["GPU-a", "GPU-b"])])
+def test_a_program_sees_one_gpu_where_that_is_wanted(
+    launcher: Launcher, tmp_path: Path, visible: str, seen: list[str]
+) -> None:
+    (tmp_path / "shows.py").write_text(SHOWS)
+    result = launcher.run(
+        "workload=program", f"workload.script={tmp_path}/shows.py", "gpus_per_node=2",
+        f"launch.visible_devices={visible}", CUDA_VISIBLE_DEVICES="GPU-a,GPU-b",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    told = [(result.run.attempts()[-1].logs / f"rank-{rank}.out").read_text() for rank in range(2)]
+    assert told == [f"sees {each} of 2\n" for each in seen]

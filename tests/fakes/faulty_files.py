@@ -1,0 +1,87 @@
+"""A file system of which some calls fail for a while, below everything that reads checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.checkpoint import reading
+
+
+@dataclass
+class Fault:
+    """Which calls fail.
+
+    Attributes:
+        call: `open`, `stat`, `list` or `read`.
+        part: of the path; empty: all of them.
+        number: of the error.
+        times: how often it does; then it works again.
+        after: bytes that can be read before.
+    """
+
+    call: str
+    part: str = ""
+    number: int = errno.EIO
+    times: float = float("inf")
+    after: int = 0
+
+
+@dataclass
+class FaultyFiles:
+    """Put `Fault`s into `faults`; `met` counts how often one struck."""
+
+    faults: list[Fault] = field(default_factory=list)
+    met: int = 0
+
+    def strike(self, call: str, path: Any, position: int = 0) -> None:
+        for fault in self.faults:
+            if fault.call == call and fault.part in str(path) and position >= fault.after and fault.times > 0:
+                fault.times -= 1
+                self.met += 1
+                raise OSError(fault.number, os.strerror(fault.number), str(path))
+
+
+class _File(io.FileIO):
+    def __init__(self, path: Path, files: FaultyFiles) -> None:
+        super().__init__(path, "rb")
+        self._where, self._files = path, files
+
+    def readinto(self, buffer: Any) -> int:
+        position = self.tell()
+        self._files.strike("read", self._where, position)
+        for fault in self._files.faults:
+            if fault.call == "read" and fault.part in str(self._where) and fault.times > 0:
+                buffer = memoryview(buffer)[: max(1, fault.after - position)]
+        return super().readinto(buffer) or 0
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
+    """From now on checkpoints are read through the result; retries come at once."""
+    files = FaultyFiles()
+    stat, entries = reading._stat, reading._entries
+
+    def opened(path: Path) -> io.FileIO:
+        files.strike("open", path)
+        return _File(path, files)
+
+    def status(path: Path) -> os.stat_result:
+        files.strike("stat", path)
+        return stat(path)
+
+    def listed(path: Path) -> dict[str, bool]:
+        files.strike("list", path)
+        return entries(path)
+
+    monkeypatch.setattr(reading, "_open", opened)
+    monkeypatch.setattr(reading, "_stat", status)
+    monkeypatch.setattr(reading, "_entries", listed)
+    monkeypatch.setattr(reading, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(reading, "LONGEST_PAUSE", 0.001)
+    return files

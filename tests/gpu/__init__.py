@@ -1,0 +1,1 @@
+"""What can be checked on a machine with GPUs only: `make gpu-check`."""

@@ -1,0 +1,122 @@
+"""What ranks run in the checks: each is called as `function(config, env)`, like a workload."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from launcher import errors
+from launcher.node import Checkpointer, lease, progress, stopping
+from launcher.node.settings import settings
+from launcher.worker.torch_compat import DTensor, Shard
+
+CYCLES = 1_500_000_000  # about a second of a GPU's clock
+FOR_EVER = 1 << 60  # cycles; decades
+FLOATS = 64_000_000  # 256 MB: more than is copied at once
+HELD = 0.85  # part of the free memory
+
+
+def stages(config: Any, env: Any) -> dict[str, Any]:
+    """Saves what a queued kernel is yet to write, and overwrites it as soon as it may; what was saved must be whole."""
+    saves = _checkpointer(env, "stages")
+    mesh = init_device_mesh(env.device.type, (env.world_size,))
+    here = torch.zeros(FLOATS, device=env.device)
+    wrong = 0
+    for step in range(1, 4):
+        if env.device.type == "cuda":
+            torch.cuda._sleep(CYCLES)
+        here.fill_(step + env.rank / 8)
+        saves.save(step, {"x": DTensor.from_local(here, mesh, [Shard(0)])})
+        saves.staged()
+        here.fill_(-1)
+        saves.wait()
+        loaded = torch.zeros_like(here)
+        assert saves.load({"x": DTensor.from_local(loaded, mesh, [Shard(0)])}) is not None
+        wrong += int((loaded != step + env.rank / 8).sum())
+    saves.close()
+    return {"wrong": _sum(wrong, env)}
+
+
+def is_killed_while_full(config: Any, env: Any) -> dict[str, Any]:
+    """Holds most of its GPU's memory and is killed; started again it must get as much."""
+    round_number, noted = int(os.environ["LAUNCHER_ROUND"]), Path(os.environ["LAUNCHER_RUN_DIR"], f"held-{env.rank}")
+    if round_number == 0:
+        noted.write_text(str(int(HELD * _free(env.device))))
+    held = torch.ones(int(noted.read_text()), dtype=torch.uint8, device=env.device)
+    for step in range(1, 21):
+        _step(step, env)
+        if step == 5 and round_number == 0 and env.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return {"round": round_number, "held": held.numel()}
+
+
+def has_a_kernel_that_never_ends(config: Any, env: Any) -> dict[str, Any]:
+    """The last rank waits for a kernel that does not end, and so do the others; started again it has none."""
+    round_number = int(os.environ["LAUNCHER_ROUND"])
+    for step in range(1, 21):
+        if step == 5 and round_number == 0 and env.rank == env.world_size - 1:
+            if env.device.type == "cuda":
+                torch.cuda._sleep(FOR_EVER)
+            else:
+                time.sleep(600)
+        _step(step, env)
+    return {"round": round_number}
+
+
+def keeps_a_large_state(config: Any, env: Any) -> dict[str, Any]:
+    """Adds ones to GPU_CHECK_BYTES of state in GPU_CHECK_STEPS steps; saves when it is stopped, and can resume."""
+    total, size = int(os.environ["GPU_CHECK_STEPS"]), int(os.environ["GPU_CHECK_BYTES"])
+    saves = _checkpointer(env, "large")
+    parts = max(1, size // 1_000_000_000)
+    state = {f"part{n}": torch.zeros(size // parts // 4, device=env.device) for n in range(parts)}
+    loaded = saves.load(state)
+    step = begun = loaded.step if loaded else 0
+    wrong = sum(int((part != step).sum()) for part in state.values())
+    while step < total:
+        for part in state.values():
+            part += 1
+        time.sleep(0.05)
+        step += 1
+        progress(step, total)
+        if stopping(step):
+            saves.save(step, state, wait=True)
+            saves.close()
+            sys.exit(errors.RESUME)
+    saves.close()
+    return {"begun": begun, "wrong": wrong}
+
+
+def _checkpointer(env: Any, what: str) -> Checkpointer:
+    run = settings()
+    assert run.checkpoint_dir is not None
+    return Checkpointer(
+        run.checkpoint_dir, env, identity={"what": what}, keep=1, attempt=run.attempt, fence=lease.require
+    )
+
+
+def _step(step: int, env: Any) -> None:
+    """One step of all ranks, which waits for the GPU as `loss.item()` does."""
+    one = torch.ones(1, device=env.device)
+    dist.all_reduce(one)
+    assert one.item() == env.world_size
+    progress(step, 20)
+    if stopping(step):
+        sys.exit(errors.RESUME)
+
+
+def _sum(value: int, env: Any) -> int:
+    total = torch.tensor([value], device=env.device)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 100_000_000

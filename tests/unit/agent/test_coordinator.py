@@ -1,0 +1,732 @@
+"""What the leader decides: one verdict for all about the first failure of a round, and a new round or the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.agent.coordinator import HEARSAY, STACKS, Coordinator, Limits, judged
+from launcher.agent.hangs import Blamed
+from launcher.agent.rendezvous import Member
+from launcher.agent.restart_policy import History
+
+HEARTBEAT = 10.0
+LIMITS = Limits(
+    least=2, rendezvous_timeout=60, start_timeout=300, idle_timeout=900, hang_timeout=30, heartbeat=HEARTBEAT,
+    max_restarts=3, stacks_in="/run/logs",
+)  # fmt: skip
+EVERYBODY = object()
+
+
+class Cluster:
+    """A coordinator, its agents, and what it has sent to each of them."""
+
+    def __init__(self, size: int = 3, **limits: Any) -> None:
+        values = {**vars(LIMITS), **limits}
+        self.size, self.now = size, 100.0
+        self.members = [Member(index, index, f"node{index}", 1) for index in range(size)]
+        self.claims: list[tuple[int, list[int]]] = []
+        self.against: str | None = None
+        self.blamed = Blamed("rank 1 on node1", "is in no collective, and others wait for it in one", 1, 7)
+        self.reports: list[Mapping[str, Any]] = []
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+        names = [f"n{index}" for index in range(size)]
+        self.coordinator = Coordinator(Limits(**values), names, self.members[0], claim=self._claim, blame=self._blame)
+
+    def _claim(self, number: int, members: Iterable[Member], port: int) -> str | None:
+        if self.against is None:
+            self.claims.append((number, [member.index for member in members]))
+        return self.against
+
+    def _blame(self, reports: Iterable[Mapping[str, Any]]) -> Blamed:
+        self.reports = list(reports)
+        return self.blamed
+
+    def collect(self) -> None:
+        for indices, message in self.coordinator.take_outbox():
+            self.sent += [(index, dict(message)) for index in indices]
+
+    def take(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """What was sent of this type since the last look, and to whom."""
+        self.collect()
+        found = [(index, message) for index, message in self.sent if message["type"] == kind]
+        self.sent = [(index, message) for index, message in self.sent if message["type"] != kind]
+        return found
+
+    def one(self, kind: str, to: Any = EVERYBODY) -> dict[str, Any]:
+        """The one message of this type that all of these were sent, each once."""
+        found = self.take(kind)
+        wanted = range(self.size) if to is EVERYBODY else to
+        assert sorted(index for index, _ in found) == sorted(wanted), found
+        assert all(message == found[0][1] for _, message in found)
+        return found[0][1]
+
+    def none(self, *kinds: str) -> None:
+        for kind in kinds:
+            assert self.take(kind) == []
+
+    def receive(self, index: int, kind: str, /, **values: Any) -> None:
+        self.coordinator.receive(index, {"type": kind, **values}, self.now)
+
+    def lose(self, index: int) -> None:
+        self.coordinator.disconnected(index, self.now)
+
+    def tick(self, after: float = 0.0) -> None:
+        self.now += after
+        self.coordinator.tick(self.now)
+
+    def wait(self, seconds: float, beats: Iterable[int] = (), pace: float = 1.0, **status: Any) -> None:
+        """Time passes, in which these agents send heartbeats."""
+        beats = list(beats)
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + pace)
+            for index in beats:
+                self.receive(index, "beat", **status)
+            self.coordinator.tick(self.now)
+
+    def hello(self, *indices: int) -> None:
+        for index in indices:
+            self.receive(index, "hello", member=self.members[index].row())
+
+    def gather(self, history: History | None = None, wanted: Iterable[int] | None = None) -> None:
+        wanted = range(self.size) if wanted is None else wanted
+        self.coordinator.gather(history or History(), list(wanted), 29500, 60, self.now)
+
+    def begin(self, *, resumable: bool = True, step: int = 5) -> Cluster:
+        """Round 0 runs with all agents."""
+        self.gather()
+        self.hello(*range(1, self.size))
+        self.tick()
+        self.one("begin")
+        self.coordinator.watch(self.now)
+        for index in range(self.size):
+            self.receive(index, "beat", step=step, resumable=resumable, joined=True)
+        return self
+
+    def fail(self, index: int, kind: str = "raised", /, **values: Any) -> None:
+        self.receive(index, "failure", **{**failure(index, kind), **values})
+
+
+def failure(index: int, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind, "cause": f"rank {index} {kind}", "listens": True, "host": f"node{index}", "node": index,
+        "member": index, "step": 5, "lost": [],
+    }  # fmt: skip
+
+
+# -- a round begins
+
+
+def test_a_round_begins_when_all_have_come_and_everybody_is_told_the_same() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1)
+    cluster.tick()
+    cluster.none("begin")
+    cluster.hello(2)
+    cluster.tick()
+    begin = cluster.one("begin")
+    assert [Member.of(row).index for row in begin["members"]] == [0, 1, 2]
+    assert (begin["round"], begin["port"], History(**begin["history"])) == (0, 29500, History())
+    assert cluster.claims == [(0, [0, 1, 2])]
+
+
+def test_those_that_came_before_the_leader_was_ready_are_in() -> None:
+    cluster = Cluster()
+    cluster.hello(2, 1)
+    cluster.gather()
+    cluster.one("begin")
+
+
+def test_who_is_missing_in_the_end_is_named_to_all_that_came() -> None:
+    cluster = Cluster(least=3)
+    cluster.gather()
+    cluster.hello(2)
+    cluster.tick(59.9)
+    cluster.none("refused")
+    cluster.tick(0.1)
+    assert cluster.one("refused", [0, 2])["reason"] == "n1 did not reach n0 in time: 2 of 3 arrived"
+    assert cluster.claims == []
+
+
+def test_fewer_begin_when_time_is_up_and_they_are_enough() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(2)
+    cluster.tick(60)
+    assert [Member.of(row).index for row in cluster.one("begin", [0, 2])["members"]] == [0, 2]
+
+
+def test_who_came_and_left_again_before_the_first_round_is_waited_for() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1)
+    cluster.lose(1)
+    cluster.hello(2)
+    cluster.tick()
+    cluster.none("begin")
+    cluster.hello(1)
+    cluster.tick()
+    cluster.one("begin")
+
+
+def test_a_round_that_others_have_begun_is_refused() -> None:
+    """The other half of a partitioned cluster was first."""
+    cluster = Cluster()
+    cluster.against = "round 0 has begun without n0"
+    cluster.gather()
+    cluster.hello(1, 2)
+    cluster.tick()
+    assert cluster.one("refused")["reason"] == "round 0 has begun without n0"
+    cluster.none("begin")
+
+
+def test_one_that_ends_between_begin_and_the_start_of_ranks_is_lost() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.lose(2)
+    cluster.none("verdict")
+    cluster.coordinator.watch(cluster.now)
+    verdict = cluster.one("verdict")
+    assert (verdict["lost"], verdict["cause"]) == ([2], "node2 ended before its ranks had started")
+
+
+# -- the first failure
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "then", "exit_code"),
+    [
+        ("killed", {}, "restart", 1),
+        ("lost peer", {}, "restart", 1),
+        ("raised", {}, "restart", 1),  # step 5 is progress
+        ("raised", {"step": -1}, "fail", 1),
+        ("raised", {"listens": False}, "fail", 1),
+        ("no retry", {}, "no retry", 93),
+        ("left", {}, "resume", 75),
+        ("killed", {"lost": [1, 2]}, "resume", 75),  # too few are left
+        ("killed", {"listens": False, "exit_code": 143}, "fail", 143),
+        ("raised", {"step": -1, "saved": True}, "restart", 1),  # a program that has saved something got further
+    ],
+)
+def test_what_is_done_about_a_failure(kind: str, values: dict[str, Any], then: str, exit_code: int) -> None:
+    cluster = Cluster().begin()
+    cluster.fail(1, kind, **values)
+    verdict = cluster.one("verdict")
+    assert (verdict["then"], verdict["exit_code"], verdict["cause"]) == (then, exit_code, f"rank 1 {kind}")
+    assert History(**verdict["history"]).round == (1 if then == "restart" else 0)
+
+
+def test_the_first_failure_of_a_round_wins() -> None:
+    cluster = Cluster().begin()
+    cluster.fail(2, "killed")
+    cluster.fail(1, "lost peer")
+    cluster.fail(0, "raised")
+    cluster.lose(1)
+    cluster.wait(HEARTBEAT * 3)
+    assert cluster.one("verdict")["cause"] == "rank 2 killed"
+
+
+def test_a_failure_of_no_member_of_the_round_is_nothing() -> None:
+    cluster = Cluster(4, least=2)
+    cluster.gather(wanted=[0, 1, 2])
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    cluster.hello(3)
+    cluster.receive(3, "failure", **failure(3, "raised"))
+    cluster.none("verdict")
+
+
+def test_a_stop_request_makes_a_failure_resumable() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(1, "stop", level="end", reason="node1 was told to stop (SIGTERM)")
+    cluster.fail(2, "killed")
+    assert cluster.one("verdict")["then"] == "resume"
+
+
+def test_restarts_that_bring_nothing_end_and_say_how_many_they_were() -> None:
+    cluster = Cluster(max_restarts=1).begin()
+    history = History(round=1, best=5, tried=1, first="rank 0 killed")
+    verdict = judged(failure(1, "killed"), history, stopping=False, members=3, least=2, max_restarts=1)
+    assert verdict["then"] == "fail"
+    assert verdict["cause"] == (
+        "rank 0 killed; 1 restart got no further (launch.max_restarts=1); the last time rank 1 killed"
+    )
+    assert cluster.coordinator.verdict is None
+
+
+# -- lost agents
+
+
+def test_a_connection_that_is_closed_is_a_lost_node_at_once() -> None:
+    cluster = Cluster().begin()
+    cluster.lose(2)
+    verdict = cluster.one("verdict")
+    assert (verdict["kind"], verdict["lost"], verdict["then"]) == ("lost node", [2], "restart")
+    assert verdict["cause"] == "node2 ended without a word (killed, or lost)"
+
+
+def test_an_agent_that_is_silent_for_a_heartbeat_is_lost() -> None:
+    cluster = Cluster().begin()
+    cluster.wait(HEARTBEAT, beats=[1])
+    cluster.none("verdict")
+    cluster.wait(1.0, beats=[1])
+    verdict = cluster.one("verdict")
+    assert verdict["lost"] == [2]
+    assert verdict["cause"] == "node2 has not been heard of for 10 s (launch.heartbeat)"
+
+
+def test_all_that_are_silent_are_lost_together() -> None:
+    cluster = Cluster(4).begin()
+    cluster.wait(HEARTBEAT + 1, beats=[1])
+    verdict = cluster.one("verdict")
+    assert (verdict["lost"], verdict["then"]) == ([2, 3], "restart")
+
+
+def test_any_message_is_a_sign_of_life() -> None:
+    cluster = Cluster().begin()
+    for _ in range(5):
+        cluster.wait(HEARTBEAT - 1, beats=[1])
+        cluster.receive(2, "report", key="k", value=1)
+    cluster.none("verdict")
+
+
+def test_the_leader_does_not_take_its_own_absence_for_theirs() -> None:
+    """It was stopped, or stood in a call to a file server: their heartbeats are in the sockets, unread."""
+    cluster = Cluster().begin()
+    cluster.tick(HEARTBEAT * 5)
+    cluster.none("verdict")
+    cluster.wait(HEARTBEAT + 1, beats=[1])
+    assert cluster.one("verdict")["lost"] == [2]
+
+
+def test_the_leader_itself_is_never_lost_to_itself() -> None:
+    cluster = Cluster().begin()
+    cluster.wait(HEARTBEAT * 3, beats=[1, 2])
+    cluster.none("verdict")
+
+
+def test_nobody_is_lost_while_ranks_are_being_started() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.wait(HEARTBEAT * 3)
+    cluster.coordinator.watch(cluster.now)
+    cluster.wait(HEARTBEAT)
+    cluster.none("verdict")
+
+
+# -- ranks that do not get on
+
+
+def test_ranks_that_do_not_join_are_named_with_their_hosts() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    for _ in range(60):
+        cluster.none("verdict")
+        cluster.receive(0, "beat", joined=True)
+        cluster.receive(1, "beat", missing=[1])
+        cluster.receive(2, "beat", missing=[2, 5])
+        cluster.tick(1.0)
+    cause = cluster.one("verdict")["cause"]
+    assert cause == "rank 1, 2, 5 on node1, node2 did not join the others within 60 s: does an import hang?"
+
+
+def test_ranks_that_have_all_come_and_wait_for_each_other_have_a_timeout_of_their_own() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    cluster.wait(200, beats=[0, 1, 2], missing=[])
+    cluster.none("verdict")
+
+
+def test_no_first_step_in_time_after_joining_is_a_hang() -> None:
+    cluster = Cluster().begin(step=-1)
+    cluster.wait(302, beats=[0, 1, 2])
+    cluster.one("hang")
+    for index in range(3):
+        cluster.receive(index, "stacks", reports=[{"rank": index}])
+    cluster.tick()
+    verdict = cluster.one("verdict")
+    assert verdict["kind"] == "hung"
+    assert verdict["cause"] == (
+        "rank 1 on node1 is in no collective, and others wait for it in one: no first step within 300 s of joining "
+        "(launch.start_timeout); step 7; the stacks of all ranks are in /run/logs"
+    )
+
+
+@pytest.mark.parametrize("changes", [{"step": 0}, {"resumable": False}])
+def test_a_first_step_or_ranks_that_tell_no_steps_have_no_limit_for_it(changes: dict[str, Any]) -> None:
+    cluster = Cluster().begin(**{"step": -1, **changes})
+    cluster.wait(400, beats=[0, 1, 2])
+    cluster.none("hang", "verdict")
+
+
+def test_no_sign_of_life_of_any_rank_is_a_hang() -> None:
+    cluster = Cluster().begin(resumable=False)
+    cluster.wait(3, beats=[0, 1, 2], idle=901)
+    cluster.one("hang")
+
+
+def test_one_rank_that_lives_is_enough() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(1, "beat", idle=0.0)
+    cluster.wait(1, beats=[0, 2], idle=901)
+    cluster.none("hang")
+
+
+def test_an_agent_whose_ranks_have_ended_does_not_hide_a_hang_of_the_others() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(1, "ended")
+    cluster.wait(1, beats=[0, 2], idle=901)
+    cluster.one("hang")
+
+
+def test_silent_ranks_stacks_and_blame() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(2, "silent", ranks=[4, 5])
+    cluster.receive(1, "silent", ranks=[2])
+    cluster.one("hang")
+    cluster.receive(0, "stacks", reports=[{"rank": 0}])
+    cluster.receive(1, "stacks", reports=[{"rank": 2}, {"rank": 3}])
+    cluster.tick()
+    cluster.none("verdict")
+    cluster.receive(2, "stacks", reports=[{"rank": 4}, {"rank": 5}])
+    cluster.tick()
+    verdict = cluster.one("verdict")
+    assert sorted(report["rank"] for report in cluster.reports) == [0, 2, 3, 4, 5]
+    assert (verdict["kind"], verdict["rank"], verdict["then"]) == ("hung", 1, "restart")
+    assert "no step for 30 s (launch.hang_timeout) after step 7" in verdict["cause"]
+
+
+def test_stacks_that_do_not_come_in_time_are_done_without() -> None:
+    cluster = Cluster().begin()
+    cluster.blamed = Blamed("", "is silent, as are all others", None, None)
+    cluster.receive(2, "silent", ranks=[4])
+    cluster.wait(STACKS, beats=[1, 2])
+    verdict = cluster.one("verdict")
+    assert verdict["cause"].startswith("rank 4 on node2 is silent, as are all others: no step for 30 s")
+    assert "after step 5" in verdict["cause"]
+
+
+def test_a_failure_while_stacks_are_awaited_comes_first() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(2, "silent", ranks=[4])
+    cluster.fail(1, "killed")
+    cluster.wait(STACKS + 1, beats=[1, 2])
+    assert cluster.one("verdict")["cause"] == "rank 1 killed"
+
+
+# -- stop requests of ranks that cannot resume
+
+
+def leaving(cluster: Cluster, *indices: int) -> None:
+    for index in indices:
+        cluster.receive(index, "stop", level="end", reason=f"node{index} was told to stop (SIGTERM)")
+        cluster.receive(index, "leaving", signal=15)
+
+
+def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
+    cluster = Cluster().begin(resumable=False)
+    leaving(cluster, 1, 0)
+    cluster.none("verdict")
+    leaving(cluster, 2)
+    verdict = cluster.one("verdict")
+    assert (verdict["then"], verdict["exit_code"]) == ("fail", 143)
+    assert verdict["cause"] == "node1 was told to stop (SIGTERM)"
+
+
+def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
+    """A node that dies makes the scheduler end the others: it is the cause, and the stop request is not."""
+    cluster = Cluster().begin(resumable=False)
+    leaving(cluster, 0, 1)
+    cluster.wait(HEARSAY, pace=0.25)
+    verdict = cluster.one("verdict")
+    assert verdict["cause"] == ("node2 ended without a word (killed, or lost); then node0 was told to stop (SIGTERM)")
+    assert verdict["exit_code"] == 143
+
+
+def test_one_that_is_lost_while_the_others_leave_is_not_waited_for() -> None:
+    cluster = Cluster().begin(resumable=False)
+    leaving(cluster, 0, 1)
+    cluster.lose(2)
+    cluster.tick()
+    assert cluster.one("verdict")["cause"].startswith("node2 ended without a word")
+
+
+def test_a_stop_request_is_passed_on_once_and_a_warning_too() -> None:
+    cluster = Cluster().begin()
+    for index in range(3):
+        cluster.receive(index, "stop", level="warning", reason=f"node{index} warned")
+        cluster.receive(index, "stop", level="end", reason=f"node{index} ends")
+    assert cluster.one("warning")["reason"] == "node0 warned"
+    assert cluster.one("stop")["reason"] == "node0 ends"
+
+
+# -- the end of a round
+
+
+def test_over_is_said_when_nobody_runs_any_more() -> None:
+    cluster = Cluster().begin()
+    cluster.receive(1, "ended")
+    cluster.receive(0, "ended")
+    cluster.none("over")
+    cluster.receive(2, "ended")
+    assert cluster.one("over") == {"type": "over", "final": True}
+    cluster.receive(2, "ended")
+    cluster.lose(2)
+    cluster.none("over", "verdict")
+
+
+def test_over_does_not_wait_for_the_lost() -> None:
+    cluster = Cluster().begin()
+    cluster.fail(1, "left", listens=True)
+    cluster.one("verdict")
+    cluster.receive(1, "ended")
+    cluster.receive(0, "ended")
+    cluster.lose(2)
+    assert cluster.one("over", [0, 1])["final"] is True
+
+
+def test_members_that_wait_hear_of_the_end() -> None:
+    cluster = Cluster(4, least=2)
+    cluster.gather(wanted=[0, 1, 2])
+    cluster.hello(1, 2)
+    cluster.tick()
+    cluster.coordinator.watch(cluster.now)
+    cluster.hello(3)
+    for index in range(3):
+        cluster.receive(index, "ended")
+    cluster.one("over", [0, 1, 2, 3])
+
+
+# -- members that come back, and the next round
+
+
+def came_back() -> Cluster:
+    """Round 1 runs without agent 2, which has connected again."""
+    cluster = Cluster().begin()
+    cluster.lose(2)
+    history = History(**cluster.one("verdict")["history"])
+    cluster.receive(1, "ready", round=1)
+    cluster.gather(history, [0, 1])
+    cluster.one("begin", [0, 1])
+    cluster.coordinator.watch(cluster.now)
+    cluster.hello(2)
+    return cluster
+
+
+def test_a_round_that_got_somewhere_makes_room_for_who_came_back() -> None:
+    cluster = came_back()
+    cluster.wait(1, beats=[0, 1], step=5, resumable=True, joined=True)
+    cluster.none("regroup")  # no further than before: nothing was saved that it could continue from
+    cluster.wait(1, beats=[0, 1], step=6, resumable=True, joined=True)
+    assert cluster.one("regroup", [0, 1])["reason"] == "n2 came back"
+    cluster.wait(5, beats=[0, 1], step=7)
+    cluster.none("regroup")
+
+
+def test_there_is_no_regrouping_while_the_attempt_ends() -> None:
+    cluster = came_back()
+    cluster.receive(1, "stop", level="end", reason="time limit")
+    cluster.wait(1, beats=[0, 1], step=6, resumable=True, joined=True)
+    cluster.none("regroup")
+
+
+def test_who_came_back_and_left_again_is_not_waited_for() -> None:
+    cluster = came_back()
+    cluster.lose(2)
+    cluster.wait(1, beats=[0, 1], step=6, resumable=True)
+    cluster.none("regroup", "verdict")
+
+
+def test_who_came_back_takes_part_in_the_next_round() -> None:
+    cluster = came_back()
+    cluster.receive(0, "failure", **{**failure(0, "regroup"), "step": 6})
+    verdict = cluster.one("verdict", [0, 1])
+    assert (verdict["then"], History(**verdict["history"]).tried) == ("restart", 0)
+    cluster.receive(1, "ready", round=2)
+    cluster.gather(History(**verdict["history"]), [0, 1])
+    assert [Member.of(row).index for row in cluster.one("begin")["members"]] == [0, 1, 2]
+    assert cluster.coordinator.waiting == []
+
+
+def test_one_that_is_lost_after_the_verdict_is_not_waited_for() -> None:
+    """A switch goes down with several nodes: their connections do not all end in the same moment."""
+    cluster = Cluster(4).begin()
+    cluster.lose(3)
+    history = History(**cluster.one("verdict")["history"])
+    cluster.lose(2)
+    cluster.receive(1, "ready", round=1)
+    cluster.gather(history, [0, 1, 2])  # that agent 2 is gone as well, the verdict could not say
+    assert [Member.of(row).index for row in cluster.one("begin", [0, 1])["members"]] == [0, 1]
+
+
+def test_one_that_is_lost_while_the_next_round_gathers_is_not_waited_for() -> None:
+    cluster = Cluster(4).begin()
+    cluster.lose(3)
+    history = History(**cluster.one("verdict")["history"])
+    cluster.gather(history, [0, 1, 2])
+    cluster.receive(1, "ready", round=1)
+    cluster.tick()
+    cluster.none("begin")
+    cluster.lose(2)
+    cluster.tick()
+    cluster.one("begin", [0, 1])
+
+
+def test_one_whose_ranks_do_not_end_in_time_is_named() -> None:
+    cluster = Cluster(least=3).begin()
+    cluster.fail(1, "killed")
+    history = History(**cluster.one("verdict")["history"])
+    cluster.receive(1, "ready", round=1)
+    cluster.gather(history, [0, 1, 2])
+    cluster.tick(60)
+    assert cluster.one("refused", [0, 1])["reason"] == "n2 did not reach n0 in time: 2 of 3 arrived"
+
+
+def test_a_verdict_of_the_round_before_does_not_end_the_next_one() -> None:
+    cluster = came_back()
+    cluster.fail(1, "killed")
+    assert cluster.one("verdict", [0, 1])["cause"] == "rank 1 killed"
+
+
+# -- what no order of events may break
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("failure"), st.integers(0, 4), st.sampled_from(["raised", "killed", "left", "no retry"])),
+    st.tuples(st.just("ended"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("lose"), st.integers(1, 4), st.none()),
+    st.tuples(st.just("hello"), st.integers(1, 4), st.none()),
+    st.tuples(st.just("beat"), st.integers(0, 4), st.integers(-1, 20)),
+    st.tuples(st.just("silent"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("stop"), st.integers(0, 4), st.sampled_from(["end", "warning"])),
+    st.tuples(st.just("leaving"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("stacks"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("ready"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("wait"), st.integers(0, 40), st.none()),
+    st.tuples(st.just("unheard of"), st.integers(0, 4), st.none()),
+)
+
+
+def happen(cluster: Cluster, event: tuple[str, int, Any], connected: set[int]) -> None:
+    kind, number, value = event
+    if kind == "wait":
+        cluster.wait(number, beats=sorted(connected))
+    elif kind == "lose":
+        connected.discard(number)
+        cluster.lose(number)
+    elif kind == "hello":
+        if number not in connected:
+            connected.add(number)
+            cluster.hello(number)
+    elif number in connected:
+        values: dict[str, dict[str, Any]] = {
+            "failure": failure(number, str(value)), "beat": {"step": value, "resumable": True},
+            "silent": {"ranks": [number]}, "stop": {"level": value, "reason": "stop"}, "leaving": {"signal": 15},
+            "stacks": {"reports": []}, "ready": {"round": 1},
+        }  # fmt: skip
+        cluster.receive(number, kind, **values.get(kind, {}))
+
+
+@given(st.lists(EVENTS, max_size=25))
+@settings(max_examples=300, deadline=None)
+def test_whatever_happens_there_is_one_verdict_and_then_over_or_a_new_round(
+    events: list[tuple[str, int, Any]],
+) -> None:
+    cluster = Cluster(5, least=1).begin()
+    connected = set(range(5))
+    for event in events:
+        happen(cluster, event, connected)
+    for index in sorted(connected):  # all answer: their ranks have ended
+        cluster.receive(index, "ended")
+    cluster.wait(HEARTBEAT * 2, beats=sorted(connected))
+    verdicts = [message for _, message in cluster.take("verdict")]
+    assert all(verdict == verdicts[0] for verdict in verdicts)
+    assert len(verdicts) <= 5
+    over = cluster.take("over")
+    assert len({index for index, _ in over}) == len(over), "nobody is told twice"
+    assert 0 in {index for index, _ in over}
+    if verdicts and verdicts[0]["then"] == "restart":
+        history = History(**verdicts[0]["history"])
+        left = [index for index in range(5) if index not in verdicts[0]["lost"]]
+        cluster.gather(history, left)
+        for index in sorted(connected & set(left)):
+            cluster.receive(index, "ready", round=1)
+        cluster.tick()
+        begun = cluster.take("begin")
+        assert {index for index, _ in begun} >= connected & set(left)
+        assert cluster.claims[-1][0] == 1
+
+
+@given(st.lists(EVENTS, max_size=40), st.lists(EVENTS, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
+    cluster = Cluster(5, least=1).begin()
+    connected = set(range(5))
+    for events in (first, second):
+        for event in events:
+            happen(cluster, event, connected)
+        verdicts = cluster.take("verdict")
+        assert len({str(verdict) for _, verdict in verdicts}) <= 1
+        assert len({index for index, _ in verdicts}) == len(verdicts)
+        if not verdicts or verdicts[0][1]["then"] != "restart":
+            return
+        cluster.gather(History(**verdicts[0][1]["history"]), [])
+        for index in sorted(connected - set(verdicts[0][1]["lost"]) - {0}):
+            cluster.receive(index, "ready", round=1)
+        cluster.tick(61)
+        cluster.coordinator.watch(cluster.now)
+
+
+# -- a thousand agents
+
+
+def test_messages_are_linear_in_agents() -> None:
+    """One to and at most two from each agent for all that happens once."""
+    size = 1000
+    cluster = Cluster(size, least=2)
+    cluster.gather()
+    cluster.hello(*range(1, size))
+    cluster.tick()
+    cluster.one("begin")
+    cluster.coordinator.watch(cluster.now)
+    for index in range(size):
+        cluster.receive(index, "beat", step=5, resumable=True, joined=True)
+    cluster.collect()
+    assert cluster.sent == [], "a heartbeat is answered by none"
+    cluster.receive(7, "stop", level="warning", reason="x")
+    cluster.receive(8, "stop", level="warning", reason="x")
+    assert len(cluster.take("warning")) == size
+    cluster.lose(999)
+    for index in range(size - 1):  # all others notice, and report it
+        cluster.fail(index, "lost peer")
+    verdict = cluster.take("verdict")
+    assert len(verdict) == size
+    history = History(**verdict[0][1]["history"])
+    cluster.gather(history, range(size - 1))
+    for index in range(1, size - 1):
+        cluster.receive(index, "ready", round=1)
+    cluster.tick()
+    assert len(cluster.take("begin")) == size - 1
+    cluster.coordinator.watch(cluster.now)
+    for index in range(size - 1):
+        cluster.receive(index, "ended")
+    assert len(cluster.take("over")) == size - 1
+    cluster.collect()
+    assert cluster.sent == []

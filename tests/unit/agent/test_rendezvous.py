@@ -1,0 +1,456 @@
+"""Members find each other, and nobody else, whatever listens on the ports; who is missing is named."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import TCPStore
+
+from launcher.agent import rendezvous
+from launcher.agent.channel import MAGIC, Channel
+from launcher.agent.hub import Hub
+from launcher.agent.rendezvous import (
+    CANDIDATES,
+    Gathering,
+    Meeting,
+    Member,
+    RendezvousError,
+    candidate_ports,
+    interface_with,
+    listen,
+    meet,
+    secret_of,
+    some_of,
+)
+
+KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
+LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
+RANGE = (LOW, LOW + 2000)
+SECRET = b"the run's"
+ENOUGH = 60.0  # seconds in which whoever is there does meet, on any machine; nobody waits for it
+
+
+def together(parts: list[Callable[[], Any]]) -> list[Any]:
+    """What each part returns, or the error that it raises; all run at once."""
+    with ThreadPoolExecutor(len(parts)) as pool:
+        futures: list[Future[Any]] = [pool.submit(part) for part in parts]
+    return [future.exception() or future.result() for future in futures]
+
+
+def member(index: int, key: str, size: int, *, port_range: tuple[int, int] = RANGE, **changes: Any) -> Any:
+    """The part of one member of `size`, each on a node of its own."""
+    options: dict[str, Any] = {
+        "names": [f"node{number}" for number in range(size)], "master": "localhost", "secret": secret_of(SECRET, key),
+        "ports": candidate_ports(key, port_range), "timeout": ENOUGH,
+    }  # fmt: skip
+    me = Member(index, index, f"node{index}", ranks=index + 1)
+
+    def part() -> Meeting:
+        meeting = meet(me, **{**options, **changes})
+        if meeting.listener is not None:
+            meeting.listener.close()
+        return meeting
+
+    return part
+
+
+def all_of(size: int, key: str, **changes: Any) -> list[Callable[[], Meeting]]:
+    return [member(index, key, size, **changes) for index in range(size)]
+
+
+# -- processes without an agent meet once
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
+    meetings = together(all_of(size, next(KEYS)))
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    assert [[(each.index, each.host, each.ranks) for each in meeting.members] for meeting in meetings] == [
+        [(index, f"node{index}", index + 1) for index in range(size)]
+    ] * size
+    assert {meeting.hosts for meeting in meetings} == {tuple(f"node{index}" for index in range(size))}
+    assert {meeting.port for meeting in meetings} == {meetings[0].port}
+    assert {meeting.interface for meeting in meetings} == {"lo"}
+    assert {meeting.world_size for meeting in meetings} == {size * (size + 1) // 2}
+    assert [meeting.place_of(size - 1) for meeting in meetings] == [size - 1] * size
+
+
+def test_the_first_member_may_come_last() -> None:
+    key, tried = next(KEYS), threading.Event()
+    real = rendezvous.find_leader
+
+    def find(*args: Any, **options: Any) -> Channel | str:
+        found = real(*args, **options)
+        tried.set()
+        return found
+
+    def late() -> Meeting:
+        assert tried.wait(ENOUGH)
+        return member(0, key, 2)()  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "find_leader", find)
+        assert all(isinstance(meeting, Meeting) for meeting in together([late, member(1, key, 2)]))
+
+
+def test_members_of_one_node_are_one_host() -> None:
+    members = tuple(Member(index, index // 2, f"node{index // 2}", 2) for index in range(4))
+    meeting = Meeting("node0", 1, members, None)
+    assert meeting.hosts == ("node0", "node1")
+    assert [meeting.first_rank(place) for place in range(4)] == [0, 2, 4, 6]
+    assert meeting.place_of(7) is None
+
+
+def test_twenty_meetings_on_sixty_ports_do_not_mix() -> None:
+    keys = [next(KEYS) for _ in range(20)]
+    narrow = (LOW + 3000, LOW + 3059)
+    parts = [
+        lambda key=key, part=part: (key, part()) for key in keys for part in all_of(2, key, port_range=narrow)
+    ]  # fmt: skip
+    meetings = together(random.sample(parts, len(parts)))
+    assert all(isinstance(each, tuple) for each in meetings), meetings
+    of_key = {key: [meeting.members for of, meeting in meetings if of == key] for key in keys}
+    assert all(one == other for one, other in of_key.values())
+
+
+def test_a_missing_member_is_named_on_every_other() -> None:
+    key = next(KEYS)
+    errors = together([member(index, key, 4, timeout=4.0) for index in (0, 2)])
+    assert [type(error) for error in errors] == [RendezvousError] * 2
+    assert {str(error) for error in errors} == {"node1, node3 did not reach node0 in time: 2 of 4 arrived"}
+    assert [error.from_leader for error in errors] == [False, True]  # the leader tells the user
+    assert all(error.final for error in errors)
+
+
+def test_a_missing_leader_is_named() -> None:
+    (error,) = together([member(1, next(KEYS), 2, timeout=0.3)])
+    assert isinstance(error, RendezvousError)
+    assert str(error).startswith(
+        "node1 could not reach localhost (rank 0) within 0.3 s: nothing of this attempt listens"
+    )
+
+
+def test_a_leader_whose_name_is_unknown_is_told_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    (error,) = together([member(1, next(KEYS), 2, timeout=0.2, master="node0-ib")])
+    assert "could not reach node0-ib (rank 0)" in str(error)
+    assert "cannot be resolved (Name or service not known); see cluster.host_suffix" in str(error)
+
+
+def test_a_leader_that_cannot_be_routed_to_is_told_with_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object) -> int:
+        return 113  # EHOSTUNREACH
+
+    monkeypatch.setattr(socket.socket, "connect_ex", unreachable)
+    (error,) = together([member(1, next(KEYS), 2, timeout=0.2)])
+    assert "No route to host; see cluster.interface and cluster.port_range" in str(error)
+
+
+def test_a_leader_without_file_descriptors_for_a_while_is_still_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for members for a long time, and takes connections again as soon as it can."""
+    real, failures = socket.socket.accept, itertools.count()
+
+    def accept(self: socket.socket) -> Any:
+        if next(failures) < 2:
+            raise OSError(24, "Too many open files")
+        return real(self)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    assert all(isinstance(meeting, Meeting) for meeting in together(all_of(2, next(KEYS), timeout=600.0)))
+
+
+def test_a_member_that_leaves_before_all_have_come_is_missing() -> None:
+    """It may come again in time; if it does not, it is not taken for present."""
+    key = next(KEYS)
+    ports, secret = candidate_ports(key, RANGE), secret_of(SECRET, key)
+
+    def leaves() -> None:
+        found: Channel | str = ""
+        while isinstance(found, str):
+            found = rendezvous.find_leader("localhost", ports, secret, float("inf"))
+        found.send(rendezvous.hello(Member(1, 1, "node1", 1), found))
+        found.close()
+
+    error, _ = together([member(0, key, 3, timeout=3.0), leaves])
+    assert str(error) == "node1, node2 did not reach node0 in time: 1 of 3 arrived"
+
+
+# -- strangers on the ports
+
+
+@contextmanager
+def other_store(port: int) -> Iterator[None]:
+    """Some job's store of torch."""
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    yield
+    del store
+
+
+@contextmanager
+def other_attempt(port: int) -> Iterator[None]:
+    """The leader of another attempt: the same protocol, another secret."""
+    leader, stop = Hub(socket.create_server(("", port)), secret_of(SECRET, "another"), members=[1]), threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            leader.poll(0.05)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+    leader.close()
+
+
+@contextmanager
+def silent(port: int) -> Iterator[None]:
+    """A service that takes connections and never says a word."""
+    with socket.create_server(("", port)):
+        yield
+
+
+@contextmanager
+def talking(port: int, text: bytes, pause: float) -> Iterator[None]:
+    """A service that says something to all who connect, byte by byte when there are pauses; then it hangs up."""
+    server, stop = socket.create_server(("", port)), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def talk(connection: socket.socket) -> None:
+        with connection:
+            for part in [text] if not pause else [bytes([number]) for number in text]:
+                try:
+                    connection.sendall(part)
+                except OSError:
+                    return
+                if stop.wait(pause):
+                    return
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=talk, args=(connection,)))
+            threads[-1].start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    stop.set()
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    for each in (thread, *threads):
+        each.join()
+
+
+STRANGERS: dict[str, Callable[[int], Any]] = {
+    "a store of torch": other_store,
+    "the leader of another attempt": other_attempt,
+    "silent": silent,
+    "chatty": lambda port: talking(port, b"SSH-2.0-OpenSSH_9.2\r\n", 0),
+    "hangs up": lambda port: talking(port, b"", 0),
+    "sends zeros": lambda port: talking(port, bytes(1 << 16), 0),
+    "a byte now and then": lambda port: talking(port, b"x" * 600, 0.1),
+    "our greeting, a byte now and then": lambda port: talking(port, MAGIC + bytes(600), 0.1),
+    "our greeting, and a wrong proof": lambda port: talking(port, MAGIC + bytes(64), 0),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
+    key = next(KEYS)
+    with STRANGERS[stranger](candidate_ports(key, RANGE)[0]):
+        meetings = together(all_of(2, key))
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+
+
+def test_strangers_on_all_ports_but_the_last_are_passed_by() -> None:
+    key = next(KEYS)
+    with ExitStack() as stack:
+        for port in candidate_ports(key, RANGE)[:-2]:  # one for the leader, and one for the store
+            stack.enter_context(silent(port))
+        meetings = together(all_of(3, key))
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+
+
+def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
+    key = next(KEYS)
+    opened: list[socket.socket] = []
+    first, leads = candidate_ports(key, RANGE)[0], threading.Event()
+    real = rendezvous.listen
+
+    def listening(*args: Any, **options: Any) -> socket.socket:
+        made = real(*args, **options)
+        leads.set()
+        return made
+
+    def others() -> Meeting:
+        assert leads.wait(ENOUGH)
+        opened.extend(socket.create_connection(("localhost", first)) for _ in range(40))
+        return member(1, key, 2)()  # type: ignore[no-any-return]
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rendezvous, "listen", listening)
+            meetings = together([member(0, key, 2), others])
+    finally:
+        for each in opened:
+            each.close()
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+
+
+def test_only_strangers_is_told_as_that() -> None:
+    key = next(KEYS)
+    port = candidate_ports(key, (LOW + 4000, LOW + 4001))[0]
+    with STRANGERS["chatty"](port):
+        (error,) = together([member(1, key, 2, timeout=0.5, ports=[port])])
+        assert str(error).endswith(f"port {port} belongs to something else")
+        (error,) = together([member(0, key, 2, timeout=0.5, ports=[port])])
+        assert f"none of 1 ports is free on {socket.gethostname()} (tried {port}): set cluster.port_range" in str(error)
+
+
+def test_a_search_leaves_no_connection_open() -> None:
+    """Neither to strangers nor to ports that it did not need any more."""
+    key = next(KEYS)
+    ports = candidate_ports(key, RANGE)[:3]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
+        found = rendezvous.find_leader("127.0.0.1", ports, b"", rendezvous.time.monotonic() + 0.7)
+        assert isinstance(found, str)
+        for server in servers:
+            server.settimeout(30)
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(30)
+                assert connection.recv(1) == b""
+
+
+def test_a_signal_ends_the_search_at_once() -> None:
+    key = next(KEYS)
+    port = candidate_ports(key, RANGE)[0]
+    reader, writer = socket.socketpair()
+    with reader, writer, silent(port):
+        writer.send(b"\0")
+        found = rendezvous.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
+        assert found == "it was interrupted"
+
+
+def test_who_waits_for_a_leader_that_ends_says_so() -> None:
+    key = next(KEYS)
+    ports, secret = candidate_ports(key, RANGE), secret_of(SECRET, key)
+
+    def ends() -> None:
+        leader = Hub(listen(ports), secret, members=[1])
+        while not leader.channels:
+            leader.poll(0.1)
+        leader.close()
+
+    error, _ = together([member(1, key, 2), ends])
+    assert isinstance(error, RendezvousError)
+    assert str(error).startswith("node1 lost localhost (rank 0):")
+
+
+# -- ports and interfaces
+
+
+def test_listening_takes_the_first_free_port() -> None:
+    ports = candidate_ports(next(KEYS), RANGE)
+    with listen(ports) as first, listen(ports) as second:
+        assert [first.getsockname()[1], second.getsockname()[1]] == ports[:2]
+
+
+def test_a_leader_of_one_host_listens_to_this_host_only() -> None:
+    with listen(candidate_ports(next(KEYS), RANGE), loopback=True) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@given(st.text(max_size=20), st.integers(1024, 60000), st.integers(1, 100))
+def test_ports_depend_on_the_key_alone_and_stay_in_the_range(key: str, low: int, width: int) -> None:
+    ports = candidate_ports(key, (low, low + width))
+    assert ports == candidate_ports(key, (low, low + width))
+    assert len(ports) == len(set(ports)) == min(CANDIDATES, width + 1)
+    assert all(low <= port <= low + width for port in ports)
+
+
+def test_ports_and_secrets_of_different_attempts_differ() -> None:
+    assert candidate_ports("run/0", (20000, 32767)) != candidate_ports("run/1", (20000, 32767))
+    assert len({secret_of(b"a", "run/0"), secret_of(b"a", "run/1"), secret_of(b"b", "run/0")}) == 3
+
+
+def test_many_missing_members_are_counted() -> None:
+    names = [f"n{number}" for number in range(12)]
+    assert some_of(names[:3]) == "n0, n1, n2"
+    assert some_of(names) == "n0, n1, n2, n3, n4, n5, n6, n7, n8, n9 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [("127.0.0.1", "lo"), ("127.0.1.1", "lo"), ("::1", "lo"), ("::ffff:127.0.0.1", "lo"), ("203.0.113.7", None),
+     ("2001:db8::7", None)],
+)  # fmt: skip
+def test_the_interface_of_an_address(address: str, interface: str | None) -> None:
+    assert interface_with(address) == interface
+
+
+def test_the_interface_of_this_machines_own_address() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.7", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no way out")
+        address = probe.getsockname()[0]
+    assert interface_with(address) in [name for _, name in socket.if_nameindex()]
+
+
+# -- who takes part
+
+
+MEMBERS = {index: Member(index, index, f"node{index}", 1) for index in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("arrived", "wanted", "least", "now", "decided", "problem"),
+    [
+        ((0, 1, 2, 3), (0, 1, 2, 3), 4, 0, True, None),
+        ((0, 1), (0, 1, 2, 3), 2, 9, False, None),  # enough, and yet there is time
+        ((0, 1), (0, 1, 2, 3), 2, 10, True, None),
+        ((0, 1), (0, 1, 2, 3), 3, 10, True, "n2, n3 did not reach n0 in time: 2 of 4 arrived"),
+        ((0, 1), (0, 1), 3, 0, True, "only n0, n1 are left, and 3 are needed"),
+        ((0, 1, 3), (0, 1), 3, 0, True, None),  # one came that nobody had waited for
+    ],
+)
+def test_when_it_is_decided_who_takes_part(
+    arrived: tuple[int, ...], wanted: tuple[int, ...], least: int, now: float, decided: bool, problem: str | None
+) -> None:
+    came = {index: MEMBERS[index] for index in arrived}
+    gathering = Gathering(["n0", "n1", "n2", "n3"], 0, least, set(wanted), 10.0, came)
+    assert gathering.decided(now) is decided
+    if decided:
+        assert gathering.problem() == problem
+
+
+def test_the_leader_comes_first_and_the_others_in_order() -> None:
+    came = {index: MEMBERS[index] for index in (3, 0, 2, 1)}
+    members = Gathering(["n0", "n1", "n2", "n3"], 2, 1, set(), 0.0, came).members()
+    assert [member.index for member in members] == [2, 0, 1, 3]
+
+
+def test_a_member_travels_as_a_row() -> None:
+    member = Member(3, 1, "node1", 2, 4, "10.0.0.2", "10.0.0.1")
+    assert Member.of(member.row()) == member

@@ -1,0 +1,179 @@
+"""Ranks that cannot work together are refused by name, on every one of them, while they join."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launcher import errors
+from launcher.node import process_group, topology
+from launcher.worker.joining import Facts, RanksDiffer, compare, facts_of, gpu_identity, require_alike_in_group
+from tests.unit.workload_ranks import run_ranks
+
+
+def rank(number: int, **changes: Any) -> Facts:
+    """A rank on a node of two, with a GPU of its own."""
+    facts = Facts(number, f"node{number // 2}", "cuda", f"GPU-{number}", "nccl", "2.13.0", "abc", "2.27.3")
+    return replace(facts, **changes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "texts"),
+    [
+        ([rank(0), rank(1), rank(2)], []),
+        ([], []),
+        (
+            [rank(0), rank(1), rank(2, device="cpu", gpu="")],
+            ["The ranks have different devices: cuda on ranks 0-1 (node0); cpu on rank 2 (node1). "],
+        ),
+        (
+            [rank(0, backend="gloo"), rank(1), rank(2)],
+            ["The ranks have different backends: nccl on ranks 1-2 (node0, node1); gloo on rank 0 (node0). "],
+        ),
+        (
+            [rank(0), rank(1, torch="2.12.1", git="d")],
+            ["The ranks have different versions of torch: 2.13.0 on rank 0 (node0); 2.12.1 on rank 1 (node0). "],
+        ),
+        ([rank(0), rank(1, git="other")], ["The ranks have torch of the same version, built from different commits"]),
+        ([rank(0), rank(1, nccl="2.20.5")], ["The ranks have different versions of NCCL: 2.27.3 on rank 0 "]),
+        (
+            [rank(0), rank(1, gpu="GPU-0"), rank(2)],
+            ["Several ranks use one GPU: GPU-0 on ranks 0-1 (node0). Use as many ranks as GPUs"],
+        ),
+        ([rank(0, gpu="MIG-1"), rank(1, gpu="MIG-2")], []),
+        ([rank(0, gpu=""), rank(1, gpu="")], []),  # they cannot be told apart
+        (
+            [rank(0), rank(1, gpu="GPU-0", nccl="2")],
+            ["The ranks have different versions of NCCL", "Several ranks use one GPU"],
+        ),
+        (
+            [rank(number, torch=f"2.{number}") for number in range(6)],
+            ["2.3 on rank 3 (node1); and 2 more. "],
+        ),
+        (
+            [rank(number, torch="2.12" if number else "2.13") for number in range(20)],
+            ["2.12 on ranks 1-19 (node0, node1, node2, node3 and 6 more nodes); 2.13 on rank 0 (node0). "],
+        ),
+    ],
+)
+def test_what_is_refused(facts: list[Facts], texts: list[str]) -> None:
+    found = [refusal.text for refusal in compare(facts)]
+    assert len(found) == len(texts)
+    assert all(text in full for text, full in zip(texts, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("properties", "index", "mask", "identity"),
+    [
+        ({"uuid": "8f2c"}, 0, "", "8f2c"),
+        ({"uuid": "8f2c"}, 1, "MIG-a,MIG-b", "MIG-b"),
+        ({"uuid": "8f2c"}, 0, "GPU-8f2c", "8f2c"),
+        ({"pci_domain_id": 0, "pci_bus_id": 26, "pci_device_id": 0}, 0, "0,1", "node1 PCI 0:1a:0"),
+        ({"pci_bus_id": 26}, 0, "", "node1 PCI 0:1a:0"),
+        ({}, 0, "", ""),
+    ],
+)
+def test_what_tells_gpus_apart(properties: dict[str, Any], index: int, mask: str, identity: str) -> None:
+    assert gpu_identity(SimpleNamespace(**properties), index, mask, "node1") == identity
+
+
+def test_the_facts_of_a_rank_on_the_cpu() -> None:
+    facts = facts_of(3, "node1", torch.device("cpu"), "gloo", {})
+    assert facts == Facts(3, "node1", "cpu", "", "gloo", torch.__version__, torch.version.git_version, "")
+
+
+class CountingStore(dist.Store):
+    """Counts the requests to a store that ranks in threads share."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.store, self.requests, self.values = store, Counter[str](), 0
+
+    def set(self, key: str, value: str) -> None:
+        self.requests["set"] += 1
+        self.store.set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        self.requests["add"] += 1
+        return self.store.add(key, amount)
+
+    def get(self, key: str) -> bytes:
+        self.requests["get"] += 1
+        self.values += 1
+        return self.store.get(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.requests["multi_get"] += 1
+        self.values += len(keys)
+        return self.store.multi_get(keys)
+
+    def wait(self, *arguments: Any) -> None:
+        self.requests["wait"] += 1
+        self.store.wait(*arguments)
+
+
+def joined(facts: list[Facts], store: dist.Store) -> list[Exception | None]:
+    """What joining raised on each rank, all of them at once."""
+    outcome: list[Exception | None] = [None] * len(facts)
+
+    def join(each: Facts) -> None:
+        environ = {
+            "RANK": str(each.rank), "WORLD_SIZE": str(len(facts)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "node0", "MASTER_PORT": "1",
+        }  # fmt: skip
+        place = topology.derive(environ, "node0", lambda path: "")
+        try:
+            process_group._join(store, place, each, 30)
+        except Exception as error:
+            outcome[each.rank] = error
+
+    threads = [threading.Thread(target=join, args=(each,)) for each in facts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcome
+
+
+@pytest.mark.parametrize("world_size", [1, 64])
+def test_the_cost_is_linear_in_ranks(world_size: int) -> None:
+    store = CountingStore(dist.HashStore())
+    assert joined([rank(number) for number in range(world_size)], store) == [None] * world_size
+    assert store.requests.total() <= 4 * world_size + 2
+    assert store.values == 2 * world_size  # the facts once, and the verdict once for each
+
+
+def test_every_rank_is_refused_with_the_same_words() -> None:
+    outcome = joined([rank(0), rank(1, device="cpu", gpu="", backend="gloo"), rank(2)], dist.HashStore())
+    assert {type(error) for error in outcome} == {RanksDiffer}
+    assert len({str(error) for error in outcome}) == 1
+    assert "cpu on rank 1 (node0)" in str(outcome[0])
+    assert isinstance(outcome[0], errors.LauncherError)
+    assert outcome[0].exit_code == errors.NO_RETRY
+
+
+def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
+    outcome = joined([rank(0), rank(1), rank(2, gpu="GPU-0")], dist.HashStore())
+    assert all("Several ranks use one GPU: GPU-0 on ranks 0,2 (node0, node1)" in str(error) for error in outcome)
+
+
+def in_group(config: Any, env: Any) -> dict[str, Any]:
+    require_alike_in_group(rank(env.rank))
+    try:
+        require_alike_in_group(rank(env.rank, torch=f"2.{env.rank}"))
+    except RanksDiffer as refused:
+        return {"refused": str(refused)}
+    return {}
+
+
+def test_ranks_without_a_store_compare_in_their_group() -> None:
+    outcome = run_ranks(in_group, None, 2)
+    assert [each.metrics for each in outcome] == [outcome[0].metrics] * 2
+    assert "2.0 on rank 0 (node0); 2.1 on rank 1 (node0)" in outcome[0].metrics["refused"]

@@ -1,0 +1,80 @@
+"""What ranks find out together while they make their process group."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from launcher.node import process_group, stop
+from launcher.node.debug import FOREVER
+from launcher.node.settings import Settings, settings
+from launcher.node.topology import Nodes, Topology
+from launcher.runs import Run
+from tests.unit.plans import bare_plan
+from tests.unit.test_training import env_of
+from workloads.groups import members_of
+
+
+def place(rank: int, ranks_on: list[str]) -> Topology:
+    """What mpirun lets a rank know of itself."""
+    host = ranks_on[rank]
+    world, local_world = len(ranks_on), ranks_on.count(host)
+    return Topology(
+        "openmpi", rank, ranks_on[:rank].count(host), rank // local_world, world, local_world, -(-world // local_world),
+        (), "n1", None, "job", node_told=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks_on", "nodes", "node_groups", "stride_groups"),
+    [
+        (["n1", "n2", "n1", "n2"], Nodes((0, 1, 0, 1), ("n1", "n2")), ((0, 2), (1, 3)), ((0, 1), (2, 3))),
+        (["n1", "n1", "n2"], Nodes((0, 0, 1), ("n1", "n2")), ((0, 1), (2,)), ((0, 2), (1,))),
+        (["n1"], Nodes((0,), ("n1",)), ((0,),), ((0,),)),
+    ],
+)
+def test_ranks_tell_each_other_where_they_are(
+    ranks_on: list[str], nodes: Nodes, node_groups: object, stride_groups: object
+) -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=20))
+
+    def rank(number: int) -> Nodes:
+        return process_group._nodes(store, place(number, ranks_on), ranks_on[number])
+
+    with ThreadPoolExecutor(len(ranks_on)) as pool:
+        assert list(pool.map(rank, range(len(ranks_on)))) == [nodes] * len(ranks_on)
+    assert members_of("node", nodes.of_ranks) == node_groups
+    assert members_of("stride", nodes.of_ranks) == stride_groups
+
+
+def test_no_host_is_named_for_ranks_of_which_nobody_knows_where_they_are() -> None:
+    assert process_group._hosts_of(place(0, ["n1", "n2", "n1"]), [1]) == []
+    known = Topology("srun", 0, 0, 0, 3, 2, 2, ("n1", "n2"), "n1", None, "job", tasks_per_node=(2, 1))
+    assert process_group._hosts_of(known, [1, 2]) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(("timeout", "made_with"), [(None, None), (77.0, timedelta(seconds=77))])
+def test_the_stop_group_has_the_timeout_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, handlers: None, timeout: float | None, made_with: timedelta | None
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(stop.dist, "new_group", lambda **options: made.append(options))
+    stop.Stop(env_of(2, (0, 0), 2), Settings(timeout=timeout))
+    assert made == [{"backend": "gloo", "timeout": made_with}]
+
+
+@pytest.mark.parametrize("breakpoints", [(), ("train.py:7",)])
+def test_the_timeout_of_the_run_is_that_of_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breakpoints: tuple[str, ...]
+) -> None:
+    run = Run.create(tmp_path / "run")
+    run.write_record(bare_plan(timeout=77), {}, {})
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    monkeypatch.setattr(type(run.plan()), "debugs", property(lambda _: bool(breakpoints)))
+    assert settings().timeout == (FOREVER if breakpoints else 77.0)

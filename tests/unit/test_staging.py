@@ -1,0 +1,90 @@
+"""Copies of a state from GPUs: on the right device and stream, after what makes it, before what changes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.checkpoint.staging import AT_ONCE, Staging
+from tests.fakes import cuda
+from tests.fakes.cuda import FakeCuda
+
+LARGE = AT_ONCE // 4 + 1  # elements
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return cuda.install(monkeypatch)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()), name="checkpoint")
+    thread.start()
+    thread.join()
+    (result,) = found
+    return result
+
+
+@pytest.mark.parametrize("devices", [(0,), (1,), (0, 1), (1, 0)])
+@pytest.mark.parametrize("elements", [3, LARGE])
+@pytest.mark.parametrize("still", [True, False])
+def test_what_is_copied_is_what_was_there_at_the_call(
+    fake: FakeCuda, devices: tuple[int, ...], elements: int, still: bool
+) -> None:
+    fake.set_device(devices[0])  # of the rank; a new thread is on device 0
+    tensors = {f"w{device}": fake.tensor(torch.zeros(elements), device) for device in devices}
+    for tensor in tensors.values():
+        fake.kernel(tensor, 5.0)  # queued, as all that a training does
+    copying = Staging().start(tensors, still=still)
+    copies = in_thread(lambda: copying.finish(list(tensors)))
+    written = {name: copy.clone() for name, copy in copies.items()}
+    for tensor in tensors.values():
+        fake.kernel(tensor, -1.0)  # the next step
+        fake.synchronize(tensor.device)
+    for found in (written, copies):
+        assert {name: copy.unique().tolist() for name, copy in found.items()} == {name: [5.0] for name in tensors}
+
+
+def test_each_device_has_a_stream_of_its_own_which_does_not_hold_up_the_training(fake: FakeCuda) -> None:
+    fake.set_device(1)
+    tensors = {f"w{device}": fake.tensor(torch.zeros(LARGE), device) for device in (0, 1)}
+    copying = Staging().start(tensors)
+    fake.calls.clear()
+    in_thread(lambda: copying.finish(list(tensors)))
+    copies = [call for call in fake.calls if call.what == "copy"]
+    assert {call.thread for call in copies} == {"checkpoint"}
+    assert len({call.stream for call in copies}) == 2
+    assert not {call.stream for call in copies} & {fake.current_stream(device).number for device in (0, 1)}
+    for call in copies:
+        assert [other.what for other in fake.calls if other.stream == call.stream] == ["wait", "copy", "synchronize"]
+
+
+def test_small_tensors_may_change_as_soon_as_the_save_returns(fake: FakeCuda) -> None:
+    fake.set_device(1)
+    small = fake.tensor(torch.zeros(3), 1)
+    fake.kernel(small, 5.0)
+    copying = Staging().start({"small": small})
+    fake.kernel(small, -1.0)
+    fake.synchronize(1)
+    assert in_thread(lambda: copying.finish(["small"]))["small"].tolist() == [5.0] * 3
+
+
+def test_a_copy_on_another_devices_stream_is_seen_by_the_fake(fake: FakeCuda) -> None:
+    """What the tests above rely on: waiting for the wrong stream leaves stale bytes."""
+    tensor, target = fake.tensor(torch.ones(3), 1), torch.zeros(3)
+    stream = torch.cuda.Stream()  # of device 0
+    with torch.cuda.stream(stream):
+        target.copy_(tensor, non_blocking=True)
+    stream.synchronize()
+    assert target.tolist() == [0.0] * 3
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(1))
+    with pytest.raises(RuntimeError, match="an event of cuda:1 is recorded on cuda:0"):
+        event.record()
+    event.synchronize()
+    assert target.tolist() == [1.0] * 3

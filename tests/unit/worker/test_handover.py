@@ -1,0 +1,93 @@
+"""What a rank leaves of its end, and what its agent makes of whatever it finds."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.worker import handover
+from launcher.worker.handover import LONGEST_REPORT, Report, WorkerError, read_report, run_and_report
+
+
+@pytest.fixture
+def report() -> Iterator[int]:
+    descriptor = os.memfd_create("report")
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(handover.time, "sleep", found.append)
+    return found
+
+
+def lost() -> None:
+    raise type("DistNetworkError", (RuntimeError,), {"__module__": "torch.distributed"})("gone")
+
+
+def refused() -> None:
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_only_one_that_lost_a_peer_waits_for_the_other_to_be_heard(
+    report: int, slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call, waits in ((refused, []), (lost, [handover.SYMPTOM_DELAY])):
+        assert run_and_report(call, report) == 1
+        error = read_report(report).error
+        assert error is not None
+        assert slept == waits
+        assert error.lost_peer is bool(waits)
+        assert error.traceback == capsys.readouterr().err  # of both: a traceback is always shown
+        assert error.traceback.startswith("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"null", b'"returned"', b'{"returned": 3}', b'{"returned": {"a": ', b'{"error": "words"}',
+        b"\xff\xfe", pickle.dumps({"returned": {}}),
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_none(report: int, data: bytes) -> None:
+    os.pwrite(report, data, 0)
+    assert read_report(report) == Report()
+
+
+def test_an_error_with_parts_missing_is_still_an_error(report: int) -> None:
+    os.pwrite(report, b'{"error": {"type": 3, "message": null, "final": "yes"}}', 0)
+    assert read_report(report).error == WorkerError("", "3", "None", "")
+
+
+def test_metrics_are_told_in_jsons_types(report: int) -> None:
+    assert run_and_report(lambda: {"loss": 0.5, "at": os, 3: [1, (2,)]}, report) == 0
+    returned = read_report(report).returned
+    assert returned == {"loss": 0.5, "at": str(os), "3": [1, [2]]}
+
+
+def test_metrics_that_are_too_large_are_refused(report: int, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics: dict[str, Any] = {"weights": "x" * LONGEST_REPORT}
+    assert run_and_report(lambda: metrics, report) == 1
+    error = read_report(report).error
+    assert error is not None
+    assert "the workload returned metrics of" in error.message
+
+
+def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: pytest.CaptureFixture[str]) -> None:
+    def forks() -> dict[str, Any]:
+        if (pid := os.fork()) == 0:
+            raise ValueError("of the child")  # which comes back to where the rank itself was started
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return {"child": code, "silent": read_report(report) == Report()}
+
+    me = os.getpid()
+    code = run_and_report(forks, report)
+    if os.getpid() != me:
+        os._exit(code)
+    assert read_report(report).returned == {"child": 1, "silent": True}
