@@ -29,6 +29,7 @@ from launcher.agent.logs import log_name
 from launcher.agent.rendezvous import Meeting
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.signals import Signals
+from launcher.agent.stop_agreement import AgentSide
 from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.node import memory
@@ -40,6 +41,7 @@ from launcher.plan import JobPlan
 
 LATE = 3.0  # seconds that an agent which had to kill its ranks waits for the others: who asked it to stop kills it next
 TICK = 0.1  # seconds between two looks at what ranks print and tell
+AGREES = 0.005  # seconds between two looks while ranks are to answer whether they can stop at a boundary
 DIES = 10.0  # seconds in which a killed rank is gone, unless its node is ill
 DECIDED = 5.0  # seconds beyond a heartbeat in which the leader has decided about a failure
 # What the policy of restarts makes of a failure of a rank; of others it is an error of the program.
@@ -192,6 +194,7 @@ class Supervisor:
         self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.idle_timeout / 4))
         self._memory = memory.Watch()
         self._paces = Paces(plan, means.attempt, means.events, meeting, place, history.round)
+        self._stops = AgentSide(self._first_rank)
 
     def run(self) -> Done | NextRound:
         """Returns when no rank of this agent runs any more, and it is known what comes next.
@@ -222,6 +225,7 @@ class Supervisor:
         self._look_at_signals(now)
         for ended in self._workers.poll():
             self._exits[ended.place] = ended
+        self._agree_on_stops()
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
         self._look_at_deadlines(now)
@@ -249,7 +253,7 @@ class Supervisor:
         """Seconds until the next look."""
         if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
             return 0.02
-        return TICK
+        return AGREES if self._stops.waits else TICK
 
     # -- what is asked of this agent
 
@@ -263,10 +267,22 @@ class Supervisor:
             self._over = True
         elif kind == "hang":
             self._send_stacks()
+        elif kind in ("propose", "commit"):
+            self._stops.receive(message)
         elif kind == "question":
             self._means.desk.answer(message["text"], self._place, self._me.host, self._processes)
         elif kind == "leader_lost":
             self._lose_leader(message["reason"], now)
+
+    def _agree_on_stops(self) -> None:
+        """Lets the ranks, the leader and the other agents know what each wants done at a step boundary."""
+        pulse, stops = self._means.pulse, self._stops
+        before = stops.proposal, stops.committed
+        messages = stops.look(pulse.stops(), self._exits)
+        if (stops.proposal, stops.committed) != before:
+            pulse.show(stops.proposal, stops.committed)
+        for message in messages:
+            self._control.send(message)
 
     def _look_at_signals(self, now: float) -> None:
         """Tells the others of a stop request, and the ranks, or ends those that cannot resume."""

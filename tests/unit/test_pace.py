@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from launcher.node.paces import Paces, interval
-from launcher.node.rendezvous import Meeting, Member
 from torch import nn
 from workload_ranks import run_ranks
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launcher.node.rendezvous import Member
 from torch.distributed import TCPStore
 from workload_ranks import _context, run_ranks
 
