@@ -14,9 +14,9 @@ import torch
 from workload_ranks import run_ranks
 
 from launcher import errors
-from launcher.checkpoint import checkpointer as module
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
+from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import together
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
