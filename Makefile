@@ -9,16 +9,26 @@ PIP_ARGS ?=
 GPU_CHECK_ARGS ?=
 # More for pytest.
 PYTEST_ARGS ?=
+# `make test-torch`: each of these in an environment of its own. The oldest torch has no wheels for Python 3.13, so the
+# two ends of both are tested where there are such Pythons. `make clean` forgets which torch was the newest.
+TORCH_OLDEST ?= torch==2.4.0
+TORCH_NEWEST ?= torch
+first_python = $(shell for each in $(1) $(PYTHON); do "$$each" -c 0 2>/dev/null && echo "$$each" && break; done)
+PYTHON_OLDEST ?= $(call first_python,python3.10 python3.11 python3.12)
+PYTHON_NEWEST ?= $(call first_python,python3.13 python3.12)
 VENV := .venv
 READY := $(VENV)/ready
+# Unit tests that import torch, or what imports it.
+CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.unit.workload_ranks|workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test test-slow gpu-check lint chaos bench docs clean
+.PHONY: help demo test test-slow test-torch gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
+	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
 	@echo "make lint       ruff and mypy"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
@@ -50,6 +60,23 @@ test-slow: $(READY)
 	@bash tests/setup_debian.sh
 	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow --ignore=tests/unit
 
+.venv-torch-oldest/ready: MADE_BY = $(PYTHON_OLDEST)
+.venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)
+.venv-torch-newest/ready: MADE_BY = $(PYTHON_NEWEST)
+.venv-torch-newest/ready: WITH = $(TORCH_NEWEST)
+.venv-torch-%/ready: pyproject.toml
+	$(MADE_BY) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(WITH)"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	@touch $@
+
+test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
+	@for venv in .venv-torch-oldest .venv-torch-newest; do \
+	  $$venv/bin/python -c 'import sys, torch; print(f"torch {torch.__version__}, Python {sys.version.split()[0]}")' && \
+	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit) && \
+	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
+	done
+
 gpu-check: $(READY)
 	$(RUN) -m tests.gpu.check $(GPU_CHECK_ARGS)
 
@@ -73,4 +100,4 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --site-dir site
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ from benchmarks.measure import Result
 
 MODULES = (
     "login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "stop", "invariant", "restart",
-    "preflight", "pbs", "fabric", "sweep", "logs", "status",
+    "preflight", "rendezvous", "pbs", "fabric", "sweep", "logs", "status",
 )  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
     python -m benchmarks.stop
 
-4 ranks take steps of 5 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
+8 ranks take steps of 10 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
 `Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns. So they
-do with the marks alone by which a slow rank is found (`launcher.node.pace`).
+do with the marks alone by which a slow rank is found (`launcher.node.pace`). A process looks at the ranks' memory as
+their agent does.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -21,17 +23,31 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
+from launcher.agent.stop_agreement import AgentSide, LeaderSide
+from launcher.agent.supervisor import AGREES, TICK
 from launcher.node import Env, pulse
 from launcher.node.pace import Pace
 from launcher.node.settings import Settings
 from workloads.resumable import Resumable
 
 TARGET = 1.01
-STEP = 0.005  # seconds
+STEP = 0.010  # seconds
 
 
-def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
+def watch(shared: pulse.Pulse) -> None:
+    """What the agent of all ranks does for stops, until it is ended."""
+    agent, leader = AgentSide(0), LeaderSide([0])
+    while True:
+        for message in agent.look(shared.stops()):
+            for reply in leader.receive(0, message):
+                agent.receive(reply)
+        shared.show(agent.proposal, agent.committed)
+        time.sleep(AGREES if agent.waits else TICK)
+
+
+def compare(env: Env, shared: pulse.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
     """Seconds of a step without and with boundaries, one value per turn."""
+    pulse.take(shared.slot(env.rank))
     resumable = Resumable(
         env, state=dict, position=dict, identity={}, run=Settings(checkpoint_dir=Path(folder, "it"), every=1e9)
     )
@@ -69,19 +85,27 @@ def compare(env: Env, folder: str, steps: int, repeats: int) -> dict[str, list[f
     return seconds
 
 
-def results(world_size: int = 4, steps: int = 100, repeats: int = 31, device: str = "cpu") -> list[Result]:
-    with tempfile.TemporaryDirectory() as folder:
-        seconds = in_ranks(compare, world_size, folder, steps, repeats, device=device)
+def results(world_size: int = 8, steps: int = 100, repeats: int = 31, device: str = "cpu") -> list[Result]:
+    shared = pulse.Pulse(world_size)
+    shared.clear(world_size)
+    watcher = multiprocessing.get_context("fork").Process(target=watch, args=(shared,), daemon=True)
+    watcher.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = in_ranks(compare, world_size, shared, folder, steps, repeats, device=device)
+    finally:
+        watcher.terminate()
+        watcher.join()
     times = " and ".join(f"{statistics.median(seconds[name]) * 1e3:.3f}" for name in ("with", "without"))
     return [
         Result(
-            f"step of 5 ms with agreement on stops / without, {world_size} ranks",
+            f"step of 10 ms with agreement on stops / without, {world_size} ranks",
             median_ratio(seconds, "with", "without"),
             TARGET,
             f"{times} ms a step, median of {repeats} rounds of {steps} steps",
         ),
         Result(
-            f"step of 5 ms with marks of its pace / without, {world_size} ranks",
+            f"step of 10 ms with marks of its pace / without, {world_size} ranks",
             median_ratio(seconds, "marks", "without"),
             TARGET,
             f"{statistics.median(seconds['marks']) * 1e3:.3f} ms a step",
@@ -91,7 +115,7 @@ def results(world_size: int = 4, steps: int = 100, repeats: int = 31, device: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4, help="ranks")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks")
     parser.add_argument("--steps", type=int, default=100, help="steps in a turn")
     parser.add_argument("--repeats", type=int, default=31, help="turns of each kind that are timed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where gradients are")

@@ -48,9 +48,12 @@ class RunError(LauncherError):
     """A run directory is missing, damaged, or not safe to use."""
 
 
-class UnavailableError(RunError):
+class UnavailableError(RunError, OSError):
     """What the machines of a run share cannot be read now, so nothing follows from it: neither that it is there, nor
-    that it is not. Whoever can wait does; an attempt of a run ends with RESUME, and a command says so."""
+    that it is not. Whoever can wait does; an attempt of a run ends with RESUME, and a command says so.
+
+    It is an OSError too, for whoever passes over those (a fence of a checkpoint: there is a next save).
+    """
 
     code = UNAVAILABLE
 

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import event_file, locks, shared_secret
-from launcher.errors import ConfigError, RunError
+from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
@@ -127,6 +127,8 @@ class Run:
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not (path / SECRET).exists():
                 shared_secret.make(path / SECRET)
+        except UnavailableError:
+            raise
         except OSError as error:
             raise ConfigError(
                 f"runs_dir={path.parent}: a run directory cannot be made there ({error.strerror}): "

@@ -171,7 +171,7 @@ class _Agent:
         plan, means = self._plan, self._means
         place = meeting.place_of(self.me.index)
         assert place is not None
-        means.pulse.clear()
+        means.pulse.clear(meeting.world_size)
         means.stacks.clear()
         sockets = console.private_folder() if plan.debugs else None
         if sockets is not None:

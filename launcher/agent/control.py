@@ -19,7 +19,7 @@ from launcher.agent.channel import Channel, ChannelError, Message
 from launcher.agent.coordinator import Coordinator, Limits
 from launcher.agent.hangs import Blamed
 from launcher.agent.hub import Hub
-from launcher.agent.membership import Rounds
+from launcher.agent.membership import Round, Rounds
 from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
@@ -157,6 +157,10 @@ class Control:
         inbox, self._inbox = self._inbox, []
         return inbox
 
+    def keep_alive(self) -> None:
+        """For an agent that waits for something else: sends and takes heartbeats; messages wait for `poll`."""
+        self._inbox = [*self.poll(0.0), *self._inbox]
+
     def _beat(self, now: float) -> None:
         self.send({"type": "beat", **self.status})
         self.status.pop("pace", None)
@@ -212,13 +216,22 @@ class Control:
             self._hub.close()
             self._hub = None
         elif self._channel is not None:
-            give_up = time.monotonic() + CLOSING
-            with contextlib.suppress(ChannelError):
-                while self._channel.unsent and (left := give_up - time.monotonic()) > 0:
-                    _wait(left, self._channel.fileno(), write=True)
-                    self._channel.flush()
+            self._finish(self._channel)
             self._disconnect()
-        self.coordinator = None
+
+    def _finish(self, channel: Channel) -> None:
+        """Waits until the leader has read everything. (To close a connection on which something is still to be read
+        resets it, and what the leader has not read by then is lost.)"""
+        give_up = time.monotonic() + CLOSING
+        with contextlib.suppress(ChannelError):
+            while channel.unsent and (left := give_up - time.monotonic()) > 0:
+                _wait(left, channel.fileno(), write=True)
+                channel.receive()
+                channel.flush()
+            channel.finish()
+            while (left := give_up - time.monotonic()) > 0:
+                _wait(left, channel.fileno())
+                channel.receive()
 
     # -- values that all agents exchange while no ranks run
 
@@ -231,19 +244,23 @@ class Control:
         assert self.coordinator is not None
         self.send({"type": "report", "key": key, "value": value})
         give_up = time.monotonic() + timeout
-        while True:
-            found = self.coordinator.reports.get(key, {})
-            awaited = self.coordinator.present()
-            if awaited <= found.keys() or time.monotonic() >= give_up:
-                return dict(found)
-            self._inbox = [*self.poll(give_up - time.monotonic()), *self._inbox]
-            self._signals.require_none()
+        others: list[Message] = []
+        try:
+            while True:
+                found = self.coordinator.reports.get(key, {})
+                awaited = self.coordinator.present()
+                if awaited <= found.keys() or time.monotonic() >= give_up:
+                    return dict(found)
+                others += self.poll(give_up - time.monotonic())
+                self._signals.require_none()
+        finally:
+            self._inbox = [*others, *self._inbox]
 
     def publish(self, key: str, value: Any) -> None:
-        """On the leader: tells all members of the round."""
-        assert self.coordinator is not None
-        self.coordinator.broadcast({"type": "answer", "key": key, "value": value})
-        self._deliver()
+        """On the leader: tells all other members of the round."""
+        assert self.coordinator is not None and self._hub is not None
+        others = [index for index in self.coordinator.members if index != self.me.index]
+        self._hub.broadcast(others, {"type": "answer", "key": key, "value": value})
 
     def answer(self, key: str, timeout: float) -> Any:
         """On the others: what the leader has published.
@@ -254,10 +271,12 @@ class Control:
         """
         give_up = time.monotonic() + timeout
         while (left := give_up - time.monotonic()) > 0:
-            for message in self.poll(left):
+            messages = self.poll(left)
+            for place, message in enumerate(messages):
                 if message["type"] == "leader_lost":
                     raise LeaderLost(message["reason"])
                 if message["type"] == "answer" and message["key"] == key:
+                    self._inbox = [*messages[place + 1 :], *self._inbox]
                     return message["value"]
             self._signals.require_none()
         raise LeaderLost(f"no answer for {timeout:g} s")
@@ -272,11 +291,24 @@ class Control:
             AttemptOver: the attempt ended before this agent could take part.
             StopRequested: a signal says so.
         """
-        if self._rounds.latest() is not None:
+        if self._has_begun():
             if self.elastic:
                 return self.join()
             raise RendezvousError(f"{self._names[self.me.index]} came too late: the attempt has begun", final=True)
         return self._round_of(History(), 0, range(self.size), self._join_timeout)
+
+    def _has_begun(self) -> bool:
+        """Whether this attempt has had a round; a file server that does not answer is waited for."""
+        give_up = time.monotonic() + self._join_timeout
+        while True:
+            try:
+                return self._rounds.latest() is not None
+            except OSError as error:
+                if time.monotonic() >= give_up:
+                    text = f"{self.me.host} cannot read the rounds of this attempt: {error}"
+                    raise RendezvousError(text, final=True) from None
+            self.poll(0.2)
+            self._signals.require_none()
 
     def next(self, history: History, before: Meeting, lost: Collection[int]) -> tuple[History, Meeting]:
         """The next round, of those that were in the one before, and of those that wait.
@@ -328,19 +360,22 @@ class Control:
         """
         self._stop_leading()
         seen, since = "", time.monotonic()
+        latest: Round | None = None
         while not self._exit_code.exists():
-            latest = self._rounds.latest()
-            if latest is None:
-                raise AttemptOver("its rounds are gone")
-            alive = self._rounds.sign_of_life(latest.number)
+            with contextlib.suppress(OSError):  # a file server that does not answer is no sign of an end
+                latest = self._rounds.latest()
+                if latest is None:
+                    raise AttemptOver("its rounds are gone")
+            alive = seen if latest is None else self._rounds.sign_of_life(latest.number)
             if alive != seen:
                 seen, since = alive, time.monotonic()
             elif time.monotonic() - since > self._limits.heartbeat + FILE_DELAY:
-                raise AttemptOver(f"round {latest.number} has shown no sign of life for so long")
-            with contextlib.suppress(RendezvousError):  # not yet
-                self._connect(self._hosts[latest.leader], [latest.port], latest.leader, REJOIN)
-                history, meeting = self._await_begin(None)
-                return replace(history, listened=True), meeting
+                raise AttemptOver("it has shown no sign of life for so long")
+            if latest is not None:
+                with contextlib.suppress(RendezvousError):  # not yet
+                    self._connect(self._hosts[latest.leader], [latest.port], latest.leader, REJOIN)
+                    history, meeting = self._await_begin(None)
+                    return replace(history, listened=True), meeting
             self.poll(0.2)
             self._signals.require_none()
         raise AttemptOver("it has ended")
@@ -356,6 +391,7 @@ class Control:
                 listener = rendezvous.listen(ports, loopback=self._loopback)
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
+                self._inbox = []
                 self.coordinator = Coordinator(self._limits, self._names, self.me, claim=self._claim, blame=self._blame)
             return self._lead(history, wanted, timeout)
         deadline = time.monotonic() + timeout
@@ -400,7 +436,7 @@ class Control:
                 called = f"{self._hosts[leader]} ({f'member {leader}' if leader else 'rank 0'})"
                 raise RendezvousError(f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}")
             _wait(knocking.pause(), self._signals.wake)
-        self._channel = found
+        self._channel, self._inbox = found, []  # what a leader before this one has said does not count any more
         self._heard = self._looked = time.monotonic()
         first = rendezvous.hello(self.me, found)
         self._mine = Member.of(first["member"])

@@ -12,8 +12,9 @@ Agents send to the leader:
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
-| `ended` | none of its ranks runs any more, and they were not killed for a verdict |
+| `ended` | none of its ranks runs any more, and it waits for the others |
 | `report` | its `value` for `key`: see `Control.collect` |
+| `want`, `agree` | what its ranks want done at a step boundary, and whether all agree: see `stop_agreement` |
 
 The leader sends:
 
@@ -28,6 +29,7 @@ The leader sends:
 | `verdict` | the first failure, and what all do about it |
 | `over` | no rank of this round runs any more |
 | `answer` | the leader's `value` for `key` |
+| `propose`, `commit` | what all ranks do at one step boundary: see `stop_agreement` |
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from launcher.agent.channel import Message
 from launcher.agent.hangs import Blamed
 from launcher.agent.rendezvous import Gathering, Member, refused, some_of
 from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
+from launcher.agent.stop_agreement import LeaderSide
 
 STACKS = 10.0  # seconds in which all agents have sent the stacks of their ranks, and what NCCL has recorded
 HEARSAY = 2.0  # seconds in which every agent that is asked to stop has said so
@@ -133,6 +136,7 @@ class Coordinator:
         self._hang: _Hang | None = None
         self._leave: tuple[float, int] | None = None  # until when agents may say that they leave, and the signal
         self._first_to_stop = ""
+        self._stops = LeaderSide(())
 
     # -- beginning a round
 
@@ -194,6 +198,7 @@ class Coordinator:
         self._join_by = self._joined_at = None
         self._watching = self._over = False
         self._first_to_stop = ""
+        self._stops = LeaderSide(self._agents)
         self.reports.clear()
         rows = [member.row() for member in members]
         begin = {"type": "begin", "round": self.history.round, "port": self._port, "history": asdict(self.history)}
@@ -221,6 +226,7 @@ class Coordinator:
         if agent is None or agent.gone:
             return
         agent.gone = agent.ended = True
+        self._broadcast_all(self._stops.leave(index))
         # While agents say that they leave, `_look_at_leaving` names those that do not.
         if self._watching and self.verdict is None and not self._over and self._leave is None:
             self._lost([agent], "ended without a word (killed, or lost)", now)
@@ -266,6 +272,10 @@ class Coordinator:
     def broadcast(self, message: Message) -> None:
         """Sends to all members of the round."""
         self._send(self.members, message)
+
+    def _broadcast_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.broadcast(message)
 
     def step(self) -> int:
         """Most steps of the run that any agent has told of."""
@@ -334,7 +344,14 @@ class Coordinator:
     def _on_ended(self, index: int, agent: _Agent | None, message: Message, now: float) -> None:
         if agent is not None:
             agent.ended = True
+            self._broadcast_all(self._stops.leave(index))
             self._look_at_ended()
+
+    def _on_want(self, index: int, agent: _Agent | None, message: Message, now: float) -> None:
+        if agent is not None:
+            self._broadcast_all(self._stops.receive(index, message))
+
+    _on_agree = _on_want
 
     def _on_report(self, index: int, agent: _Agent | None, message: Message, now: float) -> None:
         self.reports.setdefault(message["key"], {})[index] = message["value"]

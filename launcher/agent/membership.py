@@ -67,7 +67,9 @@ class Rounds:
             try:
                 os.link(mine, path)
             except FileExistsError:
-                return f"round {number} has begun without {name}"
+                # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
+                if mine.stat().st_nlink == 1:
+                    return f"round {number} has begun without {name}"
             finally:
                 mine.unlink(missing_ok=True)
         except OSError as error:  # a full disk; all that is lost is the safety of a partitioned cluster
@@ -79,14 +81,25 @@ class Rounds:
         return (self._folder / f"{number}.json").exists()
 
     def latest(self) -> Round | None:
-        """The newest round; None: none has begun, as far as can be seen."""
+        """The newest round; None: none has begun. A file that is not one of ours is passed over.
+
+        Raises:
+            OSError: the folder, or a file in it, cannot be read now; that says nothing about the rounds.
+        """
         try:
-            numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
-            values: dict[str, Any] = json.loads((self._folder / f"{max(numbers)}.json").read_text())
-            members = tuple(int(member["index"]) for member in values["members"])
-            return Round(int(values["round"]), str(values["host"]), int(values["port"]), int(values["leader"]), members)
-        except (OSError, ValueError, KeyError, TypeError):
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
             return None
+        numbers = [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()]
+        for number in sorted(numbers, reverse=True):
+            try:
+                values: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
+                members = tuple(int(member["index"]) for member in values["members"])
+                host, port, leader = str(values["host"]), int(values["port"]), int(values["leader"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            return Round(number, host, port, leader, members)
+        return None
 
     def show_life(self, number: int) -> None:
         """For those that wait to join; the leader of the round does it now and then."""

@@ -29,6 +29,7 @@ from launcher.agent.logs import log_name
 from launcher.agent.rendezvous import Meeting
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.signals import Signals
+from launcher.agent.stop_agreement import AgentSide
 from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.node import memory
@@ -40,6 +41,7 @@ from launcher.plan import JobPlan
 
 LATE = 3.0  # seconds that an agent which had to kill its ranks waits for the others: who asked it to stop kills it next
 TICK = 0.1  # seconds between two looks at what ranks print and tell
+AGREES = 0.005  # seconds between two looks while ranks are to answer whether they can stop at a boundary
 DIES = 10.0  # seconds in which a killed rank is gone, unless its node is ill
 DECIDED = 5.0  # seconds beyond a heartbeat in which the leader has decided about a failure
 # What the policy of restarts makes of a failure of a rank; of others it is an error of the program.
@@ -184,12 +186,15 @@ class Supervisor:
         self._killed_at: float | None = None
         self._gives_up: float | None = None  # waiting for the leader or for others
         self._too_late = False
+        self._terminated = False
+        self._left_first = False  # a rank left to resume later, and the others were ended because of that
         self._silent_sent = False
         self._next_care = 0.0
         self._steps = StepWatch(math.inf if plan.debugs else plan.hang_timeout)
         self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.idle_timeout / 4))
         self._memory = memory.Watch()
         self._paces = Paces(plan, means.attempt, means.events, meeting, place, history.round)
+        self._stops = AgentSide(self._first_rank)
 
     def run(self) -> Done | NextRound:
         """Returns when no rank of this agent runs any more, and it is known what comes next.
@@ -220,6 +225,7 @@ class Supervisor:
         self._look_at_signals(now)
         for ended in self._workers.poll():
             self._exits[ended.place] = ended
+        self._agree_on_stops()
         if self._verdict is None or self._phase is Phase.LEAVING:
             self._look_at_ranks(now)
         self._look_at_deadlines(now)
@@ -247,7 +253,7 @@ class Supervisor:
         """Seconds until the next look."""
         if self._phase in (Phase.FAILED, Phase.ENDING) or self._killed_at is not None:
             return 0.02
-        return TICK
+        return AGREES if self._stops.waits else TICK
 
     # -- what is asked of this agent
 
@@ -261,10 +267,22 @@ class Supervisor:
             self._over = True
         elif kind == "hang":
             self._send_stacks()
+        elif kind in ("propose", "commit"):
+            self._stops.receive(message)
         elif kind == "question":
             self._means.desk.answer(message["text"], self._place, self._me.host, self._processes)
         elif kind == "leader_lost":
             self._lose_leader(message["reason"], now)
+
+    def _agree_on_stops(self) -> None:
+        """Lets the ranks, the leader and the other agents know what each wants done at a step boundary."""
+        pulse, stops = self._means.pulse, self._stops
+        before = stops.proposal, stops.committed
+        messages = stops.look(pulse.stops(), self._exits)
+        if (stops.proposal, stops.committed) != before:
+            pulse.show(stops.proposal, stops.committed)
+        for message in messages:
+            self._control.send(message)
 
     def _look_at_signals(self, now: float) -> None:
         """Tells the others of a stop request, and the ranks, or ends those that cannot resume."""
@@ -338,6 +356,7 @@ class Supervisor:
             if self._stop_by is None and self._resumable:
                 self._stop_by = now + self._plan.hang_timeout
             elif self._stop_by is None:
+                self._left_first = True
                 self._report_left()
                 self._terminate(now)  # ranks that do not listen would not leave by themselves
             if not self._alive:
@@ -355,7 +374,7 @@ class Supervisor:
         """Whether ranks that ended with an exit code other than 0 did so to resume later."""
         codes = {failure.code for failure in failed}
         if not self._resumable:
-            return to_blame(failed).code is FailureCode.LEFT
+            return self._left_first or to_blame(failed).code is FailureCode.LEFT
         signalled = self._program_signalled and FailureCode.NO_RETRY not in codes
         leaving = self._phase is Phase.LEAVING or self._too_late
         return bool(FailureCode.LEFT in codes or leaving or signalled)
@@ -497,7 +516,10 @@ class Supervisor:
             self._terminate(now)
 
     def _terminate(self, now: float) -> None:
-        """SIGTERM; whoever is left after launch.grace is killed."""
+        """SIGTERM, once; whoever is left after launch.grace is killed."""
+        if self._terminated:
+            return
+        self._terminated = True
         for place in self._alive:
             self._workers.signal(place, signal.SIGTERM)
         self._stop_by = now + self._plan.grace
@@ -530,7 +552,7 @@ class Supervisor:
             first = min(self._exits)
             return Done(dict(self._exits[first].returned or {}))
         waits = verdict["kind"] in (Kind.LEFT.value, Kind.REGROUP.value)
-        if waits and self._phase is Phase.FAILED:
+        if waits and self._phase is not Phase.ENDED:  # ours could not resume and were ended; others may still save
             self._end(now)
         if waits and not self._over and not (self._gives_up is not None and now > self._gives_up):
             return None

@@ -34,9 +34,10 @@ from launcher.backends.once import Refused, submit_once
 from launcher.backends.parameters import Parameters, folder_of
 from launcher.backends.pbs_environment import name_too, resubmissions
 from launcher.backends.scrub import pbs_environment
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, UnavailableError
 from launcher.node.pbs_task import exports
 from launcher.runs import require_private
+from launcher.shared_files import known, read_text
 
 # submitit knows Slurm's words.
 WORDS = {JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.UNKNOWN: "UNKNOWN"}
@@ -58,11 +59,12 @@ class PBSInfoWatcher(core.InfoWatcher):
         self.register_job(job_id)
 
     def current(self, job_id: str) -> str:
-        """The PBS job that runs it now, or did last."""
-        try:
-            lines = self._files[job_id].read_text().split()
-        except (KeyError, OSError):
-            lines = []
+        """The PBS job that runs it now, or did last.
+
+        Raises:
+            QueryError: nobody can tell now.
+        """
+        lines = _told(self._files[job_id]).split() if job_id in self._files else []
         return lines[-1] if lines else pbs_query.pbs_id(job_id)
 
     def update(self) -> None:
@@ -268,7 +270,7 @@ class PBSExecutor(core.PicklingExecutor):
         try:
             job_id = submit_once(
                 lambda: self._pbs.submit(str(script), os.environ),
-                lambda: _read(told) or self._pbs.find(f"launcher-{uid}", parameters.name),
+                lambda: _told(told) or self._pbs.find(f"launcher-{uid}", parameters.name),
             )
         except Refused:
             _remove(script, *payloads)
@@ -315,11 +317,16 @@ class PBSExecutor(core.PicklingExecutor):
         raise NotImplementedError
 
 
-def _read(file: Path) -> str:
-    """What a job has told of itself, or nothing."""
-    with contextlib.suppress(OSError):
-        return file.read_text()
-    return ""
+def _told(file: Path) -> str:
+    """What a job has told of itself, or nothing.
+
+    Raises:
+        QueryError: nobody can tell now.
+    """
+    try:
+        return known(read_text(file)) or ""
+    except UnavailableError as error:
+        raise QueryError(str(error)) from None
 
 
 def _remove(*paths: Path) -> None:

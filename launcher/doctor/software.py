@@ -21,8 +21,9 @@ NEEDED: Mapping[str, tuple[str, str] | None] = {
     "rich": None, "numpy": None,
 }  # fmt: skip
 OPTIONAL = ("hydra-optuna-sweeper", "tensorboard", "mlflow")
+OLDEST_TORCH = (2, 4)  # as in pyproject.toml; of a vendor's 2.9.0a0+50eac811a6 only 2.9 counts
+TORCH = f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
 SLOW_IMPORT = 15.0  # seconds for `import torch` after which its file system is slow
-TORCH = (("2", "13"), "2.14")
 LOOK_AT_TORCH = """
 import json, time
 began = time.perf_counter()
@@ -97,7 +98,7 @@ def launcher() -> Iterator[Finding]:
 def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
     """torch as a process of its own has found it; a text: why it has not."""
     if isinstance(found, str):
-        yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install 'torch>=2.13,<2.14'")
+        yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
         return
     build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPU only"
     backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
@@ -106,8 +107,8 @@ def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
     told += f"; import took {found['took']:.1f} s"
     if not found["backends"]:
         yield problem("torch", told, "install a torch with gloo")
-    elif not (2, 13) <= _parts(found["version"])[:2] < (2, 14):
-        yield problem("torch", told, "pip install 'torch>=2.13,<2.14': the agent builds on its elastic agent")
+    elif _parts(found["version"])[:2] < OLDEST_TORCH:
+        yield problem("torch", told, f"pip install '{TORCH}'")
     elif found["took"] > SLOW_IMPORT:
         yield warning(
             "torch", told, "its file system is slow: every rank reads it; put the environment on a faster one, or into "

@@ -22,8 +22,9 @@ def stopping(step: int | None = None) -> bool:
     """Whether to save now and leave with exit code 75, because the attempt is to end. Call it after each step.
 
     All ranks of the process group must call it equally often: they agree, so that all of them hear it after the same
-    step. Where steps are short they do so in the background, each half second or 64 steps. Why it is to end (time that
-    is nearly up, a signal, RUN/stop) is in the run's events. Without a process group it is this process's own flag.
+    step. That is agreed on through their agents, or, where this process has none and steps are short, in the background
+    each half second or 64 steps. Why it is to end (time that is nearly up, a signal, RUN/stop) is in the run's events.
+    Without a process group it is this process's own flag.
 
     The first call takes SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 from whoever had them, and tells the agent that this rank
     leaves by itself: it is not ended, and a rank that does not get to its next call within launch.hang_timeout counts

@@ -11,6 +11,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import pdb
 import sys
@@ -191,8 +192,12 @@ def _install_torch(distributed_c10d: Any) -> None:
     if distributed_c10d.default_pg_nccl_timeout is not None:
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=FOREVER)
     # It would set the time of all groups to an hour, and read /dev/stdin.
-    dist.breakpoint.__defaults__ = (0, 0, None)  # rank, skip, timeout_s
-    dist._make_distributed_pdb = _the
+    names = list(inspect.signature(dist.breakpoint).parameters)
+    if "timeout_s" in names:  # the last one; torch 2.6 has none, and sets no time
+        dist.breakpoint.__defaults__ = (*(dist.breakpoint.__defaults__ or ())[:-1], None)
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # what makes its debugger: a function; before, the class
+        if hasattr(dist, name):
+            setattr(dist, name, _the)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

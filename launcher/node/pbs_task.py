@@ -27,6 +27,7 @@ from pathlib import Path
 from launcher import errors, event_file, secret
 from launcher.node.events import current_attempt
 from launcher.public import SECRETS
+from launcher.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
@@ -121,6 +122,7 @@ class PbsTask:
         self._copied, self._sent = 0, dict.fromkeys((signal.SIGTERM, signal.SIGKILL), 0.0)
         self._wanted: signal.Signals | None = None
         self._half_over: float | None = None
+        self._unread_since: float | None = None
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._messengers: list[subprocess.Popen[bytes]] = []
@@ -138,9 +140,12 @@ class PbsTask:
     def poll(self) -> int | None:
         if self._code is None and self._process is not None:
             self._signal()
-            written, gone = self._read("exit"), self._process.poll() is not None
+            found, gone = read_text(self._file("exit"), patience=0), self._process.poll() is not None
             self._copy_output()
-            self._code = self._judge(written, gone)
+            if isinstance(found, Unavailable) and self._wanted is not signal.SIGKILL:
+                self._code = self._unread(found)
+            else:
+                self._code = self._judge(_line(found), gone)
             if self._code is not None:
                 for process in (self._process, *self._messengers):  # they wait for nodes that are gone
                     process.kill()
@@ -156,8 +161,18 @@ class PbsTask:
         self._wanted = signal.SIGKILL
         self._signal()
 
+    def _unread(self, found: Unavailable) -> int | None:
+        """How a task ended whose exit status cannot be read: nobody can tell, and after a while it can be resumed."""
+        self._unread_since = self._unread_since or time.monotonic()
+        self._half_over = None  # it may be there, so nothing is concluded from its absence
+        if time.monotonic() < self._unread_since + IN_A_JOB:
+            return None
+        self._blame(f"is not known to have ended: {found.reason}")
+        return errors.RESUME
+
     def _judge(self, written: str, gone: bool) -> int | None:
         """How it ended, or None when that is still open."""
+        self._unread_since = None
         if not (written or gone):
             killed = self._sent[signal.SIGKILL]
             if not killed or time.monotonic() < killed + UNREACHABLE:
@@ -229,8 +244,13 @@ class PbsTask:
             return ""
         if not whole:
             return text
-        line, end, _ = text.partition("\n")
-        return line if end else ""
+        return _line(Ok(text))
 
     def _file(self, suffix: str) -> Path:
         return self._folder / f"{self._number}.{suffix}"
+
+
+def _line(found: Outcome[str | None]) -> str:
+    """The first line of what was read, once it is whole."""
+    line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
+    return line if end else ""

@@ -37,6 +37,7 @@ from launcher.plan import JobPlan
 ALONE = 40.0  # seconds for what a node tells alone: a driver may take long to wake up eight GPUs
 TOGETHER = 50.0  # seconds for all of them; more with many ranks
 PER_RANK = 0.02  # seconds more for each
+LOOK = 0.2  # seconds between two looks at the other agents meanwhile
 SLACK = 5.0  # seconds that word of it takes
 
 _context = multiprocessing.get_context("fork")
@@ -131,7 +132,8 @@ class Preflight:
         give_up, found = time.monotonic() + patience, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
         while waiting and (left := give_up - time.monotonic()) > 0:
-            for pipe in multiprocessing.connection.wait([*waiting], left):
+            self._control.keep_alive()
+            for pipe in multiprocessing.connection.wait([*waiting], min(left, LOOK)):
                 assert isinstance(pipe, Connection)
                 place = waiting.pop(pipe)
                 try:

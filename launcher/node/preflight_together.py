@@ -18,6 +18,7 @@ from torch.distributed import Store
 
 from launcher.node.interfaces import listen
 from launcher.node.preflight_checks import Level, Problem
+from launcher.worker.torch_compat import destroy_without_gil
 
 CALL = 2.0  # seconds for another node to answer
 SKEW = 1.0  # seconds of difference between clocks that are told
@@ -163,3 +164,4 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
         device_id=where if where.type == "cuda" and backend == "nccl" else None,
     )  # fmt: skip
+    destroy_without_gil(dist.group.WORLD)

@@ -1,4 +1,8 @@
-"""Signs of life of forked ranks, in memory that their agent shares with them: no file, no lock, no system call."""
+"""Signs of life of forked ranks, in memory that their agent shares with them: no file, no lock, no system call.
+
+The memory begins with what the agent shows to all of its ranks. Then each rank has a place: its signs of life, its
+pace, and its part in the agreement on stops (see `stop_memory`).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,15 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from launcher.agent.stop_agreement import Proposal, RankState
+from launcher.node import stop_memory
+from launcher.node.stop_memory import AgentWords, RankWords
+
 INTERVAL = 1.0  # seconds between two beats of a rank that waits
 _SLOT = struct.Struct("=qqqq")  # how it takes a stop, last step, beats, how far it has joined
 _PACE = struct.Struct("@dq")  # seconds that a step takes it, steps of which that was measured
-_SIZE = _SLOT.size + _PACE.size
+_AGENT = stop_memory.AGENT
+_SIZE = _SLOT.size + _PACE.size + stop_memory.RANK
 _NAME = "launcher-pulse"
 _IGNORES, _LISTENS, _GIVES_UP = 0, 1, 2
 _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
@@ -41,10 +50,18 @@ class Sign:
 
 
 class Slot:
-    """One rank's place; it alone writes there, and a torn read harms nobody."""
+    """One rank's place; it alone writes there, and a torn read harms nobody.
+
+    Attributes:
+        stop: its part in the agreement on stops.
+        agent: what its agent shows of that agreement to all of its ranks.
+    """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
-        self._memory, self._offset = memory, index * _SIZE
+        self._memory, self._offset = memory, _AGENT + index * _SIZE
+        self.agent = AgentWords(memory)
+        self.stop = RankWords(memory, self._offset + _SLOT.size + _PACE.size)
+        self.stop.write(RankState())
         self._listens, self._step, self._beats, self._joining = _IGNORES, -1, 0, _ABSENT
         self._write()
         self.pace(0.0, 0)
@@ -93,15 +110,20 @@ class Pulse:
 
     def __init__(self, ranks: int) -> None:
         self._file = os.fdopen(os.memfd_create(_NAME), "r+b", buffering=0)  # a rank may become another program
-        self._file.truncate(ranks * _SIZE)
-        self._memory = mmap.mmap(self._file.fileno(), ranks * _SIZE)
+        self._file.truncate(_AGENT + ranks * _SIZE)
+        self._memory = mmap.mmap(self._file.fileno(), _AGENT + ranks * _SIZE)
         self._ranks = ranks
         self.clear()
 
-    def clear(self) -> None:
-        """Forgets what earlier ranks have told."""
-        for index in range(self._ranks):
-            Slot(self._memory, index)
+    def clear(self, world_size: int = 0) -> None:
+        """Forgets what earlier ranks have told.
+
+        Args:
+            world_size: ranks of all agents, which agree on stops through their agents; 0: they do not.
+        """
+        self._agent = AgentWords(self._memory)
+        self._agent.clear(world_size)
+        self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> Slot:
         """For the rank with this place among the agent's own, in its own process."""
@@ -113,15 +135,23 @@ class Pulse:
 
     def signs(self) -> list[Sign]:
         """What each rank has told, in order."""
-        told = (_SLOT.unpack_from(self._memory, index * _SIZE) for index in range(self._ranks))
+        told = (_SLOT.unpack_from(self._memory, _AGENT + index * _SIZE) for index in range(self._ranks))
         return [
             Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
             for how, step, beats, joining in told
         ]
 
+    def show(self, proposal: Proposal | None, committed: int) -> None:
+        """Shows the ranks the newest proposal of a stop, and the number of the last one that was committed."""
+        self._agent.show(proposal, committed)
+
+    def stops(self) -> list[RankState]:
+        """What each rank says about stops, in order."""
+        return [words.read() for words in self._stops]
+
     def paces(self) -> list[tuple[float, int]]:
         """(seconds of a step, steps measured) of each rank, in order; (0, 0): it has told none."""
-        return [_PACE.unpack_from(self._memory, index * _SIZE + _SLOT.size) for index in range(self._ranks)]
+        return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
 _mine: Slot | None = None

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "compute_local_shape_and_global_offset",
-    "destroy_without_gil", "distribute_tensor", "fully_shard", "local_part", "store_on", "without_crc32",
+    "destroy_without_gil", "distribute_tensor", "fsdp_computes_on", "fully_shard", "local_part", "store_on",
+    "without_crc32",
 ]  # fmt: skip
 
 # Where they are, the newest place first: DTensor became public in 2.5, FSDP2 in 2.6. Imported at first use, since FSDP
@@ -70,6 +71,11 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
     for dim, (start, length) in enumerate(zip(offset, shape, strict=True)):
         whole = whole.narrow(dim, start if length else 0, length)
     return whole
+
+
+def fsdp_computes_on(device: torch.device) -> bool:
+    """Whether `fully_shard` can: for CPUs it records events on streams, which torch 2.4 to 2.6 do not have there."""
+    return device.type != "cpu" or hasattr(torch.cpu.Stream, "record_event")
 
 
 # -- stores

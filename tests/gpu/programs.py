@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 from launcher import errors
 from launcher.node import Checkpointer, lease, progress, stopping
 from launcher.node.settings import settings
+from launcher.worker.torch_compat import DTensor, Shard
 
 CYCLES = 1_500_000_000  # about a second of a GPU's clock
 FOR_EVER = 1 << 60  # cycles; decades

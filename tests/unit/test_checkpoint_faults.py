@@ -14,13 +14,14 @@ import torch
 from workload_ranks import run_ranks
 
 from launcher import errors
-from launcher.checkpoint import checkpointer as module
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
+from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import together
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
-from launcher.node import Env, rank
+from launcher.node import Env
+from launcher.worker import main as rank
 from tests.fakes import faulty_files
 from tests.fakes.faulty_files import Fault, FaultyFiles
 

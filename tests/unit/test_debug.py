@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import pdb
@@ -222,6 +223,11 @@ def test_frames_above_the_workload_are_not_shown(rank: JobPlan) -> None:
     user.leave()
 
 
+def makes_debugger(dist: Any) -> str:
+    """By which name torch makes its debugger."""
+    return "_make_distributed_pdb" if hasattr(dist, "_make_distributed_pdb") else "_DistributedPdb"
+
+
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What `install` changes is as it was afterwards."""
@@ -234,7 +240,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(sys, "stdin", NoTerminal())
     for where, name in (
-        (sys, "breakpointhook"), (pdb, "set_trace"), (dist, "breakpoint"), (dist, "_make_distributed_pdb"),
+        (sys, "breakpointhook"), (pdb, "set_trace"), (dist, "breakpoint"), (dist, makes_debugger(dist)),
         (distributed_c10d, "default_pg_timeout"), (distributed_c10d, "default_pg_nccl_timeout"),
         (dist.breakpoint, "__defaults__"),
     ):  # fmt: skip
@@ -268,8 +274,9 @@ def test_groups_made_without_a_time_have_all_of_it(rank: JobPlan, hooks: Any) ->
 
     debug.install(**debug.wanted(rank))
     assert distributed_c10d._get_default_timeout(hooks.Backend("gloo")) == timedelta(seconds=debug.FOREVER)
-    assert hooks.breakpoint.__defaults__ == (0, 0, None)
-    assert isinstance(hooks._make_distributed_pdb(), debug.Debugger)
+    time = inspect.signature(hooks.breakpoint).parameters.get("timeout_s")  # torch 2.4 and 2.6 set no time
+    assert time is None or time.default is None
+    assert isinstance(getattr(hooks, makes_debugger(hooks))(), debug.Debugger)
 
 
 def test_torch_is_seen_to_when_a_program_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

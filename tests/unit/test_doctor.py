@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from launcher.backends.base import QueryError
 from launcher.backends.detect import Kind, Qsub
@@ -173,12 +175,28 @@ TORCH = {
         ({"cuda": None, "gpus": []}, OK, "CPU only"),
         ({"took": 40.0}, WARNING, "import took 40.0 s"),
         ({"backends": []}, PROBLEM, "no backend"),
-        ({"version": "2.4.1"}, PROBLEM, "2.4.1"),
+        ({"version": "2.3.1+cu121"}, PROBLEM, "2.3.1"),
+        ({"version": "2.4.0+cpu"}, OK, "2.4.0"),
+        ({"version": "2.15.0"}, OK, "2.15.0"),
+        ({"version": "2.9.0a0+50eac811a6.nv25.09"}, OK, "2.9.0a0+50eac811a6.nv25.09"),
+        ({"version": "3.0.0.dev20261101+rocm7.2"}, OK, "3.0.0.dev20261101"),
     ],
 )
 def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -> None:
     found = only(software.torch({**TORCH, **changes}))
     assert (found.level, words in found.says) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [("2.3.1", False), ("2.4.0", True), ("2.15.0", True), ("2.9.0a0+50eac811a6.nv25.09", True), ("3.0.0", True)],
+)
+def test_the_package_asks_for_the_same_torch_as_the_doctor(version: str, enough: bool) -> None:
+    """Pre-releases that are installed count for pip."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (asked,) = re.findall(r'^  "torch(.*)",$', project, re.MULTILINE)
+    assert f"torch{asked}" == software.TORCH
+    assert SpecifierSet(asked).contains(version, prereleases=True) is enough
 
 
 def test_a_torch_that_is_not_there_is_a_problem() -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from launcher.node.paces import Paces, interval
-from launcher.node.rendezvous import Meeting, Member
 from torch import nn
 from workload_ranks import run_ranks
 
 from launcher import event_file, runs
+from launcher.agent import stragglers
+from launcher.agent.rendezvous import Meeting, Member
+from launcher.agent.stragglers import Paces, interval
 from launcher.config import DDPMnist, FSDPLm, Sync
-from launcher.node import Env, pace, paces, pulse
+from launcher.node import Env, pace, pulse
 from launcher.node.pace import Pace
 from launcher.node.pulse import Pulse
 from launcher.node.settings import Settings
@@ -194,25 +194,6 @@ def test_the_slow_rank_is_told_from_those_that_wait_for_it(config: Any, steps: i
 # -- at the agent
 
 
-class FakeBoard:
-    """The store of all agents, without one."""
-
-    def __init__(self) -> None:
-        self.told: dict[int, str] = {}
-        self.place = 0
-
-    def tell_pace(self, text: str) -> None:
-        self.told[self.place] = text
-
-    def paces(self, members: int) -> list[bytes]:
-        return [self.told.get(place, "").encode() for place in range(members)]
-
-
-class FakeStore:
-    def set(self, key: str, value: str) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("age", "straggler_time", "seconds"),
     [(0, 60, 10), (2000, 60, 20), (1e6, 60, 60), (0, 4, 1), (1e6, 4, 4), (0, 3600, 10), (1e6, 3600, 60)],
@@ -227,27 +208,29 @@ def test_the_first_agent_names_a_slow_rank_once(
     attempt = runs.Attempt(runs.Run(tmp_path), 0)
     attempt.path.mkdir(parents=True)
     plan = bare_plan(straggler_time=20, straggler_factor=1.5)
-    meeting = Meeting(FakeStore(), "", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)  # type: ignore[arg-type]
+    meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
     events: list[tuple[str, dict[str, Any]]] = []
-    board: Any = FakeBoard()
+    sent: list[dict[str, Any]] = []
     agents = [
-        Paces(plan, attempt, lambda event, **values: events.append((event, values)), board, meeting, index, 0)  # type: ignore[arg-type]
+        Paces(plan, attempt, lambda event, **values: events.append((event, values)), meeting, index, 0)  # type: ignore[arg-type]
         for index in range(2)
     ]
     now, wall = time.monotonic(), 1000.0
-    monkeypatch.setattr(paces.time, "time", lambda: wall)
+    monkeypatch.setattr(stragglers.time, "time", lambda: wall)
     for number in range(1, 12):
         now, wall = now + 5, wall + 5
         for index in (1, 0):
-            board.place = index
-            agents[index].look([(0.1, number), (0.3 if index else 0.1, number)], now)
+            if told := agents[index].look([(0.1, number), (0.3 if index else 0.1, number)], now):
+                sent.append(told)
+        agents[0].judge(sent)
+        sent.clear()
     ((event, values),) = events
     assert event == "straggler"
     assert (values["rank"], values["host"], values["ratio"]) == (3, "node1", 3.0)
     assert capsys.readouterr().err.startswith("launcher: rank 3 on node1 needs 3.0 times the others' time (since ")
     written = attempt.paces()
     assert {(each["host"], each["rank"]) for each in written} == {("node0", 0), ("node1", 2)}
-    assert json.loads(board.told[1])["seconds"] == [0.1, 0.3]
+    assert next(each for each in written if each["rank"] == 2)["seconds"] == [0.1, 0.3]
 
 
 def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from launcher import held
 from launcher.errors import ConfigError
 from launcher.node import pbs_task, pbsdsh
 from launcher.node.hostlist import hosts_of
-from launcher.node.pbs_task import PbsTask, exports
+from launcher.node.pbs_task import PATIENCE, PbsTask, exports
+from launcher.shared_files import IN_A_JOB
+from tests.unit.faults import FileServer
 
 
 @pytest.mark.parametrize(
@@ -140,3 +142,30 @@ def test_a_task_that_was_told_to_stop_is_over_when_it_says_so(tmp_path: Path, mo
     finally:
         task.kill()
         task.poll()
+
+
+def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    monkeypatch.delenv("LAUNCHER_RUN_DIR", raising=False)
+    clock = [1000.0]
+    monkeypatch.setattr(pbs_task.time, "monotonic", lambda: clock[0])
+    gone = tmp_path / "pbsdsh"
+    gone.write_text("#!/bin/bash\nexit 0\n")
+    gone.chmod(0o700)
+    task = PbsTask(str(gone), 0, "here", tmp_path, 0, 0)
+    task.start()
+    assert task._process is not None
+    task._process.wait()
+    (tmp_path / "0.exit").write_text("0\n")
+    server.fail("0.exit")
+    for _ in range(3):
+        assert task.poll() is None
+        clock[0] += PATIENCE + 1
+    server.recover()
+    assert task.poll() == 0
+    task._code = None
+    server.fail("0.exit")
+    assert task.poll() is None
+    clock[0] += 2 * IN_A_JOB
+    assert task.poll() == 75

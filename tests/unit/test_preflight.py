@@ -19,11 +19,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launcher.node.rendezvous import Meeting, Member
 from torch.distributed import TCPStore
 from workload_ranks import _context, run_ranks
 
 from launcher import errors, runs
+from launcher.agent.control import Control
+from launcher.agent.coordinator import Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.rendezvous import Member
+from launcher.agent.signals import Signals
 from launcher.node import Env, interfaces, preflight, preflight_process
 from launcher.node import preflight_checks as checks
 from launcher.node import preflight_together as together
@@ -138,7 +142,7 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     from dataclasses import asdict
 
     verdict = Verdict(Then.WITHOUT, (("a", "b"),), (3,), (("c", "d"), ("e", "f")), "g", 93)
-    assert verdict_of(json.dumps(asdict(verdict)).encode()) == verdict
+    assert verdict_of(json.loads(json.dumps(asdict(verdict)))) == verdict
 
 
 # -- the checks
@@ -488,23 +492,34 @@ def is_off(index: int) -> None:
         together.judge_clock = lambda ahead, error: judge(7.0, 0.1)
 
 
+def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:
+    return Control(
+        members[index], attempt=folder / "attempts" / "0",
+        limits=Limits(least, None, None, None, None, heartbeat, 3),
+        names=[f"node{member.index}" for member in members], hosts=["localhost"] * len(members), secret=b"secret",
+        key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),
+        blame=lambda _: Blamed("", "", None, None),
+    )  # fmt: skip
+
+
 def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, prepare: Callable[[int], None],
            pipe: Connection) -> None:  # fmt: skip
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    forever = timedelta(seconds=60)
     if index == 0:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=forever)
-        pipe.send(store.port)
+        pipe.send(0)
     else:
-        store = TCPStore("localhost", pipe.recv(), is_master=False, wait_for_workers=False, timeout=forever)
+        pipe.recv()
+    control = _control(index, members, folder, plan.min_nodes)
+    _, meeting = control.first()
+    if meeting.listener is not None:
+        meeting.listener.close()
     pipe.send("there")
     pipe.recv()
     prepare(index)
     events: dict[str, Any] = {}
     verdict = Preflight(
         plan, runs.Attempt(runs.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
-        Meeting(store, "localhost", store.port, tuple(members), "lo"), index,
-        least=plan.min_nodes, name=lambda indices: f"node{indices[0]}", round_number=0,
+        control, meeting, round_number=0,
     ).run()  # fmt: skip
     pipe.send((verdict, events))
     pipe.recv()
@@ -589,17 +604,51 @@ def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
 
 
 def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its store does not answer any more, and nobody waits for ever."""
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    mine = TCPStore("localhost", store.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    """It does not answer any more, and nobody waits for ever."""
     monkeypatch.setattr(preflight, "ALONE", 0.5)
     monkeypatch.setattr(preflight, "TOGETHER", 0.5)
     monkeypatch.setattr(Preflight, "_fork", lambda self: None)
-    members = tuple(Member(index, index, f"host{index}", 1) for index in range(2))
+    (tmp_path / "attempts" / "0").mkdir(parents=True)
+    members = [Member(index, index, f"host{index}", 1) for index in range(2)]
+    leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
+    thread = threading.Thread(target=leader.first)
+    thread.start()
+    _, meeting = mine.first()
+    thread.join()
     verdict = Preflight(
         bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
-        Meeting(mine, "localhost", store.port, members, None), 1,
-        least=1, name=lambda indices: f"node{indices[0]}", round_number=0,
+        mine, meeting, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (Then.WITHOUT, (0,))
     assert "does not answer" in verdict.bad[0][1]
+    assert leader._hub is not None
+    leader._hub.close()
+
+
+def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path: Path) -> None:
+    """A driver that wakes up slowly on the first node is no reason to continue without it."""
+    (tmp_path / "attempts" / "0").mkdir(parents=True)
+    members = [Member(index, index, f"host{index}", 1) for index in range(2)]
+    leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
+    thread = threading.Thread(target=leader.first)
+    thread.start()
+    _, meeting = other.first()
+    thread.join()
+    check_of_it, pipe = _context.Pipe()
+    part = Preflight(
+        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        leader, meeting, round_number=0,
+    )  # fmt: skip
+    part._children = [(None, check_of_it)]
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(part._answers(60, lambda place: None)))  # type: ignore[arg-type, return-value]
+    thread.start()
+    lost: list[Any] = []
+    give_up = time.monotonic() + 3.0
+    while time.monotonic() < give_up:
+        lost += [message for message in other.poll(0.1) if message["type"] == "leader_lost"]
+    pipe.send([])
+    thread.join()
+    assert (lost, found) == ([], [[]])
+    assert leader._hub is not None
+    leader._hub.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launcher.agent.stop_agreement import Cause, Proposal, RankState, Want
 from launcher.node import Env, pulse, stop
 from launcher.node.pulse import Pulse
 from launcher.node.settings import Settings
@@ -114,6 +116,70 @@ def test_the_agent_hears_that_the_rank_listens_and_how_far_it_is(monkeypatch: py
     assert (mine.listens, mine.step, mine.beats) == (True, 7, 1)
     shared.clear()
     assert shared.signs()[1].listens is False
+
+
+def with_agent(monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> Pulse:
+    """This process is one of so many ranks, all of one agent."""
+    shared = Pulse(1)
+    shared.clear(world_size)
+    monkeypatch.setattr(pulse, "_mine", shared.slot(0))
+    return shared
+
+
+def test_with_an_agent_no_group_is_made_and_the_agent_sees_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = with_agent(monkeypatch)
+    flag = Stop(env_of(2, (0, 0), 2), Settings())  # a group could not be made here
+    assert flag.boundary(1, save_due=True) == GO_ON
+    os.kill(os.getpid(), signal.SIGTERM)  # seen in the middle of a step
+    assert shared.stops()[0] == RankState(1, cause=Cause.TERM, save=True)
+    shared.show(Proposal(1, 2, Want(Cause.TERM, 1, save=True)), 1)
+    assert flag.boundary(2) == Verdict("told to stop (rank 1 on here)", save=True)
+    assert replace(shared.stops()[0], step_time=0.0) == RankState(2, acted=1)
+    os.kill(os.getpid(), signal.SIGTERM)  # while it saves
+    assert shared.stops()[0].cause is Cause.NONE
+
+
+def test_boundaries_are_counted_on_by_the_next_training_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = with_agent(monkeypatch)
+    first = Stop(env_of(2, (0, 0), 2), Settings())
+    first.boundary(1)
+    first.close()
+    assert shared.stops()[0] == RankState(1, closed=True)
+    second = Stop(env_of(2, (0, 0), 2), Settings())
+    second.boundary(1)
+    assert shared.stops()[0] == RankState(2)
+
+
+def test_a_forked_process_of_a_rank_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = with_agent(monkeypatch)
+    flag = Stop(env_of(2, (0, 0), 2), Settings())
+    if (pid := os.fork()) == 0:
+        flag._told(signal.SIGTERM, None)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert shared.stops()[0] == RankState()
+
+
+def test_a_group_of_some_ranks_agrees_without_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = []
+    monkeypatch.setattr(dist, "new_group", lambda backend: groups.append(backend))
+    with_agent(monkeypatch, world_size=4)
+    Stop(env_of(2, (0, 0), 2), Settings())
+    assert groups == ["gloo"]
+
+
+def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+    shared = with_agent(monkeypatch)
+    flag = Stop(env_of(2, (0, 0), 2), Settings(deadline=time.time() + 100, lead=10))
+    flag._step_time, clock[0] = 20.0, 1069.0
+    flag.boundary(1)
+    assert shared.stops()[0].cause is Cause.NONE
+    clock[0] = 1071.0
+    flag._last = 1051.0
+    flag.boundary(2)
+    assert shared.stops()[0].cause is Cause.DEADLINE
 
 
 def stopped_at(config: dict[str, Any], env: Env) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from launcher.backends import executor as executor_module
 from launcher.backends import points
 from launcher.backends.base import JobState, QueryError, SchedulerJob
 from launcher.backends.executor import RunExecutor
+from launcher.backends.pbs import PBSInfoWatcher
 from launcher.backends.slurm_query import Slurm
 from launcher.cli import follow
 from launcher.cli.status_rows import Rows
@@ -23,7 +24,7 @@ from launcher.config import Program
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.lookup import all_runs, find
 from launcher.node import after as gate
-from launcher.node import again, lease, rank
+from launcher.node import again, lease
 from launcher.node.again import What
 from launcher.node.events import not_begun
 from launcher.node.minder import Minder
@@ -31,6 +32,7 @@ from launcher.runs import Attempt, Run
 from launcher.sweep_control import again as started_again
 from launcher.sweep_live import look_at
 from launcher.sweeps import Manifest, Sweep
+from launcher.worker import main as rank
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
@@ -337,6 +339,28 @@ def test_the_exit_code_is_written_when_the_file_server_is_back(
     server.fail("exit_code")
     Attempt(run, 0).write_exit_code(1)
     assert "the exit code 1 cannot be written" in capsys.readouterr().err
+
+
+def test_a_function_on_pbs_that_went_on_is_not_over_because_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    class Queue:
+        def jobs(self) -> dict[str, SchedulerJob]:
+            return {"2": SchedulerJob("2", JobState.RUNNING, "R")}
+
+        def history(self) -> dict[str, SchedulerJob]:
+            return {}
+
+    (tmp_path / "resubmitted.txt").write_text("2.server\n")
+    watcher = PBSInfoWatcher(pbs=Queue())  # type: ignore[arg-type]
+    watcher.register("1.server", tmp_path / "resubmitted.txt")
+    assert watcher.current("1.server") == "2.server"
+    server.fail("resubmitted.txt")
+    for _ in range(3):
+        watcher.update()
+    assert not watcher.is_done("1.server", mode="cache")
+    with pytest.raises(QueryError):
+        watcher.current("1.server")
 
 
 # -- the start of a node

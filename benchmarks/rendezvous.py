@@ -1,0 +1,168 @@
+"""How long simulated agents take to meet, and what that and their heartbeats cost the one that leads, in one run.
+
+    python -m benchmarks.rendezvous [--agents 1024] [--short]
+
+All agents are on this machine: the leader in this process, the others as threads of two more. The ratio is to plain
+clients of torch's TCPStore that connect and read one key, fewer of them, because they stall where name servers do not
+answer: the line compares the seconds that one agent, or one client, takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.measure import Result, report
+from launcher.agent.control import Control
+from launcher.agent.coordinator import Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.hub import Hub
+from launcher.agent.rendezvous import Member
+from launcher.agent.signals import Signals
+
+AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
+HEARTBEAT = 30.0
+SECONDS = 5.0  # in which all have met
+AT_REST = 0.2  # of a core
+_context = multiprocessing.get_context("fork")
+
+
+def agent(index: int, size: int, folder: Path) -> Control:
+    names = [f"node{number}" for number in range(size)]
+    return Control(
+        Member(index, index, names[index], 1), attempt=folder,
+        limits=Limits(size, None, None, None, None, HEARTBEAT, 3), names=names, hosts=["localhost"] * size,
+        secret=b"benchmark", key=str(folder), port_range=(20000, 32767), join_timeout=120.0, signals=Signals(),
+        blame=lambda _: Blamed("", "", None, None),
+    )  # fmt: skip
+
+
+def _others(indices: range, size: int, folder: Path, pipe: Connection) -> None:
+    """Agents as threads of one process: they meet, and send a heartbeat now and then until the end."""
+    threading.stack_size(1 << 18)
+    ended = threading.Event()
+
+    def one(index: int) -> None:
+        control = agent(index, size, folder)
+        control.first()
+        while not ended.is_set():
+            control.poll(HEARTBEAT / 10)
+
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in indices]
+    for thread in threads:
+        thread.start()
+    pipe.recv()
+
+
+def _meet(size: int, rest: float) -> tuple[float, float, int, float]:
+    """Seconds until all have met, the leader's CPU seconds for it, messages to it, and its share of a core at rest."""
+    messages = 0
+    real = Hub.poll
+
+    def poll(self: Hub, timeout: float) -> list[tuple[int, dict[str, object] | None]]:
+        nonlocal messages
+        events = real(self, timeout)
+        messages += len(events)
+        return events
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, children = Path(name), []
+        began = time.monotonic()
+        for place in range(PROCESSES):
+            ours, theirs = _context.Pipe()
+            process = _context.Process(target=_others, args=(range(1 + place, size, PROCESSES), size, folder, theirs))
+            process.start()
+            children.append((process, ours))
+        try:
+            Hub.poll = poll  # type: ignore[method-assign]
+            leader, cpu = agent(0, size, folder), time.process_time()
+            _, meeting = leader.first()
+            seconds, cpu, met = time.monotonic() - began, time.process_time() - cpu, messages
+            assert meeting.listener is not None
+            meeting.listener.close()
+            settled = time.monotonic() + 3.0  # the answers are on their way
+            while time.monotonic() < settled:
+                leader.poll(0.1)
+            start, used = time.monotonic(), time.process_time()
+            while time.monotonic() < start + rest:
+                leader.poll(0.1)
+            share = (time.process_time() - used) / (time.monotonic() - start)
+        finally:
+            Hub.poll = real  # type: ignore[method-assign]
+            for process, _ in children:
+                process.kill()
+                process.join()
+    return seconds, cpu, met, share
+
+
+def _clients(count: int, limit: float) -> tuple[float, int]:
+    """Seconds in which clients of a TCPStore have connected and read a key, and how many have by then."""
+    from torch.distributed import TCPStore
+
+    def serve(pipe: Connection) -> None:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store.set("key", "value")
+        pipe.send(store.port)
+        pipe.recv()
+
+    ours, theirs = _context.Pipe()
+    server = _context.Process(target=serve, args=(theirs,))
+    server.start()
+    port, done = ours.recv(), []
+
+    def one() -> None:
+        store = TCPStore("localhost", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store.get("key")
+        done.append(store)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=one, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, began + limit - time.monotonic()))
+    seconds, reached = time.monotonic() - began, len(done)
+    server.kill()
+    server.join()
+    return seconds, max(1, reached)
+
+
+def results(agents: int = AGENTS, clients: int = CLIENTS, rest: float = 10.0) -> list[Result]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1 << 16) if most > 0 else 1 << 16, most))
+    seconds, cpu, messages, share = _meet(agents, rest)
+    theirs, reached = _clients(clients, 30.0)
+    return [
+        Result(
+            f"{agents} agents meet", seconds, SECONDS,
+            f"{messages} messages to the leader, {cpu:.2f} s of its CPU time", unit="s",
+        ),
+        Result(f"share of a core of the leader of {agents} agents at rest", share, AT_REST, f"in {rest:g} s"),
+        Result(
+            "one of these agents / one client of a TCPStore that reads a key", seconds / agents / (theirs / reached),
+            1.0, f"{reached} of {clients} clients in {theirs:.2f} s",
+        ),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=AGENTS, help="agents, the leader included")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="clients of torch's store")
+    parser.add_argument("--short", action="store_true", help="a look at 128 agents")
+    options = parser.parse_args()
+    if options.short:
+        return report(results(128, 16, 3.0))
+    return report(results(options.agents, options.clients))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,552 @@
+"""Agents of one job, in threads of this process: they meet, lose each other, continue, come back, and part."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent import control as control_module
+from launcher.agent import membership
+from launcher.agent.channel import ChannelError
+from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
+from launcher.agent.coordinator import Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.membership import Rounds
+from launcher.agent.rendezvous import Meeting, Member, RendezvousError
+from launcher.agent.restart_policy import History
+from launcher.agent.signals import Signals, StopRequested
+
+LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
+ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
+Make = Callable[..., Control]
+
+
+class FakeSignals(Signals):
+    def ignore(self) -> None:
+        pass
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes one of three agents, two of which are enough."""
+    made: list[Control] = []
+    key = f"test/{random.randrange(2**60)}"
+
+    def agent(index: int, *, least: int = 2, heartbeat: float = 30, size: int = 3, join: float = ENOUGH) -> Control:
+        names = [f"node{number}" for number in range(size)]
+        control = Control(
+            Member(index, index, names[index], 1), attempt=tmp_path,
+            limits=Limits(least, None, None, None, None, heartbeat, 3), names=names, hosts=["localhost"] * size,
+            secret=b"the run's", key=key, port_range=(LOW, LOW + 2000), join_timeout=join, signals=FakeSignals(),
+            blame=lambda _: Blamed("", "", None, None),
+        )  # fmt: skip
+        made.append(control)
+        return control
+
+    yield agent
+    for control in made:
+        if control._hub is not None:
+            control._hub.close()
+        control._disconnect()
+
+
+def together(*parts: Callable[[], Any]) -> list[Any]:
+    """What each part returns, or the error that it raises; all run at once."""
+    with ThreadPoolExecutor(len(parts)) as pool:
+        futures = [pool.submit(part) for part in parts]
+    return [future.exception() or future.result() for future in futures]
+
+
+def indices(meeting: Meeting) -> list[int]:
+    return [member.index for member in meeting.members]
+
+
+def met(*agents: Control) -> list[Meeting]:
+    """The first round of these."""
+    found = together(*(agent.first for agent in agents))
+    assert all(isinstance(each, tuple) for each in found), found
+    for _, meeting in found:
+        if meeting.listener is not None:
+            meeting.listener.close()
+    return [meeting for _, meeting in found]
+
+
+def continued(*parts: Callable[[], Any]) -> list[Any]:
+    """Meetings of the next round, or errors."""
+    found = together(*parts)
+    for each in found:
+        if isinstance(each, tuple) and each[1].listener is not None:
+            each[1].listener.close()
+    return [each[1] if isinstance(each, tuple) else each for each in found]
+
+
+def messages(agent: Control, kind: str, count: int = 1) -> list[Any]:
+    """The next messages of that type to this agent; others are passed over."""
+    found: list[Any] = []
+    give_up = time.monotonic() + ENOUGH
+    while len(found) < count:
+        assert time.monotonic() < give_up, found
+        found += [message for message in agent.poll(0.05) if message["type"] == kind]
+    return found
+
+
+class Polling:
+    """Agents that go on in the background, as they do while their ranks run."""
+
+    def __init__(self, *agents: Control) -> None:
+        self.seen: dict[Control, list[Any]] = {agent: [] for agent in agents}
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._poll, args=(agent,)) for agent in agents]
+
+    def _poll(self, agent: Control) -> None:
+        while not self._stop.is_set():
+            self.seen[agent] += agent.poll(0.02)
+
+    def __enter__(self) -> Polling:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+R1 = History(round=1)
+
+
+# -- rounds
+
+
+def test_all_meet_and_the_first_leads(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    meetings = met(*agents)
+    assert [indices(meeting) for meeting in meetings] == [[0, 1, 2]] * 3
+    assert [agent.leads for agent in agents] == [True, False, False]
+    assert {meeting.port for meeting in meetings} == {meetings[0].port}
+    assert {meeting.interface for meeting in meetings} == {"lo"}
+    assert agents[0].begun(0) and not agents[0].begun(1)
+
+
+def test_the_next_round_keeps_its_connections_and_has_a_port_of_its_own(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    first = met(*agents)
+    channels = [agent._channel for agent in agents]
+    second = continued(
+        *(lambda agent=agent, old=old: agent.next(R1, old, ()) for agent, old in zip(agents, first, strict=True))
+    )
+    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3
+    assert [agent._channel for agent in agents] == channels
+    assert len({meeting.port for meeting in second}) == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_member_is_done_without_also_the_first(make: Make, lost: int) -> None:
+    """The lowest that is left leads."""
+    agents = [make(index) for index in range(3)]
+    first = met(*agents)
+    gone = agents[lost]
+    if gone._hub is not None:
+        gone._hub.close()
+        gone._hub = None
+    gone._disconnect()
+    left = [index for index in range(3) if index != lost]
+    second = continued(*(lambda index=index: agents[index].next(R1, first[index], [lost]) for index in left))
+    assert [indices(meeting) for meeting in second] == [left, left], second
+    assert [agents[index].leads for index in left] == [True, False]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_who_does_not_come_is_given_up(make: Make, lost: int) -> None:
+    """Nobody knows yet that it is lost; if it is the leader, the next one takes its place."""
+    agents = [make(index, heartbeat=4) for index in range(3)]
+    first = met(*agents)
+    if lost == 0:
+        assert agents[0]._hub is not None
+        agents[0]._hub.close()
+        agents[0]._hub = None
+    left = [index for index in range(3) if index != lost]
+    second = continued(*(lambda index=index: agents[index].next(R1, first[index], ()) for index in left))
+    assert [indices(meeting) for meeting in second] == [left, left], second
+
+
+def test_too_few_do_not_continue(make: Make) -> None:
+    agents = [make(index, heartbeat=1) for index in range(3)]
+    first = met(*agents)
+    (error,) = continued(lambda: agents[0].next(R1, first[0], ()))
+    assert isinstance(error, RendezvousError)
+    assert str(error) == "node1, node2 did not reach node0 in time: 1 of 3 arrived"
+    (error,) = continued(lambda: agents[2].next(R1, first[2], (0, 1)))
+    assert isinstance(error, RendezvousError)
+    assert str(error) == "only node2 are left, and 2 are needed"
+
+
+def test_of_two_halves_one_continues(make: Make) -> None:
+    """They cannot reach each other; the folder that both see decides."""
+    agents = [make(index, least=1) for index in range(3)]
+    first = met(*agents)
+    (alone,) = continued(lambda: agents[0].next(R1, first[0], (1, 2)))
+    assert indices(alone) == [0]
+    others = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
+    assert [type(each) for each in others] == [Overtaken, Overtaken], others
+
+
+def test_a_leader_that_is_cut_off_and_overtaken_leads_nobody(make: Make) -> None:
+    agents = [make(index, least=1, heartbeat=2) for index in range(3)]
+    first = met(*agents)
+    second = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
+    assert [indices(meeting) for meeting in second] == [[1, 2], [1, 2]], second
+    (error,) = continued(lambda: agents[0].next(R1, first[0], (1, 2)))
+    assert isinstance(error, Overtaken)
+
+
+def test_a_leader_that_was_lost_while_something_was_sent_is_not_lost_again(make: Make) -> None:
+    """That it was lost is known by the time of the next round, and says nothing about the leader of that one."""
+    agents = [make(index) for index in range(3)]
+    first = met(*agents)
+    assert agents[0]._hub is not None
+    agents[0]._hub.close()
+    agents[0]._hub = None
+    for index in (1, 2):
+        for _ in range(3):  # the first ones still fit into the socket
+            agents[index].send({"type": "ended"})
+            time.sleep(0.01)
+        assert agents[index]._inbox, "the leader's end was found while something was sent"
+    second = continued(*(lambda index=index: agents[index].next(R1, first[index], (0,)) for index in (1, 2)))
+    assert [indices(meeting) for meeting in second] == [[1, 2], [1, 2]], second
+
+
+def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    first = met(*agents)
+    agents[2]._disconnect()
+    second = continued(*(lambda index=index: agents[index].next(R1, first[index], (2,)) for index in (0, 1)))
+    leader = agents[0].coordinator
+    assert leader is not None
+
+    def lead() -> Any:
+        give_up = time.monotonic() + ENOUGH
+        while leader.waiting != [2] and time.monotonic() < give_up:
+            agents[0].poll(0.05)
+        return agents[0].next(History(round=2), second[0], ())
+
+    third = together(lead, lambda: agents[1].next(History(round=2), second[1], ()), agents[2].join)
+    assert [indices(meeting) for _, meeting in third] == [[0, 1, 2]] * 3, third
+    history, _ = third[2]
+    assert (history.round, history.listened) == (2, True)
+    third[0][1].listener.close()
+
+
+def test_a_member_that_comes_late_joins_when_fewer_are_enough(make: Make) -> None:
+    agents = [make(index, join=1.0) for index in range(3)]
+    first = met(agents[0], agents[1])
+    assert indices(first[0]) == [0, 1]
+    late = make(2)
+    leader = agents[0].coordinator
+    assert leader is not None
+
+    def lead() -> Any:
+        while leader.waiting != [2]:
+            agents[0].poll(0.05)
+        return agents[0].next(R1, first[0], ())
+
+    second = continued(lead, lambda: agents[1].next(R1, first[1], ()), late.first)
+    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3, second
+
+
+def test_a_member_that_comes_late_is_refused_when_all_are_needed(make: Make) -> None:
+    met(make(0, size=1, least=1))
+    (error,) = together(make(0, size=1, least=1).first)
+    assert isinstance(error, RendezvousError) and error.final
+    assert str(error) == "node0 came too late: the attempt has begun"
+
+
+def test_who_waits_leaves_when_the_attempt_ends(make: Make, tmp_path: Path) -> None:
+    agents = [make(0), make(1)]
+    for agent in agents:
+        agent._join_timeout = 1.0
+    met(*agents)
+    with Polling(*agents):
+        timer = threading.Timer(0.3, (tmp_path / "exit_code").write_text, ["0"])
+        timer.start()
+        (error,) = together(make(2).first)
+        timer.join()
+    assert isinstance(error, AttemptOver)
+
+
+def test_who_waits_is_told_that_all_is_over(make: Make) -> None:
+    agents = [make(0, join=1.0), make(1, join=1.0)]
+    met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    leader.watch(time.monotonic())
+
+    def lead() -> None:
+        while leader.waiting != [2]:
+            agents[0].poll(0.05)
+        for agent in agents:
+            agent.send({"type": "ended"})
+        messages(agents[0], "over")
+
+    results = together(lead, lambda: messages(agents[1], "over"), make(2).first)
+    assert isinstance(results[2], AttemptOver), results
+
+
+def test_a_stop_request_ends_every_wait(make: Make) -> None:
+    for index in (0, 1):
+        agent = make(index)
+        agent._signals._take(15, None)
+        agent._signals._writer.send(b"\0")
+        (error,) = together(agent.first)
+        assert isinstance(error, StopRequested)
+
+
+# -- an unreliable file system
+
+
+def test_rounds_that_cannot_be_read_for_a_moment_are_not_gone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits to join does not take a file server that stutters for the end of the attempt."""
+    agents = [make(index, join=1.0) for index in range(2)]
+    first = met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    real, failures = Path.read_text, [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
+
+    def read_text(self: Path, *args: Any, **options: Any) -> str:
+        if self.parent.name == "rounds" and failures:
+            raise OSError(failures.pop(), "file server")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+    def lead() -> Any:
+        while leader.waiting != [2]:
+            agents[0].poll(0.05)
+        return agents[0].next(R1, first[0], ())
+
+    second = continued(lead, lambda: agents[1].next(R1, first[1], ()), make(2).first)
+    assert [indices(meeting) for meeting in second] == [[0, 1, 2]] * 3, second
+    assert failures == []
+
+
+ME = Member(0, 0, "node0", 1)
+
+
+def test_a_round_is_claimed_once_and_read_by_all(tmp_path: Path) -> None:
+    one, other = Rounds(tmp_path / "rounds"), Rounds(tmp_path / "rounds")
+    assert one.latest() is None and not one.begun(0)
+    assert one.claim(0, ME, 1234, [ME], "n0") is None
+    assert other.claim(0, Member(1, 1, "node1", 1), 99, [], "n1") == "round 0 has begun without n1"
+    assert other.latest() == membership.Round(0, "node0", 1234, 0, (0,))
+    assert [path.name for path in (tmp_path / "rounds").iterdir()] == ["0.json"]
+
+
+def test_a_claim_whose_answer_was_lost_on_the_way_is_still_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS sends the request again when the answer is lost, and the second one finds the link that the first made."""
+    real = membership.os.link
+
+    def link(source: Any, target: Any) -> None:
+        real(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists", str(target))
+
+    monkeypatch.setattr(membership.os, "link", link)
+    rounds = Rounds(tmp_path / "rounds")
+    assert rounds.claim(0, ME, 1234, [ME], "n0") is None
+    assert rounds.claim(0, Member(1, 1, "node1", 1), 99, [], "n1") == "round 0 has begun without n1"
+
+
+def test_many_claim_a_round_and_one_gets_it(tmp_path: Path) -> None:
+    def claim(index: int) -> Callable[[], Any]:
+        return lambda: Rounds(tmp_path / "rounds").claim(0, Member(index, index, "n", 1), index, [], f"n{index}")
+
+    assert together(*(claim(index) for index in range(16))).count(None) == 1
+
+
+def test_what_is_no_round_is_passed_over(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    rounds.claim(0, ME, 1234, [ME], "n0")
+    for name, text in (("1.json", "{"), ("x.json", "{}"), (".2-0", "{}"), ("3.json", "[]")):
+        (tmp_path / "rounds" / name).write_text(text)
+    latest = rounds.latest()
+    assert latest is not None and latest.number == 0
+
+
+# -- heartbeats
+
+
+def test_a_leader_that_is_silent_is_lost(make: Make) -> None:
+    agents = [make(index, size=2, heartbeat=0.4) for index in range(2)]
+    met(*agents)
+    (lost,) = messages(agents[1], "leader_lost")
+    assert lost["reason"] == "no heartbeat for 0.4 s (launch.heartbeat)"
+    assert agents[1].poll(0) == [], "it is told once"
+
+
+def test_a_leader_that_ends_is_lost_at_once(make: Make) -> None:
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    assert agents[0]._hub is not None
+    agents[0]._hub.close()
+    agents[0]._hub = None
+    (lost,) = messages(agents[1], "leader_lost")
+    assert "closed" in lost["reason"] or "reset" in lost["reason"]
+
+
+def test_heartbeats_keep_both_sides_together(make: Make) -> None:
+    agents = [make(index, size=2, heartbeat=2) for index in range(2)]
+    met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    leader.watch(time.monotonic())
+    with Polling(*agents) as polling:
+        agents[1].status["step"] = 7
+        agents[1].beat()
+        give_up = time.monotonic() + 3
+        while time.monotonic() < give_up:
+            time.sleep(0.05)
+    assert polling.seen == {agents[0]: [], agents[1]: []}
+    assert leader.step() == 7
+
+
+# -- questions and answers
+
+
+def test_what_members_report_is_collected_and_the_answer_published(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    met(*agents)
+
+    def part(index: int) -> Any:
+        agent = agents[index]
+        answers = []
+        for key in ("first", "second"):
+            if agent.leads:
+                found = sorted(agent.collect(key, [key, index], ENOUGH).values())
+                agent.publish(key, found)
+                answers.append(found)
+            else:
+                agent.send({"type": "report", "key": key, "value": [key, index]})
+                answers.append(agent.answer(key, ENOUGH))
+        return answers
+
+    wanted = [[[key, index] for index in range(3)] for key in ("first", "second")]
+    assert together(*(lambda index=index: part(index) for index in range(3))) == [wanted] * 3
+
+
+def test_answers_that_come_together_are_all_heard(make: Make) -> None:
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    agents[0].publish("a", 1)
+    agents[0].publish("b", 2)
+    assert agents[1].answer("a", ENOUGH) == 1
+    assert agents[1].answer("b", 5) == 2
+
+
+def test_collecting_does_not_spin_while_a_message_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    agents[0]._inbox.append({"type": "warning", "reason": "x"})
+    assert agents[0]._hub is not None
+    looks, real = 0, agents[0]._hub.poll
+
+    def poll(timeout: float) -> Any:
+        nonlocal looks
+        looks += 1
+        return real(timeout)
+
+    monkeypatch.setattr(agents[0]._hub, "poll", poll)
+    assert agents[0].collect("k", 0, 0.5) == {0: 0}
+    assert looks < 20
+    assert agents[0].poll(0) == [{"type": "warning", "reason": "x"}], "it is not forgotten either"
+
+
+def test_collecting_takes_what_has_come_when_time_is_up_and_does_not_wait_for_the_lost(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    met(*agents)
+    agents[1].send({"type": "report", "key": "k", "value": 1})
+    agents[2]._disconnect()
+    assert agents[0].collect("k", 0, 10_000) == {0: 0, 1: 1}
+    assert agents[0].collect("other", 0, 0.05) == {0: 0}
+
+
+def test_an_answer_of_a_leader_that_is_gone(make: Make) -> None:
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    assert agents[0]._hub is not None
+    agents[0]._hub.close()
+    agents[0]._hub = None
+    with pytest.raises(LeaderLost):
+        agents[1].answer("k", ENOUGH)
+
+
+# -- closing
+
+
+def test_closing_delivers_everything_that_was_sent(make: Make) -> None:
+    """Also to a leader that reads late, and while its heartbeats wait to be read here."""
+    agents = [make(index, size=2, heartbeat=600) for index in range(2)]
+    met(*agents)
+    large = "x" * (8 << 20)
+    closed = threading.Event()
+
+    def ends() -> None:
+        agents[1].send({"type": "report", "key": "large", "value": large})
+        agents[1].send({"type": "report", "key": "last", "value": 1})
+        agents[1].close()
+        closed.set()
+
+    thread = threading.Thread(target=ends)
+    assert agents[0]._hub is not None
+    agents[0]._hub.broadcast([1], {"type": "beat"})  # arrives, and nobody reads it any more
+    thread.start()
+    time.sleep(0.2)
+    assert agents[0].coordinator is not None
+    reports = agents[0].coordinator.reports
+    give_up = time.monotonic() + ENOUGH
+    while not closed.is_set() or "last" not in reports:
+        assert time.monotonic() < give_up, "it was lost"
+        agents[0].poll(0.05)
+        if closed.is_set() and not agents[0]._hub.channels:
+            break
+    thread.join()
+    assert reports["large"] == {1: large}
+    assert reports["last"] == {1: 1}
+
+
+def test_a_leader_closes_when_all_have_heard_the_last_word(make: Make) -> None:
+    agents = [make(index) for index in range(3)]
+    met(*agents)
+    agents[0].publish("last", "word")
+
+    def ends(agent: Control) -> Any:
+        answer = agent.answer("last", ENOUGH)
+        agent.close()
+        return answer
+
+    assert together(agents[0].close, *(lambda agent=agent: ends(agent) for agent in agents[1:])) == [
+        None,
+        "word",
+        "word",
+    ]
+    assert not agents[0].leads
+
+
+def test_closing_does_not_wait_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "CLOSING", 0.1)
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    agents[0].close()  # the other does nothing
+    agents[1].close()
+    with suppress(ChannelError):
+        agents[1].send({"type": "ended"})  # nobody is there; it is no error

@@ -1,0 +1,763 @@
+"""Agents of one job, with ranks that do what a test says, by a clock that a test sets: what each of them does, and how
+the attempt ends on each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import errors, event_file, runs
+from launcher.agent import hangs
+from launcher.agent.channel import Message
+from launcher.agent.coordinator import STACKS, Coordinator, Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.rendezvous import Meeting, Member
+from launcher.agent.restart_policy import History
+from launcher.agent.signals import Signals
+from launcher.agent.supervisor import DECIDED, DIES, LATE, AttemptFailed, Done, Means, NextRound, Supervisor
+from launcher.agent.workers import WorkerExit
+from launcher.node.answers import Desk
+from launcher.node.events import Events
+from launcher.node.pulse import Pulse, Slot
+from launcher.plan import JobPlan
+from launcher.worker.handover import WorkerError
+from tests.unit.plans import bare_plan
+
+HEARTBEAT, GRACE, HANG = 10, 20, 60
+TERM, KILL, USR2 = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
+Outcome = Done | NextRound | AttemptFailed
+
+
+class FakeWorkers:
+    """Ranks that run until a test ends them, or SIGKILL does."""
+
+    def __init__(self, ranks: int, first_rank: int) -> None:
+        self.ranks, self.first_rank = ranks, first_rank
+        self.signals: list[tuple[int, int]] = []
+        self.alive = set(range(ranks))
+        self.immortal = False
+        self.on_signal: Callable[[int, int], None] = lambda place, number: None
+        self._ended: list[WorkerExit] = []
+
+    def end(self, place: int, code: int, *, returned: Any = None, error: WorkerError | None = None) -> None:
+        if place in self.alive:
+            self.alive.remove(place)
+            self._ended.append(
+                WorkerExit(
+                    place, self.first_rank + place, 10**9 + place, code, returned, error, float(len(self._ended))
+                )
+            )
+
+    def poll(self) -> list[WorkerExit]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def pids(self) -> list[int]:
+        return [10**9 + place for place in range(self.ranks)]  # no process has such a number
+
+    def signal(self, place: int, number: int) -> None:
+        self.signals.append((place, number))
+        self.on_signal(place, number)
+
+    def kill(self) -> None:
+        for place in sorted(self.alive):
+            self.signals.append((place, KILL))
+            if not self.immortal:
+                self.end(place, -KILL)
+
+    def forward_output(self) -> bool:
+        return False
+
+
+class FakeSignals(Signals):
+    """Signals that a test sends."""
+
+    ignored = False
+
+    def send(self, number: signal.Signals) -> None:
+        self._take(number, None)
+
+    def ignore(self) -> None:
+        self.ignored = True
+
+
+class FakeLine:
+    """A connection to the leader's coordinator, without sockets."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self._job, self._index = job, index
+        self.status: dict[str, Any] = {}
+        self.coordinator = job.coordinator if index == 0 else None
+        self.inbox: list[Message] = []
+        self.connected = True
+
+    def send(self, message: Message) -> None:
+        if self.connected:
+            self._job.coordinator.receive(self._index, message, self._job.now)
+            self._job.deliver()
+
+    def beat(self) -> None:
+        self.send({"type": "beat", **self.status})
+        self.status.pop("pace", None)
+
+    def poll(self, timeout: float) -> list[Message]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+
+class Agent:
+    """One agent: its supervisor, what it works with, and how it has ended."""
+
+    def __init__(self, job: Job, index: int, attempt: runs.Attempt, history: History) -> None:
+        self.index, member = index, job.members[index]
+        self.signals, self.pulse = FakeSignals(), Pulse(member.ranks)
+        stacks = hangs.Stacks(member.ranks)
+        self.events = attempt.events_file(f"node-{index}")
+        self.means = Means(
+            job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, stacks,
+            Desk(attempt, stacks), [{}] * member.ranks,
+        )  # fmt: skip
+        self.slots: list[Slot] = [self.pulse.slot(place) for place in range(member.ranks)]
+        self.workers = FakeWorkers(member.ranks, index * member.ranks)
+        self.line = FakeLine(job, index)
+        self.outcome: Outcome | None = None
+        meeting = Meeting("localhost", 1, tuple(job.members), None)
+        self.supervisor = Supervisor(
+            self.means, self.line, self.workers, meeting, index, history, clock=lambda: job.now
+        )  # fmt: skip
+
+    def turn(self) -> None:
+        if self.outcome is None:
+            try:
+                self.outcome = self.supervisor.turn(self.line.poll(0))
+            except AttemptFailed as failed:
+                self.outcome = failed
+
+    def listen(self, step: int = 5) -> None:
+        """Its ranks look for stop requests, and have done some steps."""
+        for slot in self.slots:
+            slot.arrive()
+            slot.join()
+            slot.listen()
+            if step >= 0:
+                slot.beat(step)
+
+    def told(self) -> list[dict[str, Any]]:
+        return list(event_file.read(self.events))
+
+
+class Job:
+    """All agents, and the leader's coordinator."""
+
+    def __init__(
+        self, folder: Path, *, agents: int = 2, ranks: int = 2, history: History | None = None, listen: bool = True,
+        step: int = 5, **fields: Any,
+    ) -> None:  # fmt: skip
+        values = {
+            "heartbeat": HEARTBEAT, "grace": GRACE, "hang_timeout": HANG, "start_timeout": 300, "idle_timeout": 900,
+            "max_restarts": 3, "nodes": agents, "min_nodes": 1, "run_dir": str(folder),
+        }  # fmt: skip
+        self.plan: JobPlan = bare_plan(**{**values, **fields})
+        self.now = 1000.0
+        self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
+        self.blamed = Blamed("rank 1 on node0", "is stopped (state T)", 1, 5)
+        self.agents: list[Agent] = []
+        plan = self.plan
+        limits = Limits(
+            plan.min_nodes, 60, plan.start_timeout, plan.idle_timeout, plan.hang_timeout, HEARTBEAT, plan.max_restarts
+        )
+        names = [f"n{index}" for index in range(agents)]
+        self.coordinator = Coordinator(
+            limits, names, self.members[0], claim=lambda *_: None, blame=lambda _: self.blamed
+        )
+        history = history or History()
+        self.attempt = runs.Attempt(runs.Run(folder), 0)
+        self.attempt.logs.mkdir(parents=True)
+        self.attempt.events_file("node-0").parent.mkdir()
+        self.coordinator.gather(history, range(agents), 1, 60, self.now)
+        for member in self.members[1:]:
+            self.coordinator.receive(member.index, {"type": "hello", "member": member.row()}, self.now)
+        self.coordinator.tick(self.now)
+        self.coordinator.take_outbox()
+        self.coordinator.watch(self.now)
+        self.agents = [Agent(self, index, self.attempt, history) for index in range(agents)]
+        self.run(0.3)
+        if listen:
+            for agent in self.agents:
+                agent.listen(step)
+            self.run(0.3)
+
+    def deliver(self) -> None:
+        for indices, message in self.coordinator.take_outbox():
+            for index in indices:
+                if self.agents and self.agents[index].line.connected:
+                    self.agents[index].line.inbox.append(message)
+
+    def run(self, seconds: float) -> None:
+        """Time passes."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            leads = self.agents[0].line.connected
+            for agent in self.agents:
+                if agent.outcome is None and agent.line.connected:
+                    agent.line.beat()
+            if leads:
+                self.coordinator.tick(self.now)
+                self.deliver()
+            for agent in self.agents:
+                agent.turn()
+
+    def cut(self, index: int) -> None:
+        """A node is gone. For the others it is the leader that is lost if it is the first one."""
+        self.agents[index].line.connected = False
+        self.agents[index].outcome = AttemptFailed("gone")
+        if index:
+            self.coordinator.disconnected(index, self.now)
+            self.deliver()
+            return
+        for agent in self.agents[1:]:
+            agent.line.connected = False
+            agent.line.inbox.append({"type": "leader_lost", "reason": "Connection reset by peer"})
+
+    def ended(self) -> list[Any]:
+        """How each agent has ended: metrics, `round N`, or the exit code."""
+        words: list[Any] = []
+        for agent in self.agents:
+            outcome = agent.outcome
+            if isinstance(outcome, AttemptFailed):
+                words.append(outcome.exit_code)
+            elif isinstance(outcome, NextRound):
+                words.append(f"round {outcome.history.round}")
+            else:
+                words.append(None if outcome is None else outcome.metrics)
+        return words
+
+    def failed(self, index: int = 0) -> AttemptFailed:
+        outcome = self.agents[index].outcome
+        assert isinstance(outcome, AttemptFailed), outcome
+        return outcome
+
+    def next_round(self, index: int = 0) -> NextRound:
+        outcome = self.agents[index].outcome
+        assert isinstance(outcome, NextRound), outcome
+        return outcome
+
+    def finish(self, index: int) -> None:
+        """All ranks of an agent have done their work."""
+        agent = self.agents[index]
+        for place in range(agent.workers.ranks):
+            agent.workers.end(place, 0, returned={"loss": index})
+
+    def leave(self, index: int) -> None:
+        """All ranks of an agent save, and leave to resume later."""
+        for place in list(self.agents[index].workers.alive):
+            self.agents[index].workers.end(place, errors.RESUME)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Job]:
+    return lambda **options: Job(tmp_path, **options)
+
+
+def raised(message: str = "boom", *, lost_peer: bool = False, final: bool = False) -> WorkerError:
+    return WorkerError("raised", "ValueError", message, f"Traceback\nValueError: {message}\n", lost_peer, final)
+
+
+def sent_to(agent: Agent) -> Mapping[int, list[int]]:
+    return {
+        place: [number for to, number in agent.workers.signals if to == place] for place in range(agent.workers.ranks)
+    }
+
+
+# -- the work is done
+
+
+def test_all_ranks_return(job: Callable[..., Job]) -> None:
+    one = job()
+    one.finish(0)
+    one.run(5)
+    assert one.ended() == [None, None], "the first agent waits for the other"
+    one.finish(1)
+    one.run(0.5)
+    assert one.ended() == [{"loss": 0}, {"loss": 1}]
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+
+
+def test_one_that_has_finished_waits_as_long_as_the_others_work(job: Callable[..., Job]) -> None:
+    one = job()
+    one.finish(1)
+    for _ in range(20):
+        one.agents[0].slots[0].beat()
+        one.agents[0].slots[1].beat()
+        one.run(HEARTBEAT)
+    assert one.ended() == [None, None]
+
+
+def test_one_that_has_finished_starts_again_with_the_others(job: Callable[..., Job]) -> None:
+    one = job()
+    one.finish(1)
+    one.run(0.3)
+    one.agents[0].workers.end(0, -KILL)
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+
+
+# -- ranks that fail
+
+
+def test_a_rank_that_is_killed_after_progress_starts_again_on_all_nodes(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].workers.end(0, -KILL)
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+    assert one.next_round(0).history == one.next_round(1).history
+    assert one.next_round(0).history.best == 5
+    assert [agent.workers.alive for agent in one.agents] == [set(), set()]
+    assert sent_to(one.agents[0]) == {0: [KILL], 1: [KILL]}, "what they have not saved is lost already"
+    (event,) = one.agents[1].told()
+    assert (event["event"], event["cause"]) == ("restart", "rank 2 on node1: killed by SIGKILL")
+    assert one.agents[0].told() == [], "who saw it tells it"
+
+
+def test_a_rank_that_raises_without_progress_ends_the_attempt(job: Callable[..., Job]) -> None:
+    one = job(step=-1)
+    one.agents[0].workers.end(1, 1, error=raised())
+    one.run(1)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+    assert (one.failed(0).ours, one.failed(1).ours) == (True, False)
+    assert (one.failed(0).decides, one.failed(1).decides) == (True, False)
+    assert str(one.failed(1)) == str(one.failed(0)) == "rank 1 on node0: ValueError: boom"
+    (event,) = one.agents[0].told()
+    assert (event["event"], event["rank"], event["traceback"]) == ("fault", 1, "Traceback\nValueError: boom\n")
+
+
+def test_a_rank_that_raises_after_progress_starts_again(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].workers.end(1, 1, error=raised())
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+
+
+@pytest.mark.parametrize("how", ["final", "gives up"])
+def test_an_error_that_would_come_again_is_not_tried_again(job: Callable[..., Job], how: str) -> None:
+    one = job()
+    if how == "gives up":
+        one.agents[0].slots[1].give_up()
+    one.agents[0].workers.end(1, 1, error=raised(final=how == "final"))
+    one.run(1)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+
+
+def test_ranks_that_cannot_resume_are_ended_gently(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    one.agents[0].workers.end(0, 1, error=raised())
+    one.run(1)
+    assert one.ended() == [None, None]
+    assert sent_to(one.agents[1]) == {0: [TERM], 1: [TERM]}
+    assert sent_to(one.agents[0]) == {0: [], 1: [TERM]}
+    one.run(GRACE)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+    assert sent_to(one.agents[1]) == {0: [TERM, KILL], 1: [TERM, KILL]}
+
+
+def test_a_rank_that_exits_early_with_0_has_failed(job: Callable[..., Job]) -> None:
+    one = job(step=-1)
+    one.agents[1].workers.end(1, 0)
+    one.run(1)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+    assert str(one.failed()) == "rank 3 on node1 exited with code 0 before its work was done"
+
+
+def test_93_ends_the_attempt_for_good(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].workers.end(0, errors.NO_RETRY)
+    one.run(1)
+    assert one.ended() == [errors.NO_RETRY, errors.NO_RETRY]
+
+
+def test_the_death_is_blamed_and_not_who_lost_a_peer_by_it(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].workers.end(0, 1, error=raised("Connection closed by peer", lost_peer=True))
+    one.agents[0].workers.end(1, -signal.SIGSEGV)
+    one.run(1)
+    assert one.next_round().history.first == "rank 1 on node0: killed by SIGSEGV"
+
+
+def test_a_survivor_that_lost_a_peer_on_another_node_is_no_error_of_the_program(job: Callable[..., Job]) -> None:
+    """Its agent hears of the end of its own ranks first; restarts are tried although nothing got further."""
+    one = job(step=-1)
+    one.agents[0].workers.end(0, 1, error=raised("Connection closed by peer", lost_peer=True))
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+
+
+def test_a_second_failure_elsewhere_changes_nothing(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].workers.end(0, -KILL)
+    one.agents[1].workers.end(0, errors.NO_RETRY)
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+    assert one.next_round(0).history == one.next_round(1).history
+
+
+def test_ranks_that_do_not_die_end_the_attempt_to_resume_elsewhere(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].workers.immortal = True
+    one.agents[0].workers.end(0, -KILL)
+    one.run(DIES - 0.5)
+    assert one.ended()[0] is None
+    one.run(2)
+    assert one.ended()[0] == errors.RESUME
+    assert "node0" in str(one.failed(0)) and "still there" in str(one.failed(0))
+
+
+# -- ranks that leave to resume later
+
+
+def test_ranks_that_leave_give_the_others_time_to_save(job: Callable[..., Job]) -> None:
+    one = job()
+    one.leave(1)
+    one.run(1)
+    assert one.ended() == [None, None]
+    assert KILL not in [number for _, number in one.agents[0].workers.signals]
+    one.leave(0)
+    one.run(1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert str(one.failed(1)) == "stopped: ranks 2, 3 on node1 left with exit code 75"
+
+
+def test_ranks_that_do_not_follow_are_killed_in_the_end(job: Callable[..., Job]) -> None:
+    one = job()
+    one.leave(1)
+    one.run(HANG + 2 * LATE + 3)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert sent_to(one.agents[0])[0][-1] == KILL
+
+
+def test_a_rank_that_leaves_by_itself_ends_ranks_elsewhere_that_do_not_listen(job: Callable[..., Job]) -> None:
+    """A function that ends with 75, and others that know nothing of stop requests."""
+    one = job(listen=False)
+    one.leave(1)
+    one.run(1)
+    assert sent_to(one.agents[0]) == {0: [TERM], 1: [TERM]}
+    one.agents[0].workers.end(0, -TERM)
+    one.agents[0].workers.end(1, -TERM)
+    one.run(1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_one_rank_of_a_node_that_leaves_ends_the_node_s_others_that_do_not_listen(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    one.agents[1].workers.end(0, errors.RESUME)
+    one.run(1)
+    assert sent_to(one.agents[1])[1] == [TERM]
+    one.run(2 * GRACE)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_a_node_that_is_lost_while_others_leave_is_not_waited_for(job: Callable[..., Job]) -> None:
+    one = job(agents=3)
+    one.leave(1)
+    one.run(0.5)
+    one.leave(0)
+    one.cut(2)
+    one.run(1)
+    assert one.ended()[:2] == [errors.RESUME, errors.RESUME]
+
+
+# -- stop requests
+
+
+def test_ranks_that_listen_are_asked_and_leave(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].signals.send(TERM)
+    one.run(1)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [TERM], 1: [TERM]}, "once each, on all nodes"
+    one.leave(0)
+    one.leave(1)
+    one.run(1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert "stopped: node1 was told to stop (SIGTERM)" in str(one.failed(0))
+
+
+def test_ranks_that_listen_and_do_not_leave_are_killed_after_the_grace(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].signals.send(TERM)
+    one.run(GRACE - 1)
+    assert one.agents[0].workers.alive
+    one.run(2)
+    assert not one.agents[0].workers.alive
+    one.run(LATE + 1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert f"did not leave within {GRACE} s and were killed" in str(one.failed(0))
+
+
+def test_ranks_that_do_not_listen_end_with_the_signal(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    for agent in one.agents:
+        agent.signals.send(TERM)
+    one.run(0.5)
+    assert [agent.signals.ignored for agent in one.agents] == [True, True]
+    for agent in one.agents:
+        assert sent_to(agent) == {0: [TERM], 1: [TERM]}
+        for place in range(2):
+            agent.workers.end(place, -TERM)
+    one.run(1)
+    assert one.ended() == [128 + TERM, 128 + TERM]
+    assert "was told to stop (SIGTERM)" in str(one.failed(0))
+
+
+def test_a_stop_request_to_one_agent_ends_ranks_that_do_not_listen_everywhere(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    one.agents[1].signals.send(TERM)
+    one.run(GRACE + 3)
+    assert one.ended() == [128 + TERM, 128 + TERM]
+    assert sent_to(one.agents[0]) == {0: [TERM, KILL], 1: [TERM, KILL]}
+
+
+def test_ranks_that_leave_with_75_on_one_node_while_another_ends_them(job: Callable[..., Job]) -> None:
+    """A stop request, and a rank of another node that left in the same moment."""
+    one = job(listen=False)
+    one.leave(1)
+    one.agents[0].signals.send(TERM)
+    one.run(GRACE + 5)
+    assert None not in one.ended()
+
+
+def test_a_warning_reaches_all_ranks_once_and_ends_nothing(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].signals.send(signal.SIGUSR1)
+    one.run(GRACE * 2)
+    assert one.ended() == [None, None]
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [USR2], 1: [USR2]}
+    one.leave(0)
+    one.leave(1)
+    one.run(1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_a_warning_to_ranks_that_do_not_listen_is_nothing(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    one.agents[0].signals.send(signal.SIGUSR2)
+    one.run(GRACE * 2)
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+    one.finish(0)
+    one.finish(1)
+    one.run(1)
+    assert one.ended() == [{"loss": 0}, {"loss": 1}]
+
+
+def test_a_rank_that_fails_while_all_stop_does_not_start_again(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[0].signals.send(TERM)
+    one.run(0.5)
+    one.agents[1].workers.end(0, -KILL)
+    one.run(GRACE + LATE + 2)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+# -- a node that came back
+
+
+def test_ranks_leave_for_a_node_that_came_back_and_start_again(job: Callable[..., Job]) -> None:
+    one = job()
+    one.coordinator.broadcast({"type": "regroup", "reason": "n2 came back"})
+    one.deliver()
+    one.run(0.5)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [USR2], 1: [USR2]}
+    one.leave(0)
+    one.run(1)
+    assert one.ended() == [None, None], "the other saves"
+    one.leave(1)
+    one.run(1)
+    assert one.ended() == ["round 1", "round 1"]
+    assert one.next_round().history.tried == 0
+
+
+# -- programs
+
+
+PROGRAM = {"kind": "Program", "params": {"resumable": True, "stop_signal": "SIGINT", "saves": None}}
+
+
+@pytest.fixture
+def program(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
+    monkeypatch.delenv("LAUNCHER_DEADLINE", raising=False)
+    return job(listen=False, **PROGRAM)
+
+
+def test_a_program_is_sent_its_own_signal_once(program: Job) -> None:
+    program.agents[1].signals.send(TERM)
+    program.run(1)
+    assert sent_to(program.agents[0]) == sent_to(program.agents[1]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+    for agent in program.agents:
+        for place in range(2):
+            agent.workers.end(place, -signal.SIGINT)
+    program.run(1)
+    assert program.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_a_program_that_ends_with_0_when_it_is_asked_to_may_have_more_to_do(program: Job) -> None:
+    program.agents[0].signals.send(TERM)
+    program.run(1)
+    for agent in program.agents:
+        for place in range(2):
+            agent.workers.end(place, 0)
+    program.run(1)
+    assert program.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_a_program_that_does_not_leave_is_killed_and_resumed(program: Job) -> None:
+    program.agents[0].signals.send(TERM)
+    program.run(GRACE + LATE + 3)
+    assert program.ended() == [errors.RESUME, errors.RESUME]
+    assert sent_to(program.agents[1])[0] == [signal.SIGINT, KILL]
+    assert "killed" in str(program.failed(0))
+
+
+def test_a_program_is_done_without_a_word(program: Job) -> None:
+    for agent in program.agents:
+        for place in range(2):
+            agent.workers.end(place, 0)
+    program.run(1)
+    assert program.ended() == [{}, {}]
+
+
+def test_93_of_a_program_that_is_stopping_is_still_final(program: Job) -> None:
+    program.agents[0].signals.send(TERM)
+    program.run(1)
+    program.agents[0].workers.end(0, errors.NO_RETRY)
+    program.run(GRACE + 3)
+    assert program.ended()[0] == errors.NO_RETRY
+
+
+# -- other agents, and the leader
+
+
+def test_a_lost_node_starts_a_new_round_of_the_others(job: Callable[..., Job]) -> None:
+    one = job(agents=3)
+    one.cut(2)
+    one.run(1)
+    assert one.ended()[:2] == ["round 1", "round 1"]
+    assert one.next_round(1).lost == (2,)
+
+
+def test_too_few_nodes_resume_in_another_attempt(job: Callable[..., Job]) -> None:
+    one = job(agents=3, min_nodes=3)
+    one.cut(2)
+    one.run(1)
+    assert one.ended()[:2] == [errors.RESUME, errors.RESUME]
+    assert str(one.failed(1)) == "node2 ended without a word (killed, or lost)"
+
+
+@pytest.mark.parametrize(("listen", "outcome"), [(True, "round 1"), (False, errors.FAILED)])
+def test_a_lost_leader_is_decided_about_by_each_for_itself(job: Callable[..., Job], listen: bool, outcome: Any) -> None:
+    one = job(agents=3, listen=listen)
+    one.cut(0)
+    one.run(GRACE + 2)
+    assert one.ended()[1:] == [outcome, outcome]
+    if listen:
+        assert one.next_round(1).lost == one.next_round(2).lost == (0,)
+        assert one.next_round(1).history.round == one.next_round(2).history.round
+    else:
+        assert "lost contact with node0, which runs rank 0" in str(one.failed(1))
+
+
+def test_a_leader_that_is_lost_while_ranks_end_is_the_cause(job: Callable[..., Job]) -> None:
+    """A node dies, and the scheduler ends the others because of that."""
+    one = job(listen=False)
+    one.agents[0].outcome = AttemptFailed("its kernel has stopped; its connections are still there")
+    one.agents[1].signals.send(TERM)
+    one.run(0.3)
+    one.cut(0)
+    one.run(GRACE + 2)
+    assert one.ended()[1] == 128 + TERM
+    assert str(one.failed(1)).startswith("node0, which runs rank 0, ended without a word (killed, or lost); then node1")
+
+
+def test_a_leader_that_is_lost_while_ranks_save(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].signals.send(TERM)
+    one.run(0.3)
+    one.cut(0)
+    one.run(GRACE + LATE + 2)
+    assert one.ended()[1] == errors.RESUME
+
+
+def test_a_leader_that_is_lost_after_its_verdict_changes_nothing(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].workers.immortal = True
+    one.agents[1].workers.end(0, -KILL)
+    one.run(0.5)
+    one.cut(0)
+    one.run(0.5)
+    one.agents[1].workers.end(1, -KILL)
+    one.run(0.5)
+    assert one.ended()[1] == "round 1"
+    assert one.next_round(1).lost == ()
+
+
+def test_a_leader_that_decides_nothing_is_given_up(job: Callable[..., Job]) -> None:
+    one = job()
+    one.agents[1].line.connected = False  # what it says is lost, and nobody notices
+    one.agents[1].workers.end(0, -KILL)
+    one.run(HEARTBEAT + DECIDED + 1)
+    assert one.next_round(1).lost == (0,)
+
+
+# -- hangs
+
+
+def test_ranks_that_do_no_step_are_found_out(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = job()
+    taken: list[Sequence[int]] = []
+    monkeypatch.setattr(
+        hangs.Stacks, "take", lambda self, pids: taken.append(pids) or [("S", f"stack of {pid}") for pid in pids]
+    )
+    for _ in range(int(HANG) + 2):
+        for slot in one.agents[1].slots:
+            slot.beat(6)
+        one.run(1)
+    one.run(STACKS)
+    assert one.ended() == ["round 1", "round 1"]
+    assert len(taken) == 2
+    assert one.next_round().history.first.startswith("rank 1 on node0 is stopped (state T): no step for 60 s")
+    stacks = sorted(path.name for path in one.attempt.logs.iterdir() if "stacks" in path.name)
+    assert len(stacks) == 4
+
+
+def test_ranks_that_have_ended_are_not_asked_for_stacks(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(agents=1)
+    taken: list[Sequence[int]] = []
+    monkeypatch.setattr(hangs.Stacks, "take", lambda self, pids: taken.append(pids) or [("S", "x") for _ in pids])
+    one.agents[0].workers.end(1, 0, returned={})
+    one.run(0.3)
+    one.coordinator.broadcast({"type": "hang"})
+    one.deliver()
+    one.run(0.3)
+    assert taken == [[10**9, 0]]
+
+
+def test_the_time_to_join_names_the_ranks_that_are_missing(job: Callable[..., Job]) -> None:
+    one = job(listen=False)
+    one.agents[0].slots[0].arrive()
+    for slot in one.agents[1].slots:
+        slot.arrive()
+    one.run(62)
+    one.run(GRACE + 1)
+    assert one.ended() == [errors.FAILED, errors.FAILED]
+    assert "rank 1 on node0 did not join the others within 60 s" in str(one.failed())
+
+
+def test_no_agent_touches_this_process_s_signals() -> None:
+    assert os.environ.get("PYTEST_CURRENT_TEST")
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
