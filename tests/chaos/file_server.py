@@ -34,6 +34,7 @@ class Weakness:
         parts: of the paths that it is about, each of them behind the run directory; none: all.
         rank: number of the rank that it is about; None: any process.
         agent: process id of the agent that, with its ranks, it is about; None: any process.
+        call: the only one that it is about, by its name among Python's audit events, or `stat`; None: all.
     """
 
     number: int
@@ -41,11 +42,13 @@ class Weakness:
     parts: Sequence[str] = ()
     rank: int | None = None
     agent: int | None = None
+    call: str | None = None
 
-    def strikes(self, path: str, *, reads: bool) -> bool:
+    def strikes(self, call: str, path: str, *, reads: bool) -> bool:
         """Whether a call of this process on a path, given from the run directory on, is affected."""
         return (
             (reads or self.number == HANGS)
+            and self.call in (None, call)
             and (not self.parts or any(part in path for part in self.parts))
             and (self.rank is None or os.environ.get("RANK") == str(self.rank))
             and (self.agent is None or self.agent in (os.getpid(), os.getppid()))
@@ -59,6 +62,11 @@ def weaken(run_dir: Path, number: int, seconds: float, **where: Any) -> None:
     temporary.write_text(json.dumps(asdict(weakness)))
     (run_dir / FOLDER / MET).unlink(missing_ok=True)
     temporary.replace(run_dir / FOLDER / NAME)
+
+
+def recover(run_dir: Path) -> None:
+    """Nothing goes wrong any more."""
+    (run_dir / FOLDER / NAME).unlink(missing_ok=True)
 
 
 def met(run_dir: Path) -> bool:
@@ -75,20 +83,20 @@ def install() -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         flags = arguments[2] if isinstance(arguments[2], int) else 0
-        _meet(arguments[0], reads=not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        _meet(event, arguments[0], reads=not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     elif event in _LISTS or event in _CHANGES:
-        _meet(arguments[0], reads=event in _LISTS)
+        _meet(event, arguments[0], reads=event in _LISTS)
 
 
 def _asking(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
     def ask(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-        _meet(path, reads=True)
+        _meet("stat", path, reads=True)
         return real(path, *arguments, **options)
 
     return ask
 
 
-def _meet(path: Any, *, reads: bool) -> None:
+def _meet(call: str, path: Any, *, reads: bool) -> None:
     """Does to a call what is to be done.
 
     Raises:
@@ -100,7 +108,8 @@ def _meet(path: Any, *, reads: bool) -> None:
     text = os.fsdecode(path)
     if not text.startswith(run_dir) or text.startswith(f"{run_dir}/{FOLDER}"):
         return
-    while (weakness := _now(f"{run_dir}/{FOLDER}/{NAME}")) and weakness.strikes(text[len(run_dir) :], reads=reads):
+    inside = text[len(run_dir) :]
+    while (weakness := _now(f"{run_dir}/{FOLDER}/{NAME}")) and weakness.strikes(call, inside, reads=reads):
         if time.time() - _met_since(f"{run_dir}/{FOLDER}/{MET}") >= weakness.seconds:
             return
         if weakness.number != HANGS:
