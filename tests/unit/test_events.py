@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from workload_ranks import run_ranks
 from launcher import event_file
 from launcher.config import DDPMnist, FSDPLm
 from launcher.node import events
-from launcher.node.events import FIRST, INTERVAL, Reporter
+from launcher.node.events import FIRST, INTERVAL, Events, Reporter
 from launcher.runs import Attempt, Run
 
 
@@ -65,6 +67,31 @@ def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
     reporter.report(accuracy=0.5)
     assert not attempt.events_file("rank-0").exists()
     assert attempt.run.result() is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+def test_what_cannot_be_written_is_written_with_the_next_event(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    now, append, fails = 1000.0, event_file.append, True
+
+    def failing(*arguments: Any, **values: Any) -> None:
+        if fails:
+            raise OSError(number, os.strerror(number))
+        append(*arguments, **values)
+
+    monkeypatch.setattr(event_file, "append", failing)
+    monkeypatch.setattr(events.time, "time", lambda: now)
+    tell = Events(attempt, "rank-0")
+    tell("restart", rank=1)
+    now += 1
+    tell("resized", members=1)
+    assert capsys.readouterr().out.count("cannot write to") == 1
+    fails, now = False, now + 1
+    tell("met", members=2)
+    tell("finished")
+    told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
 
 
 def in_events(config: Any, env: Any) -> dict[str, Any]:
