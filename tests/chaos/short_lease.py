@@ -10,5 +10,5 @@ from launcher.__main__ import main
 LOST_AFTER = 5  # seconds
 
 if __name__ == "__main__":
-    render.LEASE_PATIENCE, render.LEASE_BEAT, render.LEASE_LOOK = LOST_AFTER, 1, 0.5
+    render.LEASE_PATIENCE, render.LEASE_BEAT, render.LEASE_LOOK = LOST_AFTER, 1, 1
     sys.exit(main())
