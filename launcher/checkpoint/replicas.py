@@ -23,8 +23,8 @@ from launcher.worker.torch_compat import DTensor, compute_local_shape_and_global
 _PIECE = 1 << 24  # elements of a tensor on a device that are hashed at once: the working memory is a few times that
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the places of elements over 64 bits
 
-# Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase): each rank has its own between
-# two steps, and those of rank 0 count, as in DDP (broadcast_buffers).
+# Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase): each rank has its own
+# between two steps, and those of rank 0 count, as in DDP (broadcast_buffers).
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 Offset = tuple[int, ...]

@@ -255,7 +255,7 @@ def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> No
         layer(torch.full((4, 2), float(rank)))
         tensors = {f"model.{name}": tensor for name, tensor in layer.state_dict().items()}
         tables.append(Table.of(tensors, {}, 2))
-    assert replicas.conflicts(tables) == []
+    assert conflicts(tables) == []
 
 
 def test_a_hash_tells_tensors_apart() -> None:
