@@ -95,6 +95,7 @@ class _Agent:
 class _Hang:
     """Ranks are silent; the stacks of all ranks are awaited."""
 
+    limit: str  # the key whose time is over
     reason: str
     where: str
     step: int
@@ -335,7 +336,7 @@ class Coordinator:
         if agent is not None and self._hang is None and self.verdict is None:
             ranks = ", ".join(map(str, message["ranks"]))
             reason = f"no step for {self.limits.hang_timeout:g} s (launch.hang_timeout) after step"
-            self._suspect(reason, f"rank {ranks} on {agent.member.host}", now)
+            self._suspect("launch.hang_timeout", reason, f"rank {ranks} on {agent.member.host}", now)
 
     def _on_stacks(self, index: int, agent: _Agent | None, message: Message, now: float) -> None:
         if self._hang is not None and agent is not None:
@@ -454,15 +455,14 @@ class Coordinator:
         start, idle = self.limits.start_timeout, self.limits.idle_timeout
         starts = self._joined_at is not None and any(agent.resumable for agent in agents) and self.step() < 0
         if start is not None and starts and now - (self._joined_at or now) > start:
-            self._suspect(f"no first step within {start:g} s of joining (launch.start_timeout); step", "all ranks", now)
+            reason = f"no first step within {start:g} s of joining (launch.start_timeout); step"
+            self._suspect("launch.start_timeout", reason, "all ranks", now)
         elif idle is not None and all(agent.idle > idle for agent in agents):
-            self._suspect(
-                f"no CPU time, output or step of any rank for {idle:g} s (launch.idle_timeout) after step", "all ranks",
-                now,
-            )  # fmt: skip
+            reason = f"no CPU time, output or step of any rank for {idle:g} s (launch.idle_timeout) after step"
+            self._suspect("launch.idle_timeout", reason, "all ranks", now)
 
-    def _suspect(self, reason: str, where: str, now: float) -> None:
-        self._hang = _Hang(reason, where, self.step(), now + STACKS)
+    def _suspect(self, limit: str, reason: str, where: str, now: float) -> None:
+        self._hang = _Hang(limit, reason, where, self.step(), now + STACKS)
         self.broadcast({"type": "hang"})
 
     def _blame_hang(self, hang: _Hang, now: float) -> None:
@@ -472,7 +472,8 @@ class Coordinator:
         names = blamed.names or hang.where
         stacks = f"the stacks of all ranks are in {self.limits.stacks_in}"
         cause = f"{names} {blamed.why}: {hang.reason} {step}; {stacks}"
-        self._failure(Kind.HUNG, cause, now, self._member_of(blamed.rank), rank=blamed.rank)
+        member = self._member_of(blamed.rank)
+        self._failure(Kind.HUNG, cause, now, member, rank=blamed.rank, limit=hang.limit)
 
     def _member_of(self, rank: int | None) -> Member | None:
         """Whose rank this is."""

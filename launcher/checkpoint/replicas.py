@@ -23,6 +23,10 @@ from launcher.worker.torch_compat import DTensor, compute_local_shape_and_global
 _PIECE = 1 << 24  # elements of a tensor on a device that are hashed at once: the working memory is a few times that
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the places of elements over 64 bits
 
+# Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase): each rank has its own
+# between two steps, and those of rank 0 count, as in DDP (broadcast_buffers).
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
 Offset = tuple[int, ...]
 
 
@@ -51,7 +55,7 @@ class Table:
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
         parts = {}
         for name, tensor in tensors.items():
-            if not _is_unique(tensor, world_size):
+            if not _is_unique(tensor, world_size) and name.rpartition(".")[2] not in STATISTICS:
                 parts[name] = {_offset(tensor): hash_of(local_part(copies.get(name, tensor)))}
         return cls(kinds, parts)
 
@@ -129,7 +133,7 @@ def refusal(lines: Sequence[str]) -> str:
         + more
         + "\nMake a divided tensor a DTensor; give what is a rank's own to rank_state, or a name of its own on each "
         'rank (f"expert{rank}"); make equal what should be equal. If any of them will do (the statistics of a batch '
-        "norm under DDP), set checkpoint.check_replicas=false"
+        "norm of your own under DDP), set checkpoint.check_replicas=false"
     )
 
 

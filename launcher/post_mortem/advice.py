@@ -28,6 +28,7 @@ class Case:
         saved: there is a checkpoint to go on from.
         code: exit code of the rank that failed.
         log: the file with the failed rank's errors; empty: there is none.
+        limit: the key whose time is over, of a hang; empty: it was none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Case:
     saved: bool = False
     code: int | None = None
     log: str = ""
+    limit: str = ""
 
     @property
     def telling(self) -> str:
@@ -171,9 +173,10 @@ def _gpu_error(case: Case) -> Steps:
 
 
 def _hang(case: Case) -> Steps:
+    limit = case.limit or "launch.hang_timeout"
     return [
         "look at the stacks below: who is in no collective holds up the others",
-        Step("if that step may take so long", case.resume(f"launch.hang_timeout={2 * case.plan.hang_timeout}")),
+        Step("if that may take so long", case.resume(f"{limit}={2 * getattr(case.plan, limit.partition('.')[2])}")),
         *_node(case)[1:2],
     ]
 

@@ -134,7 +134,7 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=_has_saved(Path(seen.plan.checkpoint_dir)),
-        code=fault.get("code"), log=files.get("its errors", ""),
+        code=fault.get("code"), log=files.get("its errors", ""), limit=str(fault.get("limit", "")),
     )  # fmt: skip
     return Findings(
         attempt.number, verdict, time=fault.get("time") or _ended(evidence, events), rank=rank, host=host,
@@ -169,7 +169,7 @@ def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> flo
 
 
 def _hung(evidence: known.Evidence) -> bool:
-    return "(launch.hang_timeout)" in str((evidence.fault or {}).get("cause", ""))
+    return bool((evidence.fault or {}).get("limit"))
 
 
 def _user(ids: Sequence[str]) -> str:

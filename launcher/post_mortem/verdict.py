@@ -140,7 +140,7 @@ def _fault(seen: Evidence, told: str) -> Verdict:
     assert seen.fault is not None
     said = seen.said
     cause = f"{told}; {seen.scheduler} says {said}" if said in TELLING and seen.silent else told
-    if (seen.fault.get("kind") == "hung" and "did not join" not in told) or "(launch.hang_timeout)" in told:
+    if seen.fault.get("limit"):  # of the time that ranks may be without a step, or without any sign of life
         return Verdict(Kind.HANG, cause)
     if told.startswith("preflight: "):
         return Verdict(Kind.BAD_NODE, cause)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -211,14 +212,15 @@ def table(blows: list[Blow]) -> str:
     return "\n".join(lines)
 
 
-def storm(chaos: Chaos, faults: int, epochs: int, folder: Path) -> None:
-    """Faults until there were enough, then the comparison.
+def storm(chaos: Chaos, faults: int, epochs: int, folder: Path, minutes: float = math.inf) -> None:
+    """Faults until there were enough, or the time is over; then the comparison.
 
     Raises:
         RunLost: the run, a sound checkpoint or the equality of the weights.
     """
+    over = time.monotonic() + 60 * minutes
     chaos.start(epochs)
-    for _ in range(faults):
+    while len(chaos.blows) < faults and time.monotonic() < over:
         chaos.strike()
         print(f"{len(chaos.blows):4} {chaos.blows[-1]}", flush=True)
         if chaos.state() == "done":
@@ -234,6 +236,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=("local", "slurm"), default="local")
     parser.add_argument("--epochs", type=int, help="of the training; empty: 20 for each fault")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which there are no more faults")
     parser.add_argument("--kind", action="append", default=[], help="a fault; empty: all of them")
     options = parser.parse_args()
     epochs = options.epochs or 20 * options.faults
@@ -242,14 +245,18 @@ def main() -> int:
         if options.backend == "slurm":
             with SlurmCluster() as slurm:
                 launcher = Launcher(folder / "runs", {"SLURM_CONF": slurm.env()["SLURM_CONF"]}, ["cluster=slurm"])
-                return report(Chaos(launcher, options.seed, slurm, options.kind), options.faults, epochs, folder)
+                return report(
+                    Chaos(launcher, options.seed, slurm, options.kind), options.faults, epochs, folder, options.minutes
+                )
         launcher = Launcher(folder / "runs", {}, ["cluster=local"])
-        return report(Chaos(launcher, options.seed, kinds=options.kind), options.faults, epochs, folder)
+        return report(
+            Chaos(launcher, options.seed, kinds=options.kind), options.faults, epochs, folder, options.minutes
+        )
 
 
-def report(chaos: Chaos, faults: int, epochs: int, folder: Path) -> int:
+def report(chaos: Chaos, faults: int, epochs: int, folder: Path, minutes: float = math.inf) -> int:
     try:
-        storm(chaos, faults, epochs, folder)
+        storm(chaos, faults, epochs, folder, minutes)
     except RunLost as lost:
         print(f"LOST with seed {chaos.seed}: {lost}\n{chaos.launcher.printed()[-3000:]}")
         return 1
@@ -257,7 +264,7 @@ def report(chaos: Chaos, faults: int, epochs: int, folder: Path) -> int:
         chaos.launcher("cancel", RUN)
         if chaos.blows:
             print(table(chaos.blows))
-    print(f"{faults} faults, no run and no checkpoint lost, weights bitwise those of an undisturbed run")
+    print(f"{len(chaos.blows)} faults, no run and no checkpoint lost, weights bitwise those of an undisturbed run")
     return 0
 
 

@@ -247,6 +247,17 @@ def test_what_ranks_may_hold(tables: list[Table], lines: list[str]) -> None:
     assert conflicts(tables) == lines
 
 
+def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> None:
+    """As under DDP, where those of rank 0 count."""
+    tables = []
+    for rank in range(2):
+        layer = torch.nn.BatchNorm1d(2)
+        layer(torch.full((4, 2), float(rank)))
+        tensors = {f"model.{name}": tensor for name, tensor in layer.state_dict().items()}
+        tables.append(Table.of(tensors, {}, 2))
+    assert conflicts(tables) == []
+
+
 def test_a_hash_tells_tensors_apart() -> None:
     tensors = [
         torch.zeros(4), torch.zeros(5), torch.ones(4), torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 1, 3, 4]),

@@ -24,7 +24,7 @@ def fault(cause: str, **more: Any) -> dict[str, Any]:
 
 def failed(cause: str | None = None, **more: Any) -> Evidence:
     """An attempt on Slurm that has failed; agents told this cause."""
-    details = {key: more.pop(key) for key in ("kind", "traceback") if key in more}
+    details = {key: more.pop(key) for key in ("kind", "limit", "traceback") if key in more}
     told = None if cause is None else fault(cause, **details)
     return Evidence(**{"state": RunState.FAILED, "ended": 1, "scheduler": "Slurm", "fault": told, **more})
 
@@ -251,7 +251,9 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (failed("rank 3 on node2 did not join the others within 300 s: does an import hang?", kind="hung"),
          Kind.RENDEZVOUS_TIMEOUT, None),
         (failed("rank 1 on node2 is in no collective, and others wait for it in one: no step for 600 s "
-                "(launch.hang_timeout) after step 5; the stacks of all ranks are in /x", kind="hung"), Kind.HANG, None),
+                "(launch.hang_timeout) after step 5; the stacks of all ranks are in /x", kind="hung",
+                limit="launch.hang_timeout"),
+         Kind.HANG, None),
         (failed("preflight: node2 (node 1): TMPDIR=/nowhere is not there"), Kind.BAD_NODE, None),
         (failed("node2: apptainer starts no python3 in /x.sif (env.container, env.python): FATAL:   no such file"),
          Kind.CONFIG_ERROR, None),

@@ -156,7 +156,7 @@ def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, mon
 
 def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> None:
     attempt_made = attempt(
-        made, rank=1, kind="hung", host="node1",
+        made, rank=1, kind="hung", host="node1", limit="launch.hang_timeout",
         cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
     )  # fmt: skip
     event_file.append(
