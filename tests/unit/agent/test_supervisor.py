@@ -670,6 +670,15 @@ def test_a_lost_leader_is_decided_about_by_each_for_itself(job: Callable[..., Jo
         assert "lost contact with node0, which runs rank 0" in str(one.failed(1))
 
 
+def test_a_lost_leader_is_in_the_record_and_not_who_tells_of_it(job: Callable[..., Job]) -> None:
+    one = job(agents=3)
+    one.cut(0)
+    one.run(GRACE + 2)
+    for agent in one.agents[1:]:
+        told = [event for event in agent.told() if event["event"] == "restart"]
+        assert [(event["kind"], event["host"], event["node"]) for event in told] == [("lost node", "node0", 0)]
+
+
 def test_a_leader_that_is_lost_while_ranks_end_is_the_cause(job: Callable[..., Job]) -> None:
     """A node dies, and the scheduler ends the others because of that."""
     one = job(listen=False)
