@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -128,11 +128,16 @@ class Folder:
             self._lineage = os.urandom(8).hex()
         return replace(manifest, lineage=self._lineage, sequence=self._sequence + 1, parent=self._parent)
 
-    def publish(self, temporary: Path, manifest: Manifest) -> Path:
+    def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None = None) -> Path:
         """Gives a complete checkpoint its name, and begins to remove what is not kept any more; its path.
 
         One of this step that is there already makes way. It is removed if it is of the same lineage, and kept
         otherwise.
+
+        Args:
+            temporary: its folder so far.
+            manifest: of it.
+            fence: called again before each removal; raises if this attempt has lost the run, and then nothing goes.
 
         Raises:
             OSError: it could not be renamed; then the earlier one is there as before.
@@ -155,7 +160,9 @@ class Folder:
         fsync_folder(self.path)
         self._sequence, self._parent = manifest.sequence, manifest.step
         removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
-        self._remover = threading.Thread(target=self._tidy, args=(manifest, removed), name="checkpoint-retention")
+        self._remover = threading.Thread(
+            target=self._tidy, args=(manifest, removed, fence), name="checkpoint-retention"
+        )
         self._remover.start()
         return path
 
@@ -165,7 +172,7 @@ class Folder:
         except CheckpointError:
             return False
 
-    def _tidy(self, published: Manifest, old: Path | None) -> None:
+    def _tidy(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
         """Removes what is not kept, in a thread, since giving back many blocks takes the file system a while.
 
         What cannot be read is neither counted nor removed; what cannot be removed stays for the next time.
@@ -176,6 +183,8 @@ class Folder:
             known = checkpoints.sound(self.path)
             stays = self._stays
             for path in retention.surplus(known, published, stays.keep, stays.best, stays.best_is):
+                if not _holds(fence):
+                    return
                 hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half of it
                 path.rename(hidden)
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -185,6 +194,16 @@ class Folder:
         if self._remover is not None:
             self._remover.join()
             self._remover = None
+
+
+def _holds(fence: Callable[[], None] | None) -> bool:
+    """Whether this attempt still has the run, for certain. If not, the next save finds out and says so."""
+    try:
+        if fence is not None:
+            fence()
+    except Exception:  # lost, or nobody can tell
+        return False
+    return True
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -324,7 +324,7 @@ class Writer:
                 raise
             except Exception as error:
                 raise Final(str(error)) from None
-        path = self._folder.publish(temporary, manifest)
+        path = self._folder.publish(temporary, manifest, self._fence)
         save.published = True
         seconds = time.perf_counter() - save.started
         blocked = save.blocked if save.thread is not None else seconds

@@ -133,7 +133,7 @@ class LauncherWriter(FileSystemWriter):
         fsync_folder(temporary)
         if self._fence is not None:
             self._fence()
-        path = self._folder.publish(temporary, manifest)
+        path = self._folder.publish(temporary, manifest, self._fence)
         self._folder.wait()
         self._events("saved", step=self._step, bytes=manifest.size, checkpoint=str(path))
 

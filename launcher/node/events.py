@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.plan import JobPlan
 
 INTERVAL = 0.5  # seconds between two events of a kind that may come often
+UNWRITTEN = 1000  # newest events that wait until they can be written
 FIRST = 50  # of them that are all kept, so that a short run has a curve, too
 
 
@@ -29,23 +31,32 @@ def current_attempt() -> runs.Attempt | None:
 
 
 class Events:
-    """The events of one writer of an attempt. Outside of a run it does nothing."""
+    """The events of one writer of an attempt. Outside of a run it does nothing.
+
+    What cannot be written now (a full disk, no descriptor) is written with the next event, and does not end a training
+    that does not need it.
+    """
 
     def __init__(self, attempt: runs.Attempt | None, writer: str) -> None:
         self._path = attempt.events_file(writer) if attempt else None
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=UNWRITTEN)
         self._failing = False
 
     def __call__(self, event: str, **values: Any) -> None:
         if self._path is None:
             return
+        self._unwritten.append({"event": event, "time": round(time.time(), 6), **values})
         try:
-            event_file.append(self._path, event, **values)
-            self._failing = False
-        except OSError as error:  # a full disk must not end a training that does not need it, and may have room again
+            while self._unwritten:
+                event_file.append(self._path, **self._unwritten[0])
+                self._unwritten.popleft()
+        except OSError as error:
             if not self._failing:
-                with contextlib.suppress(OSError):
-                    print(f"launcher: cannot write to {self._path}: {error}", flush=True)
+                with contextlib.suppress(OSError):  # the log may be on the disk that is full
+                    print(f"launcher: cannot write to {self._path} now: {error}", flush=True)
             self._failing = True
+        else:
+            self._failing = False
 
 
 def not_begun(plan: JobPlan | None, writer: str, error: Exception) -> int:

@@ -30,7 +30,9 @@ from launcher.checkpoint.checkpointer import Checkpointer, Loaded, merge
 from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, owners
+from launcher.errors import UnavailableError
 from launcher.node import Env
+from launcher.node.lease import LeaseLost
 from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
@@ -452,6 +454,25 @@ def test_a_fence_that_is_closed_ends_all_saving(make: Any, tmp_path: Path) -> No
         checkpointer.save(3, state(3))
     assert names(tmp_path) == ["step-000000001"]
     checkpointer._final = None  # so that it can be closed
+
+
+@pytest.mark.parametrize("error", [LeaseLost("attempt 1 has it"), UnavailableError("nobody can tell")])
+def test_an_attempt_that_loses_the_run_after_it_has_published_removes_nothing(
+    make: Any, tmp_path: Path, error: Exception
+) -> None:
+    answers: list[Exception | None] = [None, None, error]
+
+    def fence() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    checkpointer = make(keep=1)
+    checkpointer._writer._fence = fence
+    checkpointer.save(1, state(1), wait=True)
+    checkpointer.save(2, state(2), wait=True)
+    checkpointer.wait()
+    assert not answers
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
 def test_a_fence_that_cannot_be_read_is_asked_again_at_the_next_save(make: Any, tmp_path: Path) -> None:

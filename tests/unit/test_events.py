@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,31 @@ def test_other_ranks_tell_nothing(attempt: Attempt) -> None:
     assert attempt.run.result() is None
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO])
+def test_what_cannot_be_written_is_written_with_the_next_event(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    now, append, fails = 1000.0, event_file.append, True
+
+    def failing(*arguments: Any, **values: Any) -> None:
+        if fails:
+            raise OSError(number, os.strerror(number))
+        append(*arguments, **values)
+
+    monkeypatch.setattr(event_file, "append", failing)
+    monkeypatch.setattr(events.time, "time", lambda: now)
+    tell = Events(attempt, "rank-0")
+    tell("restart", rank=1)
+    now += 1
+    tell("resized", members=1)
+    assert capsys.readouterr().out.count("cannot write to") == 1
+    fails, now = False, now + 1
+    tell("met", members=2)
+    tell("finished")
+    told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
+    assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
+
+
 def in_events(config: Any, env: Any) -> dict[str, Any]:
     """Trains, and returns the names of the numbers that rank 0 told, by event."""
     import launcher.node
@@ -95,22 +122,3 @@ def in_events(config: Any, env: Any) -> dict[str, Any]:
 )
 def test_trainings_tell_the_numbers_that_the_report_draws(config: Any, told: dict[str, list[str]]) -> None:
     assert run_ranks(in_events, config, 1)[0].metrics == told
-
-
-def test_an_error_that_passes_does_not_silence_a_writer_for_ever(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write = event_file.append
-    failing = [True, True, False, True, False]
-
-    def append(path: Path, event: str, **values: Any) -> None:
-        if failing.pop(0):
-            raise OSError(24, "Too many open files")
-        write(path, event, **values)
-
-    monkeypatch.setattr(event_file, "append", append)
-    writer = Events(attempt, "rank-0")
-    for step in range(5):
-        writer("saved", step=step)
-    assert steps(attempt, "saved") == [2, 4]
-    assert capsys.readouterr().out.count("Too many open files") == 2  # once for each time that it began

@@ -1,0 +1,14 @@
+"""The launcher's command line, for runs whose lease is lost within seconds: `python -m tests.chaos.short_lease ...`."""
+
+from __future__ import annotations
+
+import sys
+
+from launcher import render
+from launcher.__main__ import main
+
+LOST_AFTER = 5  # seconds
+
+if __name__ == "__main__":
+    render.LEASE_PATIENCE, render.LEASE_BEAT, render.LEASE_LOOK = LOST_AFTER, 1, 1
+    sys.exit(main())
