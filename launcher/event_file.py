@@ -45,18 +45,22 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
         os.close(descriptor)
 
 
-def read(path: Path | str, end: int | None = None) -> Iterator[dict[str, Any]]:
+def read(path: Path | str, end: int | None = None, *, patience: float | None = None) -> Iterator[dict[str, Any]]:
     """The events of one file; a last line that is still being written is left out, and so is one that is damaged.
 
     Args:
         path: the file; there may be none.
         end: read only so many bytes at its end.
+        patience: see `shared_files.tried`.
 
     Raises:
         UnavailableError: it cannot be read now.
         RunError: it is no file.
     """
-    data = known(read_bytes(path) if end is None else tried(lambda: _end_of(path, end), path))
+    if end is None:
+        data = known(read_bytes(path, patience=patience))
+    else:
+        data = known(tried(lambda: _end_of(path, end), path, patience=patience))
     if data is None:
         return
     lines = [line for line in data.split(b"\n") if line]

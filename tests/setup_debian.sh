@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the tests need of Debian: a real Slurm, a database for its accounting, and a browser.
+# Installs what the tests need of Debian: a real Slurm, a database for its accounting, a browser, and network namespaces.
 #
 #     tests/setup_debian.sh
 #
@@ -11,7 +11,7 @@ PATH="$PATH:/usr/sbin:/sbin"
 missing=""
 for pair in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge \
     slurmdbd:slurmdbd mariadbd:mariadb-server mariadb-install-db:mariadb-server \
-    chromium:chromium chromedriver:chromium-driver; do
+    chromium:chromium chromedriver:chromium-driver ip:iproute2; do
     package=${pair#*:}
     command -v "${pair%%:*}" >/dev/null 2>&1 || case "$missing " in *" $package "*) ;; *) missing="$missing $package" ;; esac
 done

@@ -23,7 +23,7 @@ import torch
 
 from launcher import errors, runs
 from launcher.agent import hangs, store
-from launcher.agent.control import AttemptOver, Control, Overtaken
+from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.failures import describe, failure_to_end, failure_to_start
 from launcher.agent.flight_recorder import Recorders
@@ -40,6 +40,7 @@ from launcher.node.preflight import Preflight
 from launcher.node.preflight_verdict import Then
 from launcher.node.pulse import Pulse
 from launcher.plan import JobPlan
+from launcher.shared_files import passes
 from launcher.worker import devices, preload
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
 
@@ -56,7 +57,12 @@ def run(run_dir: str) -> dict[str, Any]:
     attempt = current_attempt()
     if attempt is None:
         raise AttemptFailed(f"{run_dir}: not started by a job script of the launcher", errors.NO_RETRY)
-    plan = attempt.run.plan()
+    try:
+        plan = attempt.run.plan()
+    except errors.UnavailableError:
+        raise  # whoever called this tells it, and the run is resumed
+    except errors.RunError as error:
+        raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
     signals = Signals()
     signals.install()  # submitit has just installed its own
     orphans.adopt()
@@ -79,6 +85,31 @@ def run(run_dir: str) -> dict[str, Any]:
         cause = f"{host} was told to stop ({request.number.name}) before its ranks had started"
         events("fault", cause=cause, host=host)
         raise AttemptFailed(cause, 128 + request.number) from None
+    except (errors.RunError, OSError, Overtaken, LeaderLost) as error:
+        failed = failed_by(error, host)
+        events("fault", cause=str(failed), host=host, exit_code=failed.exit_code)
+        raise failed from None
+
+
+def failed_by(error: Exception, host: str) -> AttemptFailed:
+    """What becomes of an error of the system that an agent cannot go on after. Pure.
+
+    | error | the attempt |
+    |---|---|
+    | passes: the file server does not answer, no file descriptor or memory is left | is resumed |
+    | lost its leader, or was overtaken, where nobody expected it | is resumed |
+    | of a run that is damaged | would fail again: it is final |
+    | any other: no permission, a full disk | fails |
+
+    Args:
+        error: an OSError, a RunError, LeaderLost or Overtaken.
+        host: of the agent.
+    """
+    if passes(error) or isinstance(error, (Overtaken, LeaderLost)):
+        code = errors.RESUME
+    else:
+        code = errors.NO_RETRY if isinstance(error, errors.RunError) else errors.FAILED
+    return AttemptFailed(f"the agent on {host} cannot go on: {error}", code, decides=True)
 
 
 class _LeftOut(Exception):
@@ -102,10 +133,11 @@ class _Agent:
             first_local_rank=place.local_rank,
         )
         per_node = plan.procs_per_node if per_task else 1
+        self._limits = limits(plan, attempt.logs)
         self._control = Control(
             self.me,
             attempt=attempt.path,
-            limits=limits(plan, attempt.logs),
+            limits=self._limits,
             names=_names(plan, place),
             hosts=[host + plan.host_suffix for host in place.hosts for _ in range(per_node)],
             secret=attempt.run.secret(),
@@ -150,8 +182,10 @@ class _Agent:
             )  # fmt: skip
             try:
                 outcome = self._round(history, meeting)
-            except AttemptFailed:
-                if not (self._control.elastic and self._control.begun(history.round + 1)):
+            except AttemptFailed as failed:
+                if not self._continued_by_others(history.round + 1, wait=failed.suspended is not None):
+                    if failed.suspended is not None and failed.ours:
+                        self._events("fault", **failed.suspended)
                     raise
                 history, meeting = self._control.join()  # the others have continued without this agent
                 continue
@@ -165,6 +199,20 @@ class _Agent:
         if meeting.place_of(self.me.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
         return outcome.metrics
+
+    def _continued_by_others(self, number: int, *, wait: bool) -> bool:
+        """Whether others are in this round without this agent.
+
+        Args:
+            number: the round.
+            wait: give them the time that they need to begin it.
+        """
+        if not self._control.elastic:
+            return False
+        try:
+            return self._control.others_begin(number) if wait else self._control.begun(number)
+        except (RendezvousError, StopRequested):  # nobody can tell, or there is no time
+            return False
 
     def _round(self, history: History, meeting: Meeting) -> Done | NextRound:
         """One life of the ranks."""
@@ -184,12 +232,12 @@ class _Agent:
         means.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
         ]
-        ranks_store = None
+        ranks_store: object = None
         try:
             self._lives = history.round if history.listened else 0
             self._start(ranks)
             if meeting.listener is not None:
-                ranks_store = store.serve(meeting.listener)
+                ranks_store = self._serve(meeting.listener)
             self._workers.open_gate()
             return Supervisor(means, self._control, self._workers, meeting, place, history).run()
         finally:
@@ -228,6 +276,17 @@ class _Agent:
         except WorkersStillThere as error:
             raise self._cannot_start(describe(failure_to_end(error.left, self.me.host, time.time()))) from None
 
+    def _serve(self, listener: socket.socket) -> object:
+        """The store of the ranks, on the leader.
+
+        Raises:
+            AttemptFailed: torch cannot serve it, for want of threads or file descriptors.
+        """
+        try:
+            return store.serve(listener)
+        except RuntimeError as error:
+            raise self._cannot_start(f"{self.me.host} cannot serve the ranks' store: {error}") from None
+
     def _cannot_start(self, cause: str) -> AttemptFailed:
         self._events("fault", cause=cause, host=self.me.host)
         return AttemptFailed(cause, errors.RESUME, decides=True)
@@ -241,16 +300,14 @@ class _Agent:
         """
         history = outcome.history
         try:
-            if self.me.index in outcome.lost:  # the others have given this one up
-                raise Overtaken
-            try:
+            if self.me.index not in outcome.lost:
                 return self._control.next(history, before, outcome.lost)
-            except Overtaken:
-                if not self._control.elastic:
-                    raise
         except Overtaken:
             pass
         except RendezvousError as error:
+            enough = len(before.members) - 1 >= self._limits.least  # without this agent
+            if enough and self._continued_by_others(history.round, wait=True):
+                return self._control.join()
             raise AttemptFailed(
                 f"{error}; before that: {history.first}", errors.RESUME, ours=not error.from_leader,
                 decides=not error.from_leader,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.agent import rendezvous
 from launcher.agent.channel import Channel, ChannelError, Message
@@ -23,11 +23,15 @@ from launcher.agent.membership import Round, Rounds
 from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
+from launcher.shared_files import Ok, exists
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
 REJOIN = 5.0  # seconds that an agent tries to reach the leader of a round before it looks again which that is
 FILE_DELAY = 90.0  # seconds beyond a heartbeat in which a file's time reaches another node
 BEATS = 10  # in a heartbeat
+LOOK = 0.2  # seconds between two looks into the attempt's folder
+
+T = TypeVar("T")
 
 
 class Overtaken(Exception):
@@ -104,8 +108,49 @@ class Control:
         return ", ".join(self._names[index] for index in indices)
 
     def begun(self, number: int) -> bool:
-        """Whether some agents are in this round."""
-        return self._rounds.begun(number)
+        """Whether some agents are in this round; a file server that does not answer is waited for.
+
+        Raises:
+            RendezvousError: it has not answered for too long.
+            StopRequested: a signal says so.
+        """
+        return self._read(lambda: self._rounds.begun(number))
+
+    def others_begin(self, number: int) -> bool:
+        """Whether others begin this round without this agent, in the time that they need for it.
+
+        Raises:
+            RendezvousError: nobody can tell.
+            StopRequested: a signal says so.
+        """
+        give_up = time.monotonic() + self._limits.heartbeat * 2 + rendezvous.EXCHANGE
+        while not self.begun(number):
+            if time.monotonic() >= give_up:
+                return False
+            self._look()
+        return True
+
+    def _look(self) -> None:
+        """Waits for a moment; what has arrived meanwhile waits for `poll`."""
+        others, self._inbox = self._inbox, []
+        self._inbox = [*others, *self.poll(LOOK)]
+        self._signals.require_none()
+
+    def _read(self, read: Callable[[], T]) -> T:
+        """What a read of the rounds comes to, tried again while the file server does not answer."""
+        give_up = time.monotonic() + self._join_timeout
+        while True:
+            try:
+                return read()
+            except OSError as error:
+                if time.monotonic() >= give_up:
+                    text = f"{self.me.host} cannot read the rounds of this attempt: {error}"
+                    raise RendezvousError(text, final=True) from None
+            self._look()
+
+    def _attempt_over(self) -> bool:
+        """Whether the attempt is known to have ended; whoever cannot tell now looks again later."""
+        return exists(self._exit_code, patience=0) == Ok(True)
 
     def descriptors(self) -> list[int]:
         """What a forked rank must not keep."""
@@ -211,8 +256,10 @@ class Control:
     def close(self) -> None:
         """Ends the connections; the leader stays until the others have got everything that it has sent."""
         if self._hub is not None and self.coordinator is not None:
-            self._hub.broadcast(self.coordinator.waiting, {"type": "over", "final": True})
-            self._hub.drain(list(self._hub.channels), CLOSING)
+            waiting = self.coordinator.waiting
+            self._hub.broadcast(waiting, {"type": "over", "final": True})
+            # The connection of a member that is lost may be half-open: it would never be closed by the other end.
+            self._hub.drain([*self.coordinator.present(), *waiting], CLOSING)
             self._hub.close()
             self._hub = None
         elif self._channel is not None:
@@ -291,24 +338,11 @@ class Control:
             AttemptOver: the attempt ended before this agent could take part.
             StopRequested: a signal says so.
         """
-        if self._has_begun():
+        if self._read(self._rounds.latest) is not None:
             if self.elastic:
                 return self.join()
             raise RendezvousError(f"{self._names[self.me.index]} came too late: the attempt has begun", final=True)
         return self._round_of(History(), 0, range(self.size), self._join_timeout)
-
-    def _has_begun(self) -> bool:
-        """Whether this attempt has had a round; a file server that does not answer is waited for."""
-        give_up = time.monotonic() + self._join_timeout
-        while True:
-            try:
-                return self._rounds.latest() is not None
-            except OSError as error:
-                if time.monotonic() >= give_up:
-                    text = f"{self.me.host} cannot read the rounds of this attempt: {error}"
-                    raise RendezvousError(text, final=True) from None
-            self.poll(0.2)
-            self._signals.require_none()
 
     def next(self, history: History, before: Meeting, lost: Collection[int]) -> tuple[History, Meeting]:
         """The next round, of those that were in the one before, and of those that wait.
@@ -333,7 +367,7 @@ class Control:
                 self.send({"type": "ready", "round": history.round})
                 return self._await_begin(heartbeat * 2 + rendezvous.EXCHANGE)
             except RendezvousError as error:
-                if self._rounds.begun(history.round):
+                if self.begun(history.round):
                     raise Overtaken(str(error)) from None
                 if error.final:
                     raise
@@ -345,7 +379,7 @@ class Control:
                 return self._round_of(history, leader, left[place:], heartbeat)
             except RendezvousError as error:
                 problem = error
-                if self._rounds.begun(history.round):
+                if self.begun(history.round):
                     raise Overtaken(str(error)) from None
                 if error.final:
                     break
@@ -361,7 +395,7 @@ class Control:
         self._stop_leading()
         seen, since = "", time.monotonic()
         latest: Round | None = None
-        while not self._exit_code.exists():
+        while not self._attempt_over():
             with contextlib.suppress(OSError):  # a file server that does not answer is no sign of an end
                 latest = self._rounds.latest()
                 if latest is None:
@@ -376,7 +410,7 @@ class Control:
                     self._connect(self._hosts[latest.leader], [latest.port], latest.leader, REJOIN)
                     history, meeting = self._await_begin(None)
                     return replace(history, listened=True), meeting
-            self.poll(0.2)
+            self.poll(LOOK)
             self._signals.require_none()
         raise AttemptOver("it has ended")
 
@@ -465,7 +499,7 @@ class Control:
                 if message["type"] == "over" and message["final"]:
                     raise AttemptOver("it has ended")
             self._signals.require_none()
-            if give_up is None and not self.leads and self._exit_code.exists():
+            if give_up is None and not self.leads and self._attempt_over():
                 raise AttemptOver("it has ended")
 
     def _begin(self, message: Message) -> tuple[History, Meeting]:

@@ -533,6 +533,21 @@ def judged(
     return {**failure, "cause": cause, "then": then.value, "exit_code": exit_code, "further": further}
 
 
+def may_be_cut_off(verdict: Mapping[str, Any], least: int) -> bool:
+    """Whether the lost members may well continue without those who decided so: a partition looks alike from both sides.
+    Pure.
+
+    | kind | then | lost members | |
+    |---|---|---|---|
+    | lost node | the attempt ends: too few are left | enough for a round of their own | perhaps |
+    | lost node | the attempt ends | fewer | no |
+    | any | the ranks start again | any | no: the folder `rounds` decides which side continues |
+    | another | any | any | no: the members of the round have heard each other |
+    """
+    ends = verdict["then"] != Then.RESTART.value
+    return ends and verdict["kind"] == Kind.LOST_NODE.value and len(verdict["lost"]) >= least
+
+
 def resumed(history: History, **changes: Any) -> History:
     """A history of a round that was joined late."""
     return replace(history, listened=True, **changes)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.rendezvous import Member
+from launcher.shared_files import exists, known
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,12 @@ class Rounds:
         return None
 
     def begun(self, number: int) -> bool:
-        """Whether some agents are in this round."""
-        return (self._folder / f"{number}.json").exists()
+        """Whether some agents are in this round.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return bool(known(exists(self._folder / f"{number}.json", patience=0)))
 
     def latest(self) -> Round | None:
         """The newest round; None: none has begun. A file that is not one of ours is passed over.

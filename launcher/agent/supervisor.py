@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from launcher import errors, event_file, runs
 from launcher.agent import hangs
 from launcher.agent.channel import Message
-from launcher.agent.coordinator import Coordinator, judged
+from launcher.agent.coordinator import Coordinator, judged, may_be_cut_off
 from launcher.agent.failures import Failure, FailureCode, describe, failure_of, failure_to_end, to_blame
 from launcher.agent.flight_recorder import Recorders
 from launcher.agent.hangs import Activity, StepWatch
@@ -60,13 +60,19 @@ class AttemptFailed(Exception):
         exit_code: what the job script decides by.
         ours: whether this agent was the first to know, and so is the one to print it.
         decides: whether it speaks for the attempt. One that never met the others does not: they may go on.
+        suspended: set if the lost members may continue without this agent (see `coordinator.may_be_cut_off`): fields of
+            the event `fault`, which is to be written when they do not.
     """
 
-    def __init__(self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False) -> None:
+    def __init__(
+        self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False,
+        suspended: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(cause)
         self.exit_code = exit_code
         self.ours = ours
         self.decides = decides
+        self.suspended = suspended
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,8 @@ class Supervisor:
         self._exits: dict[int, WorkerExit] = {}
         self._requests: dict[str, str] = {}  # stop, warning, regroup: the reason
         self._verdict: dict[str, Any] | None = None
+        self._cut_off = False  # perhaps: the others may continue without this agent
+        self._least = plan.min_nodes * plan.tasks_per_node
         self._history_after = history
         self._over = False
         self._listened = False
@@ -181,7 +189,7 @@ class Supervisor:
         self._signs: list[Sign] = means.pulse.signs()
         self._delivered: set[tuple[int, signal.Signals]] = set()
         self._program_signalled: set[int] = set()
-        self._minder = Minder(plan, os.environ, first=self._leads) if plan.goes_on else None
+        self._minder = Minder(plan, os.environ, first=self._leads, now=self._began) if plan.goes_on else None
         self._stop_by: float | None = None  # ranks that are left then are killed
         self._killed_at: float | None = None
         self._gives_up: float | None = None  # waiting for the leader or for others
@@ -413,7 +421,9 @@ class Supervisor:
 
     def _cause_of_stop(self) -> str | None:
         """What the ranks themselves said about it."""
-        events = list(event_file.read(self._means.attempt.events_file("stop")))
+        events: list[dict[str, Any]] = []
+        with contextlib.suppress(errors.RunError):  # the stop request counts, and not how it is worded
+            events = list(event_file.read(self._means.attempt.events_file("stop"), patience=0))
         return str(events[-1]["cause"]) if events and "cause" in events[-1] else None
 
     def _report(self, kind: Kind, cause: str, now: float, **details: Any) -> None:
@@ -445,7 +455,8 @@ class Supervisor:
         self._history_after = History(**message.pop("history"))
         del message["type"]
         self._verdict = message
-        if message["member"] == self._me.index:
+        self._cut_off = may_be_cut_off(message, self._least)
+        if message["member"] == self._me.index and not self._cut_off:
             self._tell_verdict(message)
         if self._phase is Phase.ENDED:
             return
@@ -481,7 +492,7 @@ class Supervisor:
             self._history,
             stopping=self._ending,
             members=len(self._meeting.members),
-            least=self._plan.min_nodes * self._plan.tasks_per_node,
+            least=self._least,
             max_restarts=self._plan.max_restarts,
         )
         history = self._history
@@ -491,8 +502,7 @@ class Supervisor:
 
     def _tell_verdict(self, verdict: dict[str, Any]) -> None:
         """This agent was the first to know, and tells the run directory and the user."""
-        hidden = ("then", "member", "lost", "listens", "further", "exit_code" if verdict["then"] == "restart" else "")
-        shown = {name: value for name, value in verdict.items() if name not in hidden}
+        shown = _shown(verdict)
         cause = verdict["cause"]
         if verdict["then"] == Then.RESTART.value:
             number = self._history_after.round
@@ -559,7 +569,10 @@ class Supervisor:
         if verdict["then"] == Then.RESTART.value:
             return NextRound(self._history_after, tuple(verdict["lost"]))
         ours = verdict["member"] == self._me.index
-        raise AttemptFailed(verdict["cause"], verdict["exit_code"], ours=ours, decides=ours)
+        suspended = _shown(verdict) if self._cut_off else None
+        raise AttemptFailed(
+            verdict["cause"], verdict["exit_code"], ours=ours, decides=ours, suspended=suspended
+        )  # fmt: skip
 
     # -- what is looked at now and then
 
@@ -631,3 +644,9 @@ class Supervisor:
             )
             for place, sign in enumerate(self._signs)
         ]  # fmt: skip
+
+
+def _shown(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a verdict in the run directory. Pure."""
+    hidden = ("then", "member", "lost", "listens", "further", "exit_code" if verdict["then"] == "restart" else "")
+    return {name: value for name, value in verdict.items() if name not in hidden}

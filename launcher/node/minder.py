@@ -12,7 +12,6 @@ Whatever the cause, every rank gets `workload.stop_signal` once, and has `launch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,25 +27,26 @@ LAST_WORDS = 5.0  # seconds before the deadline that agents keep for themselves,
 class Minder:
     """What one agent sees to for a program."""
 
-    def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool) -> None:
+    def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
         """
         Args:
             plan: the run.
             environ: of this agent.
             first: whether it is the one that looks for the stop file.
+            now: seconds, by a monotonic clock, as for the other methods.
         """
         self._plan, self._first, self._next = plan, first, 0.0
         left = time_left(environ)
         self._left = None if left is None else left.seconds
         self._watches = left is not None and (left.sure or first)
-        self._began = time.monotonic()
+        self._began = now
         self._saved = _newest_save(plan)
 
     def cause(self, now: float) -> str | None:
         """Why the program is to stop now, if it is.
 
         Args:
-            now: seconds, by `time.monotonic`.
+            now: seconds.
         """
         if now < self._next:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +10,11 @@ import torch
 from torch import nn
 from workload_ranks import run_ranks
 
-from launcher import event_file, runs
-from launcher.agent import stragglers
-from launcher.agent.rendezvous import Meeting, Member
-from launcher.agent.stragglers import Paces, interval
 from launcher.config import DDPMnist, FSDPLm, Sync
 from launcher.node import Env, pace, pulse
 from launcher.node.pace import Pace
 from launcher.node.pulse import Pulse
 from launcher.node.settings import Settings
-from tests.unit.plans import bare_plan
 from workloads import ddp, fsdp
 
 CPU = torch.device("cpu")
@@ -189,56 +183,3 @@ def test_the_slow_rank_is_told_from_those_that_wait_for_it(config: Any, steps: i
     assert fast["steps"] >= steps and slow["steps"] >= steps
     assert slow["median"] > 0.1 / (2 if config is not LM and config.momentum == 0.0 else 1)
     assert fast["median"] < slow["median"]
-
-
-# -- at the agent
-
-
-@pytest.mark.parametrize(
-    ("age", "straggler_time", "seconds"),
-    [(0, 60, 10), (2000, 60, 20), (1e6, 60, 60), (0, 4, 1), (1e6, 4, 4), (0, 3600, 10), (1e6, 3600, 60)],
-)
-def test_events_become_rarer(age: float, straggler_time: float, seconds: float) -> None:
-    assert interval(age, straggler_time) == seconds
-
-
-def test_the_first_agent_names_a_slow_rank_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    attempt = runs.Attempt(runs.Run(tmp_path), 0)
-    attempt.path.mkdir(parents=True)
-    plan = bare_plan(straggler_time=20, straggler_factor=1.5)
-    meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
-    events: list[tuple[str, dict[str, Any]]] = []
-    sent: list[dict[str, Any]] = []
-    agents = [
-        Paces(plan, attempt, lambda event, **values: events.append((event, values)), meeting, index, 0)  # type: ignore[arg-type]
-        for index in range(2)
-    ]
-    now, wall = time.monotonic(), 1000.0
-    monkeypatch.setattr(stragglers.time, "time", lambda: wall)
-    for number in range(1, 12):
-        now, wall = now + 5, wall + 5
-        for index in (1, 0):
-            if told := agents[index].look([(0.1, number), (0.3 if index else 0.1, number)], now):
-                sent.append(told)
-        agents[0].judge(sent)
-        sent.clear()
-    ((event, values),) = events
-    assert event == "straggler"
-    assert (values["rank"], values["host"], values["ratio"]) == (3, "node1", 3.0)
-    assert capsys.readouterr().err.startswith("launcher: rank 3 on node1 needs 3.0 times the others' time (since ")
-    written = attempt.paces()
-    assert {(each["host"], each["rank"]) for each in written} == {("node0", 0), ("node1", 2)}
-    assert next(each for each in written if each["rank"] == 2)["seconds"] == [0.1, 0.3]
-
-
-def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = runs.Attempt(runs.Run(tmp_path), 0)
-    (attempt.path / "pace").mkdir(parents=True)
-    for number in range(100):
-        event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number)
-    assert len(attempt.paces()) == 100
-    monkeypatch.setattr(runs, "_END", 500)
-    numbers = [event["number"] for event in attempt.paces()]
-    assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))

@@ -294,7 +294,7 @@ def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: flo
 
 def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
     mine = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program", params=plan(script="t.py").params)
-    return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first)
+    return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first, now=time.monotonic())
 
 
 @pytest.mark.parametrize(("left", "cause"), [(10.0, "its time is nearly up"), (10_000.0, None)])
@@ -310,8 +310,8 @@ def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, ca
 
 def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
     mine = bare_plan(run_dir=str(tmp_path), kind="Program", params=plan(script="t.py").params)
-    assert Minder(mine, {}, first=True).cause(time.monotonic()) is None
-    assert Minder(mine, {}, first=True).patience(0.0) == mine.grace
+    assert Minder(mine, {}, first=True, now=time.monotonic()).cause(time.monotonic()) is None
+    assert Minder(mine, {}, first=True, now=time.monotonic()).patience(0.0) == mine.grace
 
 
 # -- its place in the agent's memory

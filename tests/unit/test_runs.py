@@ -44,7 +44,7 @@ def test_nobody_else_can_read_a_run(tmp_path: Path, umask: int) -> None:
         os.umask(previous)
     assert modes(tmp_path / "runs") == {
         ".": 0o700, "a": 0o700, "a/submitit": 0o700, "a/attempts": 0o700, "a/record.json": 0o600, "a/script.sh": 0o600,
-        "a/environment.sh": 0o600, "a/result.json": 0o600, "a/journal.jsonl": 0o600,
+        "a/environment.sh": 0o600, "a/result.json": 0o600, "a/journal.jsonl": 0o600, "a/secret": 0o600,
     }  # fmt: skip
     run.require_private()
 

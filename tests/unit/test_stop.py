@@ -162,7 +162,7 @@ def test_a_forked_process_of_a_rank_wants_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_a_group_of_some_ranks_agrees_without_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = []
-    monkeypatch.setattr(dist, "new_group", lambda backend: groups.append(backend))
+    monkeypatch.setattr(dist, "new_group", lambda backend, timeout: groups.append(backend))
     with_agent(monkeypatch, world_size=4)
     Stop(env_of(2, (0, 0), 2), Settings())
     assert groups == ["gloo"]

@@ -70,11 +70,13 @@ def test_an_agent_whose_clock_is_ahead_does_not_end_the_attempt_while_others_kno
 ) -> None:
     environ = on_a_node(monkeypatch, tmp_path, boot_id, AHEAD)
     plan = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program")
-    assert Minder(plan, environ, first=first).cause(time.monotonic()) == cause
+    assert Minder(plan, environ, first=first, now=time.monotonic()).cause(time.monotonic()) == cause
     monkeypatch.setattr(minder, "LOOK", 0.0)
     if boot_id == "a":  # and it does when the time has come
         (tmp_path / "uptime").write_text(f"{5000 + HOUR - 59} 1.0\n")
-        assert Minder(plan, environ, first=first).cause(time.monotonic()) == "its time is nearly up"
+        assert (
+            Minder(plan, environ, first=first, now=time.monotonic()).cause(time.monotonic()) == "its time is nearly up"
+        )
 
 
 @pytest.mark.parametrize(

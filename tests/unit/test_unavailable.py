@@ -195,12 +195,12 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     (folder / "a.pt").touch()
     plan = bare_plan(**{**vars(plan), "checkpoint_dir": str(folder), "workdir": str(tmp_path)})
     assert saves.newest(plan) > 0
-    minder = Minder(plan, {}, first=True)
+    minder = Minder(plan, {}, first=True, now=time.monotonic())
     server.fail("a.pt")
     with pytest.raises(OSError, match="Input/output error"):
         saves.newest(plan)
     assert not minder.saved()
-    assert not Minder(plan, {}, first=True).saved()
+    assert not Minder(plan, {}, first=True, now=time.monotonic()).saved()
 
 
 # -- runs that wait for others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 import time
@@ -339,6 +340,87 @@ def test_rounds_that_cannot_be_read_for_a_moment_are_not_gone(make: Make, monkey
     assert failures == []
 
 
+class FlakyFolder:
+    """os.stat of some files fails as on a file server that does not answer, for a number of times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, failures: int) -> None:
+        self.left, self._name, self._real = failures, name, os.stat
+        monkeypatch.setattr("launcher.shared_files.os.stat", self._stat)
+
+    def _stat(self, path: Any, **options: Any) -> os.stat_result:
+        if self.left and str(path).endswith(self._name):
+            self.left -= 1
+            raise OSError((errno.EIO, errno.ESTALE)[self.left % 2], "file server", str(path))
+        return self._real(path, **options)
+
+
+def test_whether_a_round_has_begun_is_asked_again_when_nobody_can_tell(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "LOOK", 0.01)
+    (agent,) = (make(0, size=1, least=1),)
+    met(agent)
+    folder = FlakyFolder(monkeypatch, "0.json", 4)
+    assert agent.begun(0) and folder.left == 0
+    folder = FlakyFolder(monkeypatch, "1.json", 4)
+    assert not agent.begun(1) and folder.left == 0
+
+
+def test_who_is_overtaken_hears_so_although_the_folder_could_not_be_read(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "LOOK", 0.01)
+    agents = [make(index, least=1) for index in range(3)]
+    first = met(*agents)
+    continued(lambda: agents[0].next(R1, first[0], (1, 2)))
+    folder = FlakyFolder(monkeypatch, "1.json", 4)
+    (error,) = continued(lambda: agents[1].next(R1, first[1], (0, 2)))
+    assert isinstance(error, Overtaken)
+    assert folder.left == 0
+
+
+def test_rounds_that_cannot_be_read_at_all_end_the_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "LOOK", 0.01)
+    agent = make(0, size=1, least=1)
+    met(agent)
+    agent._join_timeout = 0.05
+    FlakyFolder(monkeypatch, "1.json", 10**9)
+    with pytest.raises(RendezvousError, match=r"node0 cannot read the rounds of this attempt: .*1\.json") as error:
+        agent.begun(1)
+    assert error.value.final
+
+
+def test_who_waits_to_join_goes_on_when_the_exit_code_cannot_be_read(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [make(0, join=0.3), make(1, join=0.3)]
+    met(*agents)
+    folder = FlakyFolder(monkeypatch, "exit_code", 3)
+    (tmp_path / "exit_code").write_text("0")
+    with Polling(*agents):
+        (error,) = together(make(2).join)
+    assert isinstance(error, AttemptOver) and folder.left == 0
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_others_are_given_time_to_begin_a_round(make: Make, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
+    monkeypatch.setattr(control_module, "LOOK", 0.01)
+    monkeypatch.setattr(control_module.rendezvous, "EXCHANGE", ENOUGH if begins else 0.05)
+    agents = [make(index, least=1, heartbeat=0.01) for index in range(2)]
+    looks, real = 0, agents[0]._rounds.begun
+
+    def begun(number: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3 and begins:
+            assert agents[1]._rounds.claim(1, agents[1].me, 1, [], "node1") is None
+        return real(number)
+
+    monkeypatch.setattr(agents[0]._rounds, "begun", begun)
+    assert agents[0].others_begin(1) is begins
+    assert looks >= 3
+
+
 ME = Member(0, 0, "node0", 1)
 
 
@@ -540,6 +622,24 @@ def test_a_leader_closes_when_all_have_heard_the_last_word(make: Make) -> None:
         "word",
     ]
     assert not agents[0].leads
+
+
+def test_a_leader_that_closes_does_not_wait_for_a_member_that_is_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody closes the other end of a half-open connection."""
+    agents = [make(index, heartbeat=0.5) for index in range(3)]
+    met(*agents)
+    leader, hub = agents[0].coordinator, agents[0]._hub
+    assert leader is not None and hub is not None
+    leader.watch(time.monotonic() - 1)  # node2 has been silent since, and its connection stays
+    leader.receive(1, {"type": "beat"}, time.monotonic())
+    agents[0].poll(0.01)
+    assert 2 in hub.channels and leader.present() == {0, 1}
+    awaited: list[set[int]] = []
+    monkeypatch.setattr(hub, "drain", lambda indices, timeout: awaited.append({*indices} - {0}))
+    agents[0].close()
+    assert awaited == [{1}]
 
 
 def test_closing_does_not_wait_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.coordinator import HEARSAY, STACKS, Coordinator, Limits, judged
+from launcher.agent.coordinator import HEARSAY, STACKS, Coordinator, Limits, judged, may_be_cut_off
 from launcher.agent.hangs import Blamed
 from launcher.agent.rendezvous import Member
 from launcher.agent.restart_policy import History
@@ -695,6 +695,23 @@ def test_no_round_has_two_verdicts(first: list[Any], second: list[Any]) -> None:
 
 
 # -- a thousand agents
+
+
+@pytest.mark.parametrize(
+    ("kind", "then", "lost", "perhaps"),
+    [
+        ("lost node", "resume", [1, 2], True),
+        ("lost node", "fail", [1, 2], True),
+        ("lost node", "resume", [1], False),
+        ("lost node", "restart", [1, 2], False),
+        ("killed", "resume", [], False),
+        ("hung", "fail", [], False),
+    ],
+)
+def test_a_side_that_is_too_small_may_be_the_one_that_is_cut_off(
+    kind: str, then: str, lost: list[int], perhaps: bool
+) -> None:
+    assert may_be_cut_off({"kind": kind, "then": then, "lost": lost}, least=2) is perhaps
 
 
 def test_messages_are_linear_in_agents() -> None:

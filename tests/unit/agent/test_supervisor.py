@@ -3,6 +3,7 @@ the attempt ends on each."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,9 @@ from launcher.agent.workers import WorkerExit
 from launcher.node.answers import Desk
 from launcher.node.events import Events
 from launcher.node.pulse import Pulse, Slot
+from launcher.node.time_left import TimeLeft
 from launcher.plan import JobPlan
+from launcher.shared_files import Ok, Unavailable
 from launcher.worker.handover import WorkerError
 from tests.unit.plans import bare_plan
 
@@ -638,6 +641,84 @@ def test_93_of_a_program_that_is_stopping_is_still_final(program: Job) -> None:
     assert program.ended()[0] == errors.NO_RETRY
 
 
+def of_time(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, seconds: float, *, sure: bool = True, lead: int = 30
+) -> Job:
+    """A program whose attempt has so many seconds left."""
+    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.node.minder.time_left", lambda _: TimeLeft(seconds, sure))
+    return job(listen=False, lead=lead, **PROGRAM)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_program_is_asked_to_stop_before_its_deadline(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, sure: bool
+) -> None:
+    """Agents that only guess the deadline leave it to the first one."""
+    one = of_time(job, monkeypatch, 60, sure=sure)
+    one.run(25)
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+    one.run(6)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+    assert one.ended() == [None, None]
+    one.leave(0)
+    one.leave(1)
+    one.run(1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+    assert str(one.failed(0)) == "stopped: its time is nearly up"
+
+
+def test_an_agent_that_guesses_a_deadline_does_not_end_the_attempt_of_others(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock is ahead; the first agent, on whose machine the job's script runs, knows better."""
+    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
+    known = [TimeLeft(10_000, sure=True), TimeLeft(0, sure=False)]
+    monkeypatch.setattr("launcher.node.minder.time_left", lambda _: known.pop(0))
+    one = job(listen=False, **PROGRAM)
+    one.run(30)
+    assert [agent.workers.signals for agent in one.agents] == [[], []]
+
+
+def test_a_program_that_does_not_leave_before_its_deadline_is_killed_in_time_to_tell(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the lead of 12 seconds the agents keep 5, whatever the grace is."""
+    one = of_time(job, monkeypatch, 60, lead=12)
+    one.run(50)
+    assert sent_to(one.agents[0]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+    one.run(7)
+    assert sent_to(one.agents[0]) == sent_to(one.agents[1]) == {0: [signal.SIGINT, KILL], 1: [signal.SIGINT, KILL]}
+    one.run(LATE + 1)
+    assert one.ended() == [errors.RESUME, errors.RESUME]
+
+
+def test_a_program_stops_when_its_stop_file_is_there(program: Job) -> None:
+    """The first agent looks for it, and tells the others."""
+    program.run(5)
+    assert [agent.workers.signals for agent in program.agents] == [[], []]
+    Path(program.plan.run_dir, "stop").touch()
+    program.run(2)
+    assert sent_to(program.agents[0]) == sent_to(program.agents[1]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+    program.leave(0)
+    program.leave(1)
+    program.run(1)
+    assert program.ended() == [errors.RESUME, errors.RESUME]
+    assert str(program.failed(0)) == "stopped: its stop file"
+
+
+def test_a_stop_file_that_cannot_be_read_is_no_stop_request(program: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    unavailable = Unavailable("the file server does not answer", errno.EIO)
+    answers: list[Ok[bool] | Unavailable] = [unavailable, unavailable, Ok(True)]
+    monkeypatch.setattr(
+        "launcher.node.minder.exists", lambda *_, **__: answers.pop(0) if len(answers) > 1 else answers[0]
+    )
+    program.run(1.9)
+    assert [agent.workers.signals for agent in program.agents] == [[], []]
+    program.run(2)
+    assert sent_to(program.agents[1]) == {0: [signal.SIGINT], 1: [signal.SIGINT]}
+
+
 # -- other agents, and the leader
 
 
@@ -655,6 +736,18 @@ def test_too_few_nodes_resume_in_another_attempt(job: Callable[..., Job]) -> Non
     one.run(1)
     assert one.ended()[:2] == [errors.RESUME, errors.RESUME]
     assert str(one.failed(1)) == "node2 ended without a word (killed, or lost)"
+
+
+def test_too_few_nodes_that_may_be_cut_off_do_not_speak_for_the_attempt_yet(job: Callable[..., Job]) -> None:
+    """Two of three are silent, and two can go on: perhaps they do, elsewhere."""
+    one = job(agents=3, min_nodes=2)
+    for index in (1, 2):
+        one.agents[index].line.connected = False
+    one.run(HEARTBEAT + 2)
+    failed = one.failed(0)
+    assert (failed.exit_code, failed.ours) == (errors.RESUME, True)
+    assert failed.suspended is not None and failed.suspended["cause"] == str(failed)
+    assert not [event for event in one.agents[0].told() if event["event"] == "fault"]
 
 
 @pytest.mark.parametrize(("listen", "outcome"), [(True, "round 1"), (False, errors.FAILED)])

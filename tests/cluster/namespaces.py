@@ -1,0 +1,128 @@
+"""Nodes in network namespaces of one host, joined by a switch whose cables can be pulled out.
+
+    python -m tests.cluster.namespaces PREFIX COMMAND...
+
+starts a command on each of them, as `launcher.node.spawn` does on simulated nodes. All else is shared, files above all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import TracebackType
+
+from launcher.node import spawn
+
+NODES = 3
+HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))
+
+
+def _ip(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def problem() -> str | None:
+    """Why there can be no namespaces here; None: there can."""
+    if shutil.which("ip") is None:
+        return "network namespaces need iproute2's ip"
+    if os.geteuid():
+        return "network namespaces need root"
+    name = f"probe-{secrets.token_hex(4)}"
+    try:
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "add", "probe", "type", "bridge")
+        _ip("-n", name, "link", "add", "one", "type", "veth", "peer", "name", "other")
+    except OSError as error:
+        return f"no network namespaces here: {error}"
+    finally:
+        _ip("netns", "del", name, check=False)
+    return None
+
+
+class Namespaces:
+    """The switch is a bridge in a namespace of its own, so that this host's own network never sees any of it."""
+
+    def __init__(self) -> None:
+        self.prefix = f"launcher-{secrets.token_hex(4)}"
+        self._switch = f"{self.prefix}-switch"
+
+    def name(self, node: int) -> str:
+        return f"{self.prefix}-{node}"
+
+    def __enter__(self) -> Namespaces:
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _build(self) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for node, host in enumerate(HOSTS):
+            _ip("netns", "add", self.name(node))
+            cable = ("link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", self.name(node))
+            _ip("-n", self._switch, *cable)
+            _ip("-n", self._switch, "link", "set", f"port{node}", "master", "bridge", "up")
+            _ip("-n", self.name(node), "address", "add", f"{host}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", self.name(node), "link", "set", device, "up")
+
+    def _remove(self) -> None:
+        for node in range(NODES):
+            self.kill(node)
+            _ip("netns", "del", self.name(node), check=False)
+        _ip("netns", "del", self._switch, check=False)
+
+    def pull(self, node: int) -> None:
+        """Pulls out the cable of a node: packets are lost from now on, and nobody is told."""
+        _ip("-n", self._switch, "link", "set", f"port{node}", "down")
+
+    def plug(self, node: int) -> None:
+        """Puts it back."""
+        _ip("-n", self._switch, "link", "set", f"port{node}", "up")
+
+    def pids(self, node: int) -> list[int]:
+        """The processes of a node."""
+        return [int(pid) for pid in _ip("netns", "pids", self.name(node), check=False).split()]
+
+    def kill(self, node: int) -> None:
+        """Kills all processes of a node with SIGKILL, at once as far as that can be."""
+        give_up = time.monotonic() + 10
+        while (pids := self.pids(node)) and time.monotonic() < give_up:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+
+
+def main(arguments: list[str]) -> int:
+    prefix, *command = arguments
+    received = spawn.listen()
+    os.environ["LAUNCHER_JOB"] = os.environ["LAUNCHER_JOB_ID"]
+    tasks = [
+        subprocess.Popen(["ip", "netns", "exec", f"{prefix}-{node}", *command], env={**os.environ, **place})
+        for node, place in enumerate(spawn.environments(HOSTS, 1))
+    ]
+    return spawn.watch(tasks, received, 10, pause=0.1, go_on=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""An agent's attempt, with a control connection, ranks and a supervisor that do what a test says: no error of theirs
+leaves it as a traceback, and none that passes ends it for good."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher import errors, runs
+from launcher.agent import attempt as module
+from launcher.agent.attempt import failed_by
+from launcher.agent.control import AttemptOver, LeaderLost, Overtaken
+from launcher.agent.rendezvous import Meeting, Member, RendezvousError
+from launcher.agent.restart_policy import History
+from launcher.agent.signals import Signals, StopRequested
+from launcher.agent.supervisor import AttemptFailed, Done, NextRound
+from launcher.errors import RunError, UnavailableError
+from launcher.event_file import read
+from launcher.node.preflight_verdict import Then, Verdict
+from tests.unit.plans import bare_plan
+
+MEMBERS = tuple(Member(index, index, f"node{index}", 1) for index in range(3))
+MEETING = Meeting("localhost", 1, MEMBERS, None)
+DONE = Done({"loss": 1})
+FIRST, SECOND = (History(), MEETING), (History(round=1), MEETING)
+FAULT = {"cause": "node1, node2 are silent", "host": "node0", "exit_code": errors.RESUME}
+STOP = StopRequested(signal.SIGTERM)
+EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
+
+
+def cut_off() -> AttemptFailed:
+    return AttemptFailed("node1, node2 are silent", errors.RESUME, ours=True, decides=True, suspended=FAULT)
+
+
+class Script:
+    """What the parts of an agent do, one after the other; the last is repeated. An exception is raised."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, list[Any]] = {
+            "first": [FIRST], "next": [SECOND], "join": [SECOND], "begun": [False], "others_begin": [False],
+            "start": [None], "open_gate": [None], "supervise": [DONE], "preflight": [Verdict(Then.GO, (), ())],
+            "serve": [None],
+        }  # fmt: skip
+        self.calls: list[str] = []
+
+    def call(self, name: str) -> Any:
+        self.calls.append(name)
+        steps = self.steps[name]
+        step = steps.pop(0) if len(steps) > 1 else steps[0]
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+
+class FakeControl:
+    """In place of the connection to the others."""
+
+    def __init__(self, script: Script, me: Member) -> None:
+        self._script, self.me, self.size, self.elastic = script, me, 3, True
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_, **__: self._script.call(name)
+
+    def names(self, indices: Any) -> str:
+        return ", ".join(f"node{index}" for index in indices)
+
+    def descriptors(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeWorkers:
+    def __init__(self, script: Script) -> None:
+        self.start = lambda *_, **__: script.call("start")
+        self.open_gate = lambda: script.call("open_gate")
+        self.close = lambda: None
+
+
+class FakeSignals(Signals):
+    def install(self) -> None:
+        pass
+
+    def ignore(self) -> None:
+        pass
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path))
+    attempt = runs.Attempt(runs.Run(tmp_path), 0)
+    for folder in (attempt.logs, attempt.events_file("x").parent):
+        folder.mkdir(parents=True)
+    place = SimpleNamespace(rank=0, node_rank=0, local_rank=0, hosts=("node0", "node1", "node2"), job="1", source="x")
+    monkeypatch.setattr(module, "current_attempt", lambda: attempt)
+    monkeypatch.setattr(runs.Run, "plan", lambda self: plan)
+    monkeypatch.setattr(runs.Run, "secret", lambda self: b"secret")
+    monkeypatch.setattr(module, "Signals", FakeSignals)
+    monkeypatch.setattr(module.orphans, "adopt", lambda: None)
+    monkeypatch.setattr(module.topology, "derive", lambda *_: place)
+    monkeypatch.setattr(module, "Control", lambda me, **_: FakeControl(script, me))
+    monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
+    monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
+    monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
+    monkeypatch.setattr(module.store, "serve", lambda listener: script.call("serve"))
+    monkeypatch.setattr(module._Agent, "_preload", lambda self: None)
+    return script
+
+
+def ended(folder: Path) -> Any:
+    """The metrics, or the exit code."""
+    try:
+        return module.run(str(folder))
+    except AttemptFailed as failed:
+        return failed.exit_code
+
+
+def faults(folder: Path) -> list[str]:
+    events = read(runs.Attempt(runs.Run(folder), 0).events_file("node-0"))
+    return [event["cause"] for event in events if event["event"] == "fault"]
+
+
+def test_a_run_without_faults(script: Script, tmp_path: Path) -> None:
+    assert ended(tmp_path) == {"loss": 1}
+    assert script.calls == ["first", "start", "open_gate", "supervise"]
+    assert (tmp_path / "attempts" / "0" / "exit_code").read_text() == "0\n"
+
+
+# -- rounds
+
+
+NEXT = NextRound(History(round=1), (2,))
+AGAIN = [NEXT, DONE]
+
+
+@pytest.mark.parametrize(
+    ("steps", "outcome"),
+    [
+        ({"supervise": AGAIN}, {"loss": 1}),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")]}, {"loss": 1}),
+        ({"supervise": [NextRound(History(round=1), (0,)), DONE], "next": [EIO]}, {"loss": 1}),  # others gave it up
+        ({"supervise": AGAIN, "next": [RendezvousError("too few")]}, errors.RESUME),
+        ({"supervise": AGAIN, "next": [RendezvousError("too few")], "others_begin": [True]}, {"loss": 1}),
+        ({"supervise": AGAIN, "next": [STOP]}, errors.RESUME),
+        ({"supervise": AGAIN, "next": [AttemptOver("it has ended")]}, {}),
+        ({"supervise": AGAIN, "next": [EIO]}, errors.RESUME),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [AttemptOver("it has ended")]}, {}),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [STOP]}, 128 + signal.SIGTERM),
+        ({"supervise": AGAIN, "next": [Overtaken("too late")], "join": [EIO]}, errors.RESUME),
+        ({"first": [RendezvousError("node1 is missing")]}, errors.FAILED),
+        ({"first": [AttemptOver("it has ended")]}, {}),
+        ({"first": [STOP]}, 128 + signal.SIGTERM),
+        ({"first": [EIO]}, errors.RESUME),
+        ({"first": [UnavailableError("the file server does not answer")]}, errors.RESUME),
+        ({"first": [OSError(errno.EACCES, "Permission denied")]}, errors.FAILED),
+    ],
+)
+def test_whatever_becomes_of_a_round_is_no_traceback(
+    script: Script, tmp_path: Path, steps: dict[str, list[Any]], outcome: Any
+) -> None:
+    script.steps.update({name: list(each) for name, each in steps.items()})
+    assert ended(tmp_path) == outcome
+
+
+@pytest.mark.parametrize(
+    ("steps", "outcome"),
+    [
+        ({"preflight": [Verdict(Then.WITHOUT, (), (1,)), Verdict(Then.GO, (), ())]}, {"loss": 1}),
+        ({"preflight": [Verdict(Then.WITHOUT, (), (0,))]}, {}),
+        ({"preflight": [Verdict(Then.FAIL, (), (), cause="broken", exit_code=93)]}, 93),
+        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
+        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [RendezvousError("too few")]}, errors.FAILED),
+        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
+        ({"preflight": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [EIO]}, errors.RESUME),
+        ({"preflight": [RendezvousError("no port is free")]}, errors.FAILED),
+        ({"preflight": [LeaderLost("it is gone")]}, errors.RESUME),
+    ],
+)
+def test_whatever_becomes_of_a_preflight_is_no_traceback(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[Any]], outcome: Any
+) -> None:
+    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), preflight=True)
+    monkeypatch.setattr(runs.Run, "plan", lambda self: plan)
+    script.steps.update({name: list(each) for name, each in steps.items()})
+    assert ended(tmp_path) == outcome
+
+
+@pytest.mark.parametrize("part", ["start", "open_gate", "supervise"])
+def test_a_node_that_cannot_work_ends_without_a_traceback(script: Script, tmp_path: Path, part: str) -> None:
+    script.steps[part] = [OSError(errno.EMFILE, "Too many open files")]
+    assert ended(tmp_path) == errors.RESUME
+    assert faults(tmp_path) == ["the agent on node0 cannot go on: [Errno 24] Too many open files"]
+
+
+def test_a_store_that_torch_cannot_serve_is_told(script: Script, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script.steps["first"] = [(History(), Meeting("localhost", 1, MEMBERS, None, listener))]
+        script.steps["serve"] = [RuntimeError("Resource temporarily unavailable")]
+        assert ended(tmp_path) == errors.RESUME
+    assert faults(tmp_path) == ["node0 cannot serve the ranks' store: Resource temporarily unavailable"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(RunError("another version"), errors.NO_RETRY), (EIO, errors.RESUME)])
+def test_the_secret_of_a_run_that_cannot_be_read(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def secret(self: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(runs.Run, "secret", secret)
+    assert ended(tmp_path) == code
+
+
+def test_a_plan_of_another_version_is_final(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(self: object) -> None:
+        raise RunError("was written by another version")
+
+    monkeypatch.setattr(runs.Run, "plan", plan)
+    assert ended(tmp_path) == errors.NO_RETRY
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EIO, errors.RESUME),
+        (OSError(errno.ESTALE, "Stale file handle"), errors.RESUME),
+        (UnavailableError("the file server does not answer"), errors.RESUME),
+        (LeaderLost("it is gone"), errors.RESUME),
+        (Overtaken("others have begun"), errors.RESUME),
+        (OSError(errno.ENOSPC, "No space left on device"), errors.FAILED),
+        (OSError(errno.EACCES, "Permission denied"), errors.FAILED),
+        (RunError("it is damaged"), errors.NO_RETRY),
+    ],
+)
+def test_what_becomes_of_an_error(error: Exception, code: int) -> None:
+    failed = failed_by(error, "node0")
+    assert (failed.exit_code, failed.decides) == (code, True)
+    assert str(failed) == f"the agent on node0 cannot go on: {error}"
+
+
+# -- a partition
+
+
+def test_a_side_that_is_too_small_comes_back_to_the_other(script: Script, tmp_path: Path) -> None:
+    script.steps.update(supervise=[cut_off(), DONE], others_begin=[True])
+    assert ended(tmp_path) == {"loss": 1}
+    assert script.calls[4:6] == ["others_begin", "join"]
+    assert faults(tmp_path) == [], "the attempt goes on"
+
+
+@pytest.mark.parametrize("answer", [False, STOP, RendezvousError("nobody can tell")])
+def test_a_side_that_is_too_small_ends_the_attempt_when_nobody_continues(
+    script: Script, tmp_path: Path, answer: Any
+) -> None:
+    script.steps.update(supervise=[cut_off()], others_begin=[answer])
+    assert ended(tmp_path) == errors.RESUME
+    assert faults(tmp_path) == ["node1, node2 are silent"]
+
+
+def test_a_failure_that_all_have_heard_of_is_not_waited_for(script: Script, tmp_path: Path) -> None:
+    script.steps.update(supervise=[AttemptFailed("rank 1 raised", errors.FAILED)])
+    assert ended(tmp_path) == errors.FAILED
+    assert "others_begin" not in script.calls

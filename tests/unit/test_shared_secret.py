@@ -1,0 +1,52 @@
+"""A secret is made once, whole, for its owner alone; what is not as it should be is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from launcher import shared_secret
+from launcher.shared_secret import SIZE, SecretError, of_file, of_user
+
+
+def test_whoever_comes_first_makes_it_and_all_others_read_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: of_file(tmp_path / "secret"), range(32)))
+    assert len(found) == 1 and len(found.pop()) == SIZE
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_two_files_have_two_secrets(tmp_path: Path) -> None:
+    assert of_file(tmp_path / "a") != of_file(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "text"), [(b"short", 0o600, "is damaged"), (b"x" * 32, 0o640, "others can read")]
+)
+def test_what_others_could_know_or_have_changed_is_refused(
+    tmp_path: Path, content: bytes, mode: int, text: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    with pytest.raises(SecretError, match=text):
+        of_file(path)
+
+
+def test_the_users_own_is_in_the_folder_of_settings_or_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.delenv(shared_secret.VARIABLE, raising=False)
+    assert of_user() == of_user() == (tmp_path / "config" / "secret").read_bytes()
+    monkeypatch.setenv(shared_secret.VARIABLE, "given")
+    assert of_user() == b"given"
+
+
+def test_where_none_can_be_made_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.delenv(shared_secret.VARIABLE, raising=False)
+    with pytest.raises(SecretError, match="set LAUNCHER_SECRET to the same random text"):
+        of_user()
