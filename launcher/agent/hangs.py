@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent import flight_recorder
+from launcher.node import memory_file
 from launcher.node.pulse import Sign
 
 SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for the others
@@ -193,7 +194,7 @@ class Stacks:
     """Memory files that the ranks of one agent write their stacks to: a rank that hangs may not get to a disk."""
 
     def __init__(self, ranks: int) -> None:
-        self._files = [os.memfd_create(f"stacks-{place}") for place in range(ranks)]
+        self._files = [memory_file.make(f"stacks-{place}") for place in range(ranks)]
 
     def clear(self) -> None:
         for file in self._files:

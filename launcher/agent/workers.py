@@ -28,7 +28,7 @@ from launcher import errors
 from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.agent.placement import Placement, environment_of, place_variables, placements
-from launcher.node import orphans
+from launcher.node import memory_file, orphans
 from launcher.node.forks import garbage_kept
 from launcher.worker import handover
 from launcher.worker.handover import WorkerError
@@ -235,7 +235,7 @@ class WorkerGroup:
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = _patiently(lambda: os.memfd_create(f"report-{placement.rank}"))
+            report = _patiently(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
             pid = _patiently(_fork)

@@ -87,6 +87,9 @@ class Copying:
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The copies of these tensors, all done. May run in another thread than the training.
 
+        After the first call the training may change the tensors: a later call gives the same copies of those that the
+        first one has made, and must not ask for others.
+
         That thread has a current device and current streams of its own: those of device 0, whatever this rank's is. So
         for each device a stream is made, and made current, on that very device.
         """
@@ -111,6 +114,7 @@ class Copying:
                     copies[name] = self.staging.copy(name, self.tensors[name])
             for stream in streams.values():
                 stream.synchronize()
+        self.copied.update(copies)
         return copies
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.agent.stop_agreement import Proposal, RankState
-from launcher.node import stop_memory
+from launcher.node import memory_file, stop_memory
 from launcher.node.stop_memory import AgentWords, RankWords
 
 INTERVAL = 1.0  # seconds between two beats of a rank that waits
@@ -109,7 +109,7 @@ class Pulse:
     """The slots of one agent's ranks, made before they are forked."""
 
     def __init__(self, ranks: int) -> None:
-        self._file = os.fdopen(os.memfd_create(_NAME), "r+b", buffering=0)  # a rank may become another program
+        self._file = os.fdopen(memory_file.make(_NAME), "r+b", buffering=0)  # a rank may become another program
         self._file.truncate(_AGENT + ranks * _SIZE)
         self._memory = mmap.mmap(self._file.fileno(), _AGENT + ranks * _SIZE)
         self._ranks = ranks
@@ -173,7 +173,7 @@ def mine() -> Slot | None:
     if _mine is None and (told := os.environ.get("LAUNCHER_PULSE")):
         with contextlib.suppress(ValueError, OSError):
             pid, file, place = map(int, told.split(":"))
-            if pid == os.getpid() and os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{_NAME}"):
+            if pid == os.getpid() and memory_file.is_named(file, _NAME):
                 _mine = Slot(mmap.mmap(file, 0), place)
     return _mine
 

@@ -1,0 +1,41 @@
+"""A file in memory, without a name, for processes of one user that hand on its descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+_IN_MEMORY = "/dev/shm"  # noqa: S108  the files there are made with mode 0600, and lose their names at once
+
+
+def make(name: str) -> int:
+    """Makes one; its descriptor, which is not inherited.
+
+    os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
+    from kernels before 3.17.
+
+    Args:
+        name: by which `is_named` knows it.
+    """
+    create = getattr(os, "memfd_create", None)
+    if create is not None:
+        try:
+            return int(create(name))
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=_IN_MEMORY if os.path.isdir(_IN_MEMORY) else None)
+    os.unlink(path)
+    return descriptor
+
+
+def is_named(descriptor: int, name: str) -> bool:
+    """Whether a descriptor of this process is that of a file which was made with this name.
+
+    Raises:
+        OSError: there is no such descriptor.
+    """
+    target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return target.name.startswith((f"memfd:{name}", f"{name}-"))
