@@ -41,6 +41,7 @@ Seconds = dict[str, list[float]]
 
 def state_of(size: int, device: torch.device) -> dict[str, dict[str, torch.Tensor]]:
     """Weights and two moments of an optimizer, `size` bytes together."""
+    torch.manual_seed(0)  # the same on all ranks, as replicas are
     count = max(1, size // 3 // TENSOR)
     elements = size // 3 // count // 4
     return {

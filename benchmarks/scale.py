@@ -37,7 +37,8 @@ def once() -> dict[str, float]:
     assert (place.nnodes, place.world_size, place.hosts[-1]) == (NODES, NODES * RANKS, "login0100")
 
     config = Config(
-        Collective("collective", "workloads.collective:main", seed=0), Cluster("slurm", Scheduler.slurm), Launch(),
+        Collective(name="collective", entry="workloads.collective:main", seed=0),
+        Cluster(name="slurm", scheduler=Scheduler.slurm), Launch(),
         name="collective", nodes=NODES, gpus_per_node=RANKS,
     )  # fmt: skip
     plan = make_plan(config, Site("run", "/scratch/runs/run", sys.executable, None, "/home/me"))

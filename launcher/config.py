@@ -187,6 +187,9 @@ class Checkpoint:
     background: bool = True  # write while training goes on; false: training waits until all is on disk
     verify: bool = True  # compare checksums when a checkpoint is loaded
     read_timeout: int = 300  # seconds for which a read that fails is tried again, before the attempt ends with 75
+    timeout: int = 3600  # seconds for which the slowest rank is awaited in a save or a load
+    max_failures: int = 5  # saves in a row that may fail before the attempt ends with exit code 75; 0: any number
+    check_replicas: bool = True  # at the first save compare what ranks hold under one name, and refuse what differs
     start_over: bool = False  # begin anew where there are checkpoints and none of them is sound; otherwise an error
 
 

@@ -176,6 +176,9 @@ class JobPlan:
     background: bool = True
     verify: bool = True
     read_timeout: int = 300
+    checkpoint_timeout: int = 3600
+    max_failures: int = 5
+    check_replicas: bool = True
     start_over: bool = False
     preflight: bool = False
     straggler_factor: float = 1.5
@@ -413,6 +416,9 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         "background": checkpoint.background,
         "verify": checkpoint.verify,
         "read_timeout": _at_least("checkpoint.read_timeout", checkpoint.read_timeout, 0),
+        "checkpoint_timeout": _at_least("checkpoint.timeout", checkpoint.timeout, 1),
+        "max_failures": _at_least("checkpoint.max_failures", checkpoint.max_failures, 0),
+        "check_replicas": checkpoint.check_replicas,
         "start_over": checkpoint.start_over,
     }
 

@@ -20,7 +20,7 @@ from launcher import texts
 from launcher.errors import ConfigError
 from launcher.node.sampler import GlobalBatchSampler, share
 from launcher.node.settings import Settings, settings
-from launcher.worker.torch_compat import DTensor
+from launcher.worker.torch_compat import DTensor, fsdp_computes_on
 from workloads import gpt, text, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, seed_generators
@@ -52,6 +52,11 @@ class Trainer:
     def __init__(self, config: FSDPLm, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
         self.settings = settings() if run is None else run
+        if not fsdp_computes_on(env.device):
+            raise WorkloadError(
+                f"FSDP of torch {torch.__version__} computes on GPUs alone, and this rank has a CPU: "
+                "ask for gpus_per_node=..., or use a newer torch (2.13 does)"
+            )
         self.text, self.corpus = self.load()
         self.threads = training.set_threads(config.threads, env)
         self.dtype = compute_dtype(config.precision.value, env.device)

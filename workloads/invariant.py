@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.node.sampler import share
+from launcher.worker.torch_compat import all_gather_single
 
 T = TypeVar("T")
 Node = tuple[int, int]  # the half-open range of leaves under it
@@ -180,7 +181,7 @@ class TreeReduction:
         )  # fmt: skip
         by_node = dict(zip(nodes, collected, strict=True))
         mine = add_up((0, self.leaves), by_node.get, Tensor.add_)
-        dist.all_gather_single(total.view(-1), mine, self.group)
+        all_gather_single(total.view(-1), mine, self.group)
         return total.view(-1)[:count]
 
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.worker.torch_compat import all_gather_single, reduce_scatter_single
 from workloads import redops
 from workloads.bench import Values
 from workloads.names import REDUCING
@@ -229,12 +230,12 @@ def _reduce(case: Case, buffers: Buffers, wait: bool) -> Call:
 
 
 def _all_gather(case: Case, buffers: Buffers, wait: bool) -> Call:
-    return _bound(dist.all_gather_single, wait, buffers.out, buffers.data, case.group)
+    return _bound(all_gather_single, wait, buffers.out, buffers.data, case.group)
 
 
 def _reduce_scatter(case: Case, buffers: Buffers, wait: bool) -> Call:
     return _bound(
-        dist.reduce_scatter_single, wait, buffers.out, buffers.data, redops.REDOPS[case.redop], case.group
+        reduce_scatter_single, wait, buffers.out, buffers.data, redops.REDOPS[case.redop], case.group
     )  # fmt: skip
 
 

@@ -67,6 +67,22 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
     return max(min(max(best, LEAST), MOST), cost / SHARE, 2 * whole)
 
 
+def better(value: float, best: float | None, best_is: str) -> bool:
+    """Whether a metric is better than the best one so far. Pure.
+
+    | value | best so far | |
+    |---|---|---|
+    | not finite | any | no: NaN compares with nothing, and would stay the best for ever |
+    | finite | none, or not finite | yes |
+    | finite | finite | if it is greater (`max`) or less (`min`) |
+    """
+    if not math.isfinite(value):
+        return False
+    if best is None or not math.isfinite(best):
+        return True
+    return value > best if best_is == "max" else value < best
+
+
 def key(*parts: object) -> int:
     """A seed of 63 bits that depends on all parts, and on nothing else (not on the process, as hash() does)."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
@@ -198,7 +214,8 @@ class Resumable:
             self.run.checkpoint_dir, env, identity={**identity, **invariant}, keep=self.run.keep, best=self.run.best,
             best_is=self.run.best_is, background=self.run.background, verify=self.run.verify,
             attempt=self.run.attempt, fence=lease.require, read_timeout=self.run.read_timeout,
-            start_over=self.run.start_over,
+            start_over=self.run.start_over, timeout=self.run.checkpoint_timeout,
+            max_failures=self.run.max_failures, check_replicas=self.run.check_replicas,
         )  # fmt: skip
         self._stop = Stop(env, self.run)
 
@@ -271,8 +288,8 @@ class Resumable:
             return
         if name not in metrics:
             raise WorkloadError(f"checkpoint.best={name}: this training measures {', '.join(metrics)}")
-        value, sign = metrics[name], 1 if self.run.best_is == "max" else -1
-        if self._best is None or sign * value > sign * self._best:
+        value = float(metrics[name])
+        if better(value, self._best, self.run.best_is):
             self._best = value
             self._save(step)
 

@@ -6,11 +6,10 @@ Both ends prove that they know the attempt's secret before anything else is read
     client -> server   nonce C (32 bytes), HMAC-SHA256(secret, "client" S C)
     server -> client   HMAC-SHA256(secret, "server" S C)
 
-(A challenge and response as in ISO/IEC 9798-4, with both nonces and the role in each proof, so that no answer can be
-replayed or reflected.) After that each direction is a sequence of frames: the length of the text (4 bytes, big-endian),
-a MAC (16 bytes), the text: a JSON object. The MAC of frame number n is the beginning of HMAC-SHA256(key, n text), where
-key = HMAC-SHA256(secret, direction S C): whoever relays the connection can neither alter, repeat nor leave out a
-message. Messages are not encrypted.
+(As in `launcher.node.handshake`, but for MAGIC, and without ever waiting.) After that each direction is a sequence of
+frames: the length of the text (4 bytes, big-endian), a MAC (16 bytes), the text: a JSON object. The MAC of frame number
+n is the beginning of HMAC-SHA256(key, n text), where key = HMAC-SHA256(secret, direction S C): whoever relays the
+connection can neither alter, repeat nor leave out a message. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ import struct
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from launcher.node.handshake import SIZE, proof
+
 Message: TypeAlias = Mapping[str, Any]
 
 MAGIC = b"launcher/1\n"
-NONCE = PROOF = 32  # bytes
+NONCE = PROOF = SIZE  # bytes
 MAC = 16  # bytes
 LARGEST = 1 << 26  # bytes of one message
 _LENGTH = struct.Struct(">I")
@@ -42,11 +43,6 @@ class ChannelError(ConnectionError):
 
 class NotAuthenticated(ChannelError):
     """Whoever is at the other end does not know the secret, or is no agent at all."""
-
-
-def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """What only an end that knows the secret can say. Pure."""
-    return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
 def encode(message: Message) -> bytes:

@@ -385,12 +385,13 @@ class Coordinator:
         self.broadcast({"type": "verdict", **self.verdict, "history": asdict(self.history)})
         self._look_at_ended()
 
-    def _failure(self, kind: Kind, cause: str, now: float, **details: Any) -> None:
-        """The coordinator itself has found something."""
+    def _failure(self, kind: Kind, cause: str, now: float, blamed: Member | None = None, **details: Any) -> None:
+        """The coordinator itself has found something, of the node of this member if it is known of which."""
         resumable = any(agent.resumable for agent in self._agents.values()) or self.history.listened
+        where = blamed or self._me
         failure: dict[str, Any] = {
-            "kind": kind.value, "cause": cause, "listens": resumable, "host": self._me.host,
-            "node": self._me.node_rank, "member": self._me.index, "step": self.step(), "lost": [],
+            "kind": kind.value, "cause": cause, "listens": resumable, "host": where.host, "node": where.node_rank,
+            "member": self._me.index, "step": self.step(), "lost": [],
         }  # fmt: skip
         self.fail({**failure, **details}, now)
 
@@ -398,7 +399,8 @@ class Coordinator:
         hosts = some_of([agent.member.host for agent in agents])
         for agent in agents:
             agent.gone = agent.ended = True
-        self._failure(Kind.LOST_NODE, f"{hosts} {how}", now, lost=[agent.member.index for agent in agents])
+        lost = [agent.member.index for agent in agents]
+        self._failure(Kind.LOST_NODE, f"{hosts} {how}", now, agents[0].member, lost=lost)
 
     def _look_at_silence(self, now: float) -> None:
         silent = [
@@ -427,15 +429,16 @@ class Coordinator:
         if self._join_by is None or self._joined_at is not None or now < self._join_by:
             return
         self._join_by = None
-        missing = [(rank, agent.member.host) for agent in self._agents.values() for rank in agent.missing]
+        missing = [(rank, agent.member) for agent in self._agents.values() for rank in agent.missing]
         if not missing:  # they have come, and wait for each other: their own timeout counts
             return
-        hosts = ", ".join(dict.fromkeys(host for _, host in missing))
+        hosts = ", ".join(dict.fromkeys(member.host for _, member in missing))
         self._failure(
             Kind.HUNG,
             f"rank {', '.join(str(rank) for rank, _ in missing)} on {hosts} did not join the others within "
             f"{self.limits.rendezvous_timeout:g} s: does an import hang?",
             now,
+            missing[0][1],
         )
 
     def _look_at_hangs(self, now: float) -> None:
@@ -468,7 +471,17 @@ class Coordinator:
         step = hang.step if blamed.step is None else blamed.step
         names = blamed.names or hang.where
         stacks = f"the stacks of all ranks are in {self.limits.stacks_in}"
-        self._failure(Kind.HUNG, f"{names} {blamed.why}: {hang.reason} {step}; {stacks}", now, rank=blamed.rank)
+        cause = f"{names} {blamed.why}: {hang.reason} {step}; {stacks}"
+        self._failure(Kind.HUNG, cause, now, self._member_of(blamed.rank), rank=blamed.rank)
+
+    def _member_of(self, rank: int | None) -> Member | None:
+        """Whose rank this is."""
+        first = 0
+        for agent in self._agents.values():
+            if rank is not None and first <= rank < first + agent.member.ranks:
+                return agent.member
+            first += agent.member.ranks
+        return None
 
     def _look_at_waiting(self) -> None:
         """Has a new round begun for members that wait, once this one has got somewhere; they lose nothing by it."""

@@ -483,6 +483,7 @@ class Supervisor:
         if self._ending:
             cause = f"{leader.host} ended without a word (killed, or lost)"
         failure = {**self._failure(Kind.LOST_NODE, cause), "lost": [leader.index], "why": reason}
+        failure |= {"host": leader.host, "node": leader.node_rank}
         self._decide_alone({**failure, "listens": self._resumable}, now)
 
     def _decide_alone(self, failure: dict[str, Any], now: float) -> None:

@@ -7,7 +7,7 @@ A save goes through these steps; all of them run in a thread of their own, so th
     2. each rank copies what it will write (`staged` waits for this)
     3. each rank writes its files; on disk, with checksums
     4. rank 0 writes the manifest, asks the fence, renames the folder into place, removes what is not kept
-    5. all ranks learn how it went
+    5. all ranks learn how it went; see saving.py
 
 The format is that of format.py. Large or sharded state is written by torch.distributed.checkpoint; of
 what is the same on all ranks each writes a part. Small state without a divided tensor is one file of rank 0.
@@ -18,100 +18,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from launcher import __version__
 from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.folder import Folder, Retention, fsync_folder
-from launcher.checkpoint.format import (
-    MANIFEST,
-    RANKS_FILE,
-    SHARDED,
-    SINGLE,
-    STATE_FILE,
-    VALUES_FILE,
-    CheckpointError,
-    Damaged,
-    File,
-    Manifest,
-    SaveFailed,
-)
+from launcher.checkpoint.agreement import Peers, SavesFail
+from launcher.checkpoint.folder import Folder, Retention
+from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, SaveFailed
 from launcher.checkpoint.loading import Loaded, Opened
-from launcher.checkpoint.staging import Copying, Staging
-from launcher.checkpoint.state import Content, merge, owners, size_of
+from launcher.checkpoint.saving import Outcome, Save, Writer
+from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.state import Content, merge, plain, python_number
 from launcher.node import pulse
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
-from launcher.worker.torch_compat import DTensor, destroy_without_gil
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
-
-SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
-SLACK = 1 << 20  # bytes beyond the tensors for which there must be space
-TIMEOUT = timedelta(hours=1)  # in which the slowest rank must have written its part
-
-
-@dataclass
-class _Save:
-    """One save, from the call to its end."""
-
-    step: int
-    extra: dict[str, Any]
-    metrics: dict[str, float]
-    content: Content | None = None
-    copying: Copying | None = None
-    rank_state: dict[str, Any] | None = None
-    fault: str | None = None  # what is wrong with what the caller gave
-    started: float = field(default_factory=time.perf_counter)
-    blocked: float = 0.0
-    staged: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
-    published: bool = False
-    failure: SaveFailed | None = None
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What one rank would save."""
-
-    step: int
-    size: int
-    sharded: bool
-    digest: str
-    rank_state: dict[str, Any] | None
-    fault: str | None
-
-
-@dataclass(frozen=True)
-class _Agreement:
-    """What all ranks do."""
-
-    kind: str
-    temporary: str
-    same: bool  # all ranks hold the same tensors
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    seconds: float = 0.0
-    size: int = 0
-    failure: str | None = None
-    final: bool = False  # no later save can do better
 
 
 class Checkpointer:
@@ -132,6 +63,9 @@ class Checkpointer:
         fence: Callable[[], None] | None = None,
         read_timeout: float = 300.0,
         start_over: bool = False,
+        timeout: float = 3600.0,
+        max_failures: int = 5,
+        check_replicas: bool = True,
     ) -> None:
         """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
 
@@ -149,6 +83,9 @@ class Checkpointer:
             fence: called on rank 0 before a checkpoint is published; raises if this attempt has lost the run.
             read_timeout: seconds for which a read that fails is tried again.
             start_over: begin anew where there are checkpoints and none of them is sound, instead of raising.
+            timeout: seconds for which the slowest rank is awaited in a save or a load.
+            max_failures: saves in a row that may fail; then SavesFail is raised. 0: any number.
+            check_replicas: at the first save compare what ranks hold under one name, and refuse what differs.
 
         Raises:
             CheckpointError: the folder cannot be made or written to, or others can write to it.
@@ -164,16 +101,15 @@ class Checkpointer:
         # MPI's ranks have no store to make another group with, and one group is not for two threads.
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
-        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if own_group else None
-        destroy_without_gil(self._group)
-        self._peers = Peers(env.rank, env.world_size, self._group)
-        self._verify, self._attempt, self._fence = verify, attempt, fence
-        self._first = env.rank == 0
+        self._peers = Peers(env.rank, env.world_size, timeout, own_group=own_group)
+        self._verify, self._first = verify, env.rank == 0
+        self._check_replicas, self._compared = check_replicas, False
+        self._max_failures, self._failures, self._why = max_failures, 0, ""
         self._threads = max(1, min(8, len(os.sched_getaffinity(0)) // env.local_world_size))
         self._events = Events(current_attempt() if self._first else None, "checkpoint")
+        self._writer = Writer(self._folder, self._peers, self._identity, fence, self._events)
         self._staging = Staging()
-        self._save: _Save | None = None
-        self._plain = False  # the state is known to be readable without pickle
+        self._save: Save | None = None
         self._final: str | None = None  # why no later save can do better
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
         self._peers.on_first(self._folder.prepare)
@@ -196,12 +132,13 @@ class Checkpointer:
         changes. Optimizers of torch.optim do so by themselves before each step, and tensors of up to 1 MiB (a batch
         norm's, say) are copied at once, as long as they have no more than 16 MiB together.
 
-        A save that fails is told (on rank 0, and as the event `save_failed`) and does not end the training, unless
-        `wait`; the earlier checkpoints stay.
+        A save that fails is told (with all ranks that failed, and as the event `save_failed`) and does not end the
+        training, unless `wait`, or it is one of `max_failures` in a row; the earlier checkpoints stay.
 
         Args:
             step: steps of the run that are done.
-            state: nested dicts of tensors, DTensors, numbers, text; what is no tensor is taken from rank 0.
+            state: nested dicts of tensors, DTensors, numbers, text. What several ranks have under one name must be the
+                same on all of them; a name may be there on some ranks only.
             rank_state: this rank's own (random number generators): tensors, numbers, text, lists.
             extra: small facts in JSON types (the sample cursor, the epoch).
             metrics: of the model as it is now.
@@ -212,23 +149,24 @@ class Checkpointer:
 
         Raises:
             SaveFailed: it failed, and `wait` (or not `background`).
+            SavesFail: so have the last `max_failures`.
             CheckpointError: an earlier save found that the attempt has lost the run, or that the state cannot be saved.
         """
         began = time.perf_counter()
         self.wait()
+        self._settle()
         still = wait or not self._background
-        save = _Save(step, {}, {}, started=began)
+        save = Save(step, {}, {}, check_values=self._check_replicas, started=began)
         try:
             save.extra, save.metrics = _json(extra or {}, "extra"), _json(metrics or {}, "metrics")
             save.content = Content.of(state)
-            save.rank_state = None if rank_state is None else dict(rank_state)
-            if not self._plain:  # a later one is of the same kind
-                files.require_plain(save.content.values, "state")
-                files.require_plain(save.rank_state, "rank_state")
-                self._plain = True
+            save.rank_state = None if rank_state is None else plain(dict(rank_state), "rank_state")
+            save.compare = self._check_replicas and not self._compared
             save.copying = self._staging.start(save.content.tensors, still=still)
         except (TypeError, ValueError) as error:
-            save.fault = str(error)
+            save.fault, save.final = str(error), True
+        except Exception as error:  # no memory, say: told to the others, who would wait for this rank
+            save.fault = files.words(error)
         self._save = save
         if still:
             with pulse.alive():
@@ -275,174 +213,49 @@ class Checkpointer:
         finally:
             self._hook.remove()
             self._staging.forget_all_but(())
-            if self._group is not None and dist.is_initialized():
-                dist.destroy_process_group(self._group)
-            self._group = None
+            self._peers.close()
 
-    def _run(self, save: _Save) -> None:
+    def _run(self, save: Save) -> None:
         """The whole of a save; never raises."""
+        broken = False
         try:
-            outcome = self._write(save)
-        except Exception as error:  # a lost rank breaks the group; then every rank is for itself
-            outcome = _Outcome() if save.published else _Outcome(failure=files.words(error))
+            outcome = self._writer.write(save)
+        except Exception as error:  # the group failed: what other ranks have seen is known when all are through
+            broken = True
+            outcome = Outcome() if save.published else Outcome(failure=files.words(error))
         finally:
             save.staged.set()
         if outcome.failure is None:
             self.cost = max(self.cost, outcome.seconds)
+        else:
+            told = f"the checkpoint of step {save.step} was not saved: {outcome.failure}"
+            save.failure = SaveFailed(told)
+            self._why = outcome.failure
+            if outcome.final:
+                self._final = told
+            if self._first or broken:
+                _say(told if self._first else f"rank {self._peers.rank}: {told}")
+            if self._first:
+                self._events("save_failed", step=save.step, reason=outcome.failure)
+        self._peers.ended(published=outcome.failure is None, broken=broken)
+
+    def _settle(self) -> None:
+        """What all ranks do before the next save: they agree on how the last one ended.
+
+        Raises:
+            SavesFail: as many in a row have failed as may.
+        """
+        with pulse.alive():
+            last = self._peers.settle()
+        if last is None:
             return
-        told = f"the checkpoint of step {save.step} was not saved: {outcome.failure}"
-        save.failure = SaveFailed(told)
-        if outcome.final:
-            self._final = told
-        if self._first:
-            _say(told)
-            self._events("save_failed", step=save.step, reason=outcome.failure)
-
-    def _write(self, save: _Save) -> _Outcome:
-        temporary = self.folder / checkpoints.temporary(save.step, self._attempt)  # rank 0's counts
-        early = self._begin(save, temporary)
-        try:
-            offers = self._peers.gather(self._offer(save))
-            agreement = self._peers.on_first(lambda: self._agree(save, offers, temporary, early))
-            temporary = self.folder / agreement.temporary
-            if agreement.kind == SINGLE:
-                if not self._first:
-                    save.staged.set()
-                return self._peers.on_first(lambda: self._write_single(save, temporary, offers, early))
-            written = self._peers.on_all(lambda: self._write_sharded(save, temporary, agreement.same))
-            return self._peers.on_first(lambda: self._conclude(save, temporary, _joined(written)))
-        except CheckpointError as error:
-            return _Outcome(failure=str(error), final=isinstance(error, _Final))
-        finally:
-            if early is not None:
-                with contextlib.suppress(Exception):  # told by _write_single
-                    early.close()
-            if self._first:
-                shutil.rmtree(temporary, ignore_errors=True)
-
-    def _begin(self, save: _Save, temporary: Path) -> files.SmallFile | None:
-        """Rank 0 starts to write small state of its own accord: the ranks nearly always agree."""
-        content, copying = save.content, save.copying
-        if not self._first or content is None or copying is None or content.sharded or content.size > SMALL:
-            return None
-
-        def make() -> dict[str, Any]:
-            self._require_space(content.size + SLACK)
-            temporary.mkdir(mode=0o700)
-            tensors = copying.finish(list(content.tensors))
-            save.staged.set()
-            return {"tensors": tensors, "paths": content.paths, "values": content.values}
-
-        return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
-
-    def _offer(self, save: _Save) -> _Offer:
-        content = save.content
-        if content is None:
-            return _Offer(save.step, 0, False, "", None, save.fault)
-        return _Offer(
-            save.step, content.size, content.sharded, content.digest(),
-            None if content.sharded or content.size > SMALL else save.rank_state, save.fault,
-        )  # fmt: skip
-
-    def _agree(self, save: _Save, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        """Rank 0: looks whether the ranks save the same, and for space, and makes the temporary folder."""
-        for rank, offer in enumerate(offers):
-            if offer.fault is not None:
-                raise _Final(f"rank {rank}: {offer.fault}")
-            if offer.step != save.step:
-                raise CheckpointError(f"rank {rank} saves step {offer.step}, and rank 0 step {save.step}")
-        same = len({offer.digest for offer in offers}) == 1
-        if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers):
-            return _Agreement(SINGLE, temporary.name, same)
-        self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
-        if early is not None:  # begun in vain: other ranks hold other tensors
-            with contextlib.suppress(Exception):
-                early.close()
-        temporary.mkdir(mode=0o700, exist_ok=True)
-        (temporary / STATE_FILE).unlink(missing_ok=True)
-        return _Agreement(SHARDED, temporary.name, same)
-
-    def _require_space(self, needed: int) -> None:
-        free = _free(self.folder)
-        if free < needed:
-            raise CheckpointError(f"no space in {self.folder}: {needed} bytes are needed, and {free} are free")
-
-    def _write_single(
-        self, save: _Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
-    ) -> _Outcome:
-        """Rank 0: what has been begun, and the ranks' own states."""
-        assert early is not None
-        written = {STATE_FILE: early.file()}
-        if any(offer.rank_state is not None for offer in offers):
-            files.save_file(temporary / RANKS_FILE, [offer.rank_state for offer in offers], written)
-        manifest = self._describe(save, temporary, SINGLE, written)
-        early.close()
-        return self._publish(save, temporary, manifest)
-
-    def _write_sharded(self, save: _Save, temporary: Path, same: bool) -> dict[str, File]:
-        """This rank's part: divided tensors, its share of the others, its own state."""
-        assert save.content is not None and save.copying is not None
-        peers, content = self._peers, save.content
-        written: dict[str, File] = {}
-        mine = list(content.tensors)
-        if same and peers.many:
-            whole = {name: size_of(tensor) for name, tensor in content.tensors.items() if _is_whole(tensor)}
-            owner = owners(whole, peers.world_size)
-            mine = [name for name in content.tensors if owner.get(name, peers.rank) == peers.rank]
-        tensors = save.copying.finish(mine)
-        save.staged.set()
-        error: Exception | None = None
-        try:
-            if save.rank_state is not None:
-                files.save_file(temporary / f"rank-{peers.rank}.pt", save.rank_state, written)
-            if self._first:
-                rest = {"paths": content.paths, "values": content.values}
-                files.save_file(temporary / VALUES_FILE, rest, written)
-        except Exception as failure:  # the others are waiting for this rank in what follows
-            error = failure
-        files.save_sharded(temporary, tensors, peers.group, peers.many, written)
-        if error is not None:
-            raise error
-        return written
-
-    def _conclude(self, save: _Save, temporary: Path, written: dict[str, File]) -> _Outcome:
-        """Rank 0: what follows when all ranks have written."""
-        return self._publish(save, temporary, self._describe(save, temporary, SHARDED, written))
-
-    def _describe(self, save: _Save, temporary: Path, kind: str, written: dict[str, File]) -> Manifest:
-        """Rank 0: the manifest, on disk."""
-        manifest = Manifest(
-            step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._attempt,
-            identity=self._identity, extra=save.extra, metrics=save.metrics, files=written,
-            torch=torch.__version__, launcher=__version__,
-        )  # fmt: skip
-        manifest = self._folder.describe(manifest)
-        problems = checkpoints.wrong_sizes(temporary, manifest)
-        if problems:
-            raise CheckpointError("; ".join(problems))
-        with files.hashed(temporary / MANIFEST, {}) as stream:
-            stream.write(manifest.text().encode())
-        return manifest
-
-    def _publish(self, save: _Save, temporary: Path, manifest: Manifest) -> _Outcome:
-        """Rank 0: makes a checkpoint of the temporary folder."""
-        fsync_folder(temporary)
-        if self._fence is not None:
-            try:
-                self._fence()
-            except OSError:  # nobody can tell; it may be otherwise at the next save
-                raise
-            except Exception as error:
-                raise _Final(str(error)) from None
-        path = self._folder.publish(temporary, manifest)
-        save.published = True
-        seconds = time.perf_counter() - save.started
-        blocked = save.blocked if save.thread is not None else seconds
-        self._events(
-            "saved", step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
-            checkpoint=str(path),
-        )  # fmt: skip
-        return _Outcome(seconds, manifest.size)
+        self._compared = self._compared or last.published
+        self._failures = 0 if last.published else self._failures + 1
+        if self._max_failures and self._failures >= self._max_failures:
+            raise SavesFail(
+                f"the last {self._failures} saves failed (checkpoint.max_failures={self._max_failures}); "
+                f"the last one: {self._why or 'on another rank'}"
+            )
 
     # -- loading
 
@@ -471,6 +284,7 @@ class Checkpointer:
             CheckpointError: others can write to it, or there are checkpoints and none of them is sound.
         """
         self.wait()
+        self._settle()
         with pulse.alive():
             return self._load(Content.of(state), strict)
 
@@ -490,15 +304,17 @@ class Checkpointer:
             path, manifest = left.pop(0)
             problems = checkpoints.wrong_sizes(path, manifest, self._read_timeout)
             if not problems:
-                files.refuse(path, checkpoints.differences(manifest.identity, self._identity))
+                if manifest.kind != checkpoints.DCP:  # of those nobody has said what they are of
+                    files.refuse(path, checkpoints.differences(manifest.identity, self._identity))
                 if strict:
                     files.refuse(path, self._doubts(manifest))
             return path, manifest, problems
 
+        everyone = self._names(content)
         passed_over += self._peers.on_first(begin)
         while (chosen := self._peers.on_first(choose)) is not None:
             path, manifest, problems = chosen
-            opened = Opened(path, manifest, content, self._peers, self._read_timeout)
+            opened = Opened(path, manifest, content, everyone, self._peers, self._read_timeout)
             problems = problems or self._damages(path, manifest) or self._problems(opened.open)
             if not problems:
                 changed = True
@@ -512,6 +328,12 @@ class Checkpointer:
             passed_over.append(self._peers.on_first(partial(self._pass_over, path, problems, manifest)))
         self._peers.on_first(partial(self._require_nothing_lost, passed_over, changed))
         return None
+
+    def _names(self, content: Content) -> set[str]:
+        """The names of the tensors of all ranks: of a pipeline each has those of its stage."""
+        if len(set(self._peers.on_all(content.digest))) == 1:
+            return set(content.tensors)
+        return set().union(*self._peers.on_all(lambda: list(content.tensors)))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
         """Rank 0: keeps one that is wrong under another name, and tells."""
@@ -559,10 +381,6 @@ class Checkpointer:
             return [str(error)]
 
 
-class _Final(CheckpointError):
-    """Later saves would fail in the same way."""
-
-
 def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
     known = weakref.ref(checkpointer)
 
@@ -585,20 +403,6 @@ def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
         TypeError: it holds something else than JSON types.
     """
     try:
-        return dict(json.loads(json.dumps(dict(values))))
+        return dict(json.loads(json.dumps(dict(values), default=python_number)))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{what} must be made of JSON types: {error}") from None
-
-
-def _free(folder: Path) -> int:
-    """Bytes that may still be written."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return not isinstance(tensor, DTensor)
-
-
-def _joined(written: list[dict[str, File]]) -> dict[str, File]:
-    return {name: file for each in written for name, file in each.items()}

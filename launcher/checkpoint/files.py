@@ -6,10 +6,10 @@ import contextlib
 import io
 import os
 import pickle
+import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -157,6 +157,34 @@ def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
         torch.save(value, cast(IO[bytes], stream))
 
 
+class _Task(threading.Thread):
+    """A function in a thread of its own.
+
+    Not one of concurrent.futures: its executors take no more work once the program's main thread has ended, and a save
+    goes on then. Nor a daemon, for which nobody would wait.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="checkpoint-file")
+        self._function = function
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """What the function returned or raised, when it has."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class SmallFile:
     """A file that is written in the background, and whose checksum is taken while the disk is busy with it."""
 
@@ -170,9 +198,8 @@ class SmallFile:
                 setting of the whole process.
         """
         self._path, self._make, self._alone = path, make, alone
-        self._pool = ThreadPoolExecutor(2)
-        self._synced: Future[None] | None = None
-        self._written = self._pool.submit(self._write)
+        self._synced: _Task | None = None
+        self._written = _Task(self._write)
 
     def _write(self) -> File:
         value = self._make()
@@ -183,21 +210,18 @@ class SmallFile:
         except BaseException:
             stream.abandon()
             raise
-        self._synced = self._pool.submit(stream.close)
+        self._synced = _Task(stream.close)
         return file_of(self._path)
 
     def file(self) -> File:
         """Size and checksums, perhaps before it is on disk; raises what went wrong."""
-        return self._written.result()
+        return cast(File, self._written.result())
 
     def close(self) -> None:
         """Waits until it is on disk; raises what went wrong."""
-        try:
-            self._written.result()
-            if self._synced is not None:
-                self._synced.result()
-        finally:
-            self._pool.shutdown()
+        self._written.result()
+        if self._synced is not None:
+            self._synced.result()
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
@@ -220,28 +244,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def require_plain(value: Any, what: str) -> bytes:
-    """The value as torch.save writes it.
-
-    Raises:
-        TypeError: it cannot be read with weights_only=True.
-    """
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    try:
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except pickle.UnpicklingError as error:
-        told = str(error).replace("\n", " ")
-        raise TypeError(
-            f"{what} holds what only pickle can restore: give tensors, numbers, text and lists ({told})"
-        ) from None
-    return buffer.getvalue()
-
-
 # -- torch.distributed.checkpoint
 
 
-class _HashedFiles(FileSystem):
+class HashedFiles(FileSystem):
     """Its files have checksums, and are their owner's alone."""
 
     def __init__(self, files: dict[str, File]) -> None:
@@ -262,7 +268,7 @@ def save_sharded(
 ) -> None:
     """Writes this rank's part of the tensors; all ranks call it. Adds what this rank has written to `files`."""
     writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
-    writer.fs = _HashedFiles(files)
+    writer.fs = HashedFiles(files)
     with _in_plain_words():
         torch_compat_dcp.save(state, writer, group, no_dist=not many)
 
@@ -398,14 +404,23 @@ def saved_tensors(metadata: Metadata) -> dict[str, tuple[torch.dtype, tuple[int,
 
 
 def require_fit(
-    path: Path, saved: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], wanted: Mapping[str, Tensor]
+    path: Path,
+    saved: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    wanted: Mapping[str, Tensor],
+    everyone: Collection[str],
 ) -> None:
     """Compares names, types and shapes of all tensors; parts of a state that are not wanted at all may be left out.
+
+    Args:
+        path: the checkpoint.
+        saved: what it has.
+        wanted: what this rank wants.
+        everyone: names of what any rank wants.
 
     Raises:
         Misfit: they differ; the text tells how.
     """
-    roots = {name.partition(".")[0] for name in wanted}
+    roots = {name.partition(".")[0] for name in everyone}
     lines = []
     for name, tensor in wanted.items():
         if name not in saved:
@@ -419,7 +434,7 @@ def require_fit(
     lines += [
         f"{name}: in the checkpoint, not in the state"
         for name in saved
-        if name not in wanted and name.partition(".")[0] in roots
+        if name not in everyone and name.partition(".")[0] in roots
     ]
     refuse(path, lines)
 

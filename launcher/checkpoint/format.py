@@ -34,7 +34,7 @@ from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Un
 FORMAT = 2  # 1: without lineage
 BLOCK = 1 << 26  # bytes that share a checksum
 MANIFEST = "manifest.json"
-SINGLE, SHARDED = "single", "sharded"
+SINGLE, SHARDED, DCP = "single", "sharded", "dcp"
 STATE_FILE, RANKS_FILE, VALUES_FILE, METADATA_FILE = "state.pt", "ranks.pt", "values.pt", ".metadata"
 _NAME = re.compile(r"step-(\d{9,})")
 _TEMPORARY = re.compile(r"\.(saving|old|gone)-step-(\d+)-attempt-(\d+)-[0-9a-f]+")
@@ -65,7 +65,7 @@ class Manifest:
 
     Attributes:
         step: steps of the run that were done.
-        kind: `single` (one file) or `sharded` (torch.distributed.checkpoint).
+        kind: `single` (one file), `sharded` (torch.distributed.checkpoint) or `dcp` (all of it by that alone).
         world_size, attempt: ranks that saved it, and the attempt in which they did.
         identity: facts that must be equal for the state to fit.
         extra: what the workload added (JSON types).
@@ -190,6 +190,11 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
     try:
         data = reading.read_bytes(path / MANIFEST, timeout)
     except Damaged:
+        if METADATA_FILE in reading.entries(path, timeout):
+            raise Misfit(
+                f"{path} was written by torch.distributed.checkpoint alone: `launcher checkpoint adopt {path}` makes "
+                "it a checkpoint that can be gone on from; or move it elsewhere"
+            ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
     try:
         values = json.loads(data)

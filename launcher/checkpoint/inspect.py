@@ -15,7 +15,16 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
-from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, CheckpointError, Damaged, Manifest
+from launcher.checkpoint.format import (
+    DCP,
+    RANKS_FILE,
+    SINGLE,
+    STATE_FILE,
+    VALUES_FILE,
+    CheckpointError,
+    Damaged,
+    Manifest,
+)
 from launcher.checkpoint.reading import SteadyFile
 from launcher.checkpoint.state import nested
 
@@ -75,7 +84,18 @@ def entries(path: Path, manifest: Manifest) -> list[Entry]:
 
 def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
     """What of the state is no tensor."""
-    return dict(_single(path)["values"] if manifest.kind == SINGLE else files.load_file(path / VALUES_FILE)["values"])
+    if manifest.kind == SINGLE:
+        return dict(_single(path)["values"])
+    return dict(_rest(path, manifest)["values"])
+
+
+def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """What is no tensor, and the keys from the root to each tensor."""
+    if manifest.kind != DCP:
+        return dict(files.load_file(path / VALUES_FILE))
+    metadata = files.read_metadata(path)
+    known = metadata.planner_data or {}
+    return {"values": {}, "paths": {name: known.get(name, (name,)) for name in metadata.state_dict_metadata}}
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
@@ -95,7 +115,7 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
         state = _single(path)
         tensors = {name: tensor.clone() for name, tensor in state["tensors"].items() if _wanted(name, keys)}
     else:
-        state = files.load_file(path / VALUES_FILE)
+        state = _rest(path, manifest)
         saved = files.saved_tensors(files.read_metadata(path))
         tensors = {
             name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in saved.items() if _wanted(name, keys)

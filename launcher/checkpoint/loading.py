@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from launcher.checkpoint import files
 from launcher.checkpoint.agreement import Peers
-from launcher.checkpoint.format import RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, Damaged, Manifest
+from launcher.checkpoint.format import DCP, RANKS_FILE, SINGLE, STATE_FILE, VALUES_FILE, Damaged, Manifest
 from launcher.checkpoint.state import Content, fill
 
 
@@ -43,8 +43,11 @@ class Loaded:
 class Opened:
     """A checkpoint that is being read."""
 
-    def __init__(self, path: Path, manifest: Manifest, wanted: Content, peers: Peers, timeout: float) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, wanted: Content, everyone: Collection[str], peers: Peers, timeout: float
+    ) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
+        self._everyone = everyone  # names of the tensors that any rank wants
         self._timeout = timeout
         self._tensors: Mapping[str, torch.Tensor] | None = None
         self.values: dict[Any, Any] = {}
@@ -71,10 +74,11 @@ class Opened:
                 self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
         else:
             saved = files.saved_tensors(files.read_metadata(path, self._timeout))
-            self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
+            if self._manifest.kind != DCP:  # of which values are pickled by whoever saved it
+                self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
             if same and f"rank-{rank}.pt" in self._manifest.files:
                 self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
-        files.require_fit(path, saved, self._wanted.tensors)
+        files.require_fit(path, saved, self._wanted.tensors, self._everyone)
         return []
 
     def read(self) -> list[str]:

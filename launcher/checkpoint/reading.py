@@ -185,6 +185,7 @@ class SteadyFile(io.RawIOBase):
         self._path, self._timeout = path, timeout
         self._file: io.FileIO | None = None
         self._position = 0
+        self._there = -1  # where the open file is
         self.failure: CheckpointError | None = None  # what a read raised; a library in between may hide it
 
     def readable(self) -> bool:
@@ -202,8 +203,16 @@ class SteadyFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        count = self._steady(lambda: self._readinto(buffer))
+        if self._file is not None and self._there == self._position:  # nearly always, and without a detour
+            try:
+                count = self._file.readinto(buffer) or 0
+            except OSError:
+                self._forget()
+                count = self._steady(lambda: self._readinto(buffer))
+        else:
+            count = self._steady(lambda: self._readinto(buffer))
         self._position += count
+        self._there = self._position
         return count
 
     def _steady(self, operation: Callable[[], T]) -> T:
@@ -223,8 +232,8 @@ class SteadyFile(io.RawIOBase):
         try:
             if self._file is None:
                 self._file = _open(self._path)
-            if self._file.tell() != self._position:
-                self._file.seek(self._position)
+            self._file.seek(self._position)
+            self._there = self._position
             return use(self._file)
         except OSError:
             self._forget()

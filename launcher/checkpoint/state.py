@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,16 +43,17 @@ class Content:
 
     @classmethod
     def of(cls, state: Mapping[Any, Any]) -> Content:
-        """Takes a state apart; nothing is copied.
+        """Takes a state apart; tensors are not copied, all else is.
 
         Raises:
-            TypeError: a tensor is of a kind that has no plain bytes (sparse, quantized).
+            TypeError: a tensor is of a kind that has no plain bytes (sparse, quantized), or something else could not be
+                read again.
             ValueError: two tensors have the same dotted name.
         """
         tensors: dict[str, Tensor] = {}
         paths: dict[str, Path] = {}
         values = _take_apart(state, (), tensors, paths)
-        return cls(tensors, paths, {} if values is _NOTHING else values)
+        return cls(tensors, paths, {} if values is _NOTHING else plain(values, "state"))
 
     @property
     def sharded(self) -> bool:
@@ -69,6 +72,54 @@ class Content:
 
 
 _NOTHING = object()
+# Types that torch.load(weights_only=True) restores as they were.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+
+
+def python_number(value: Any) -> Any:
+    """A numpy scalar (of a scheduler's state, say) as Python's.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is not plain data")
+
+
+def plain(value: Any, what: str, path: str = "") -> Any:
+    """A copy that nobody else changes, and that can be read again without executing anything; tensors on the CPU.
+
+    Raises:
+        TypeError: something in it could not be read again; the text says where and what.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((plain(key, what, path), plain(item, what, f"{path}.{key}")) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(plain(item, what, f"{path}[{index}]") for index, item in enumerate(value))
+    try:
+        return python_number(value)
+    except TypeError:
+        pass
+    try:
+        return _reread(value)
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(
+            f"{what} holds what only pickle can restore: {path.lstrip('.') or 'it'} is a {kind}. Give tensors, "
+            f"numbers, text, lists and dicts ({' '.join(str(error).split())[:200]})"
+        ) from None
+
+
+def _reread(value: Any) -> Any:
+    """As it comes back from a checkpoint."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
 
 
 def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:

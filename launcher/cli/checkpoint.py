@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
     from launcher.checkpoint.format import Manifest
 
-ACTIONS = ("list", "inspect", "verify", "extract")
+FORMATS = ("torch", "safetensors")
+ACTIONS = ("list", "inspect", "verify", "extract", "adopt")
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s ACTION RUN [STEP] [options]"
-    parser.add_argument("action", metavar="ACTION", help="list, inspect, verify (exit code 1: damaged) or extract")
+    parser.add_argument(
+        "action", metavar="ACTION", help="list, inspect, verify (exit code 1: damaged), extract or adopt"
+    )
     parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
     parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
@@ -30,6 +33,9 @@ def configure(parser: ArgumentParser) -> None:
         help="extract: only what has this name (model.weight, or model for all of it; may be repeated)",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: by name)")
+    parser.add_argument(
+        "--format", choices=FORMATS, dest="as_format", help="extract: torch (default), or safetensors: tensors alone"
+    )
     add_runs_dir(parser)
 
 
@@ -37,7 +43,8 @@ def run(arguments: Namespace) -> int:
     """Show what checkpoints a run has and what is in one, verify them, or make a plain torch.save file of one."""
     action = arguments.action
     require_action("checkpoint", action, ACTIONS)
-    extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output}
+    extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output,
+                  "--format": arguments.as_format}  # fmt: skip
     for option, given in extracting.items():
         if given and action != "extract":
             raise ConfigError(f"{option} goes with checkpoint extract")
@@ -45,6 +52,8 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("--json goes with checkpoint list and checkpoint inspect")
     if action == "list" and arguments.step is not None:
         raise ConfigError("checkpoint list shows all steps; checkpoint inspect shows one")
+    if action == "adopt":
+        return _adopt(arguments.name, arguments.step)
     place = _place(arguments.name, arguments.runs_dir, arguments.step)
     if action == "list":
         return _list(place, arguments.as_json)
@@ -292,13 +301,23 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
     from launcher.checkpoint import inspect as checkpoint_read  # loads torch
 
     shard = arguments.shard
+    plain = arguments.as_format == "safetensors"
+    if plain and shard is not None:
+        raise ConfigError("--format safetensors is for the whole state: a shard has offsets and a rank's own state")
     ending = "" if shard is None else f"-shard-{shard}"
-    output = arguments.output or Path(f"{place.name}-{path.name}{ending}.pt")
+    output = arguments.output or Path(f"{place.name}-{path.name}{ending}.{'safetensors' if plain else 'pt'}")
     if output.exists():
         raise ConfigError(f"{output} is there already: choose another file with -o")
     if not output.parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
+    if plain:
+        from launcher.checkpoint import safetensors
+
+        tensors = safetensors.flat(checkpoint_read.whole(path, manifest, arguments.keys))
+        safetensors.save(output, tensors, {"format": "pt", "step": str(manifest.step)})
+        print(f"{output}: {_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
+        return 0
     if shard is None:
         state = checkpoint_read.whole(path, manifest, arguments.keys)
     else:
@@ -313,6 +332,26 @@ def _require_private(path: Path) -> None:
 
     require_private(path.parent)
     require_private(path)
+
+
+# -- adopt
+
+
+def _adopt(name: str, step: str | None) -> int:
+    import re
+    from pathlib import Path
+
+    from launcher.checkpoint.adopting import adopt  # loads torch
+
+    path = Path(name).expanduser().resolve()
+    if not path.is_dir():
+        raise ConfigError(f"{name}: checkpoint adopt takes a folder that torch.distributed.checkpoint has written")
+    number = step or "".join(re.findall(r"(\d+)\D*$", path.name))
+    if not number.isdecimal():
+        raise ConfigError(f"{step or path.name!r} tells no step: checkpoint adopt {name} STEP")
+    adopted = adopt(path, int(number))
+    print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")
+    return 0
 
 
 # -- text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -32,14 +33,19 @@ class Events:
 
     def __init__(self, attempt: runs.Attempt | None, writer: str) -> None:
         self._path = attempt.events_file(writer) if attempt else None
+        self._failing = False
 
     def __call__(self, event: str, **values: Any) -> None:
-        if self._path is not None:
-            try:
-                event_file.append(self._path, event, **values)
-            except OSError as error:  # a full disk must not end a training that does not need it
-                print(f"launcher: cannot write to {self._path}: {error}", flush=True)
-                self._path = None
+        if self._path is None:
+            return
+        try:
+            event_file.append(self._path, event, **values)
+            self._failing = False
+        except OSError as error:  # a full disk must not end a training that does not need it, and may have room again
+            if not self._failing:
+                with contextlib.suppress(OSError):
+                    print(f"launcher: cannot write to {self._path}: {error}", flush=True)
+            self._failing = True
 
 
 def not_begun(plan: JobPlan | None, writer: str, error: Exception) -> int:

@@ -28,6 +28,9 @@ class Settings:
         background: write while training goes on.
         verify: compare checksums on loading.
         read_timeout: seconds for which a read that fails is tried again.
+        checkpoint_timeout: seconds for which the slowest rank is awaited in a save or a load.
+        max_failures: saves in a row that may fail; 0: any number.
+        check_replicas: compare what ranks hold under one name.
         start_over: begin anew where no checkpoint is sound.
         strict: refuse a checkpoint with which the result could differ.
         invariant, micro_batches: see launcher.config.Train.
@@ -49,6 +52,9 @@ class Settings:
     background: bool = True
     verify: bool = True
     read_timeout: float = 300.0
+    checkpoint_timeout: float = 3600.0
+    max_failures: int = 5
+    check_replicas: bool = True
     start_over: bool = False
     strict: bool = False
     invariant: bool = False
@@ -82,6 +88,9 @@ def settings() -> Settings:
         background=plan.background,
         verify=plan.verify,
         read_timeout=plan.read_timeout,
+        checkpoint_timeout=plan.checkpoint_timeout,
+        max_failures=plan.max_failures,
+        check_replicas=plan.check_replicas,
         start_over=plan.start_over,
         strict=plan.strict,
         invariant=plan.invariant,

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 __all__ = [
-    "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "compute_local_shape_and_global_offset",
-    "destroy_without_gil", "distribute_tensor", "fully_shard", "local_part", "store_on", "without_crc32",
+    "DTensor", "FSDPModule", "MixedPrecisionPolicy", "Replicate", "Shard", "all_gather_single",
+    "compute_local_shape_and_global_offset", "destroy_without_gil", "distribute_tensor", "fsdp_computes_on",
+    "fully_shard", "local_part", "reduce_scatter_single", "store_on", "without_crc32",
 ]  # fmt: skip
 
 # Where they are, the newest place first: DTensor became public in 2.5, FSDP2 in 2.6. Imported at first use, since FSDP
@@ -72,6 +73,11 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
     return whole
 
 
+def fsdp_computes_on(device: torch.device) -> bool:
+    """Whether `fully_shard` can: for CPUs it records events on streams, which torch 2.4 to 2.6 do not have there."""
+    return device.type != "cpu" or hasattr(torch.cpu.Stream, "record_event")
+
+
 # -- stores
 
 
@@ -102,6 +108,10 @@ def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
 
 
 # -- process groups
+
+# Their names before some version after 2.6; the newest torch has both.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def destroy_without_gil(group: object) -> None:

@@ -22,7 +22,9 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     run = settings()
     assert run.checkpoint_dir is not None
     stop, total = Stop(env, run), int(os.environ.get("STEPS", "100"))
-    saves = Checkpointer(run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require)
+    saves = Checkpointer(
+        run.checkpoint_dir, env, identity={"what": "steps"}, attempt=run.attempt, fence=lease.require, start_over=True
+    )  # the harness may damage all that there are
     state = {"sum": torch.zeros(4)}
     loaded = saves.load(state)
     step = begun = loaded.step if loaded else 0

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.worker.torch_compat import fsdp_computes_on
 from tests.launch import Launcher
+
+pytestmark = pytest.mark.skipif(
+    not fsdp_computes_on(torch.device("cpu")), reason="FSDP of this torch computes on GPUs alone"
+)
 
 SMALL = (
     "workload=fsdp_lm", "workload.layers=2", "workload.heads=2", "workload.width=18", "workload.context=16",

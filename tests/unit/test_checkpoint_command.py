@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ import pytest
 import torch
 from workload_ranks import run_ranks
 
-from launcher.checkpoint import checkpointer as checkpoint
+from launcher.checkpoint import safetensors
+from launcher.checkpoint import saving as checkpoint
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import commands
 from launcher.errors import LauncherError
@@ -162,6 +164,32 @@ def test_extract_makes_a_plain_file(call: Call, three: Path, tmp_path: Path) -> 
     assert found.keys() == {"model", "optimizer"} and found["optimizer"] == {"lr": 20.0} and len(found["model"]) == 1
 
 
+def test_extract_makes_a_file_of_safetensors(call: Call, three: Path, tmp_path: Path) -> None:
+    code, out, _ = call("extract a 20 --format safetensors")
+    output = tmp_path / "a-step-000000020.safetensors"
+    assert code == 0 and "3 tensors, by their dotted names" in out
+    found = safetensors.load(output)
+    assert {
+        name: (str(tensor.dtype), tuple(tensor.shape), tensor.unique().tolist()) for name, tensor in found.items()
+    } == {
+        "model.weight": ("torch.float32", (4, 8), [20.0]),
+        "model.bias": ("torch.bfloat16", (3,), [20.0]),
+        "optimizer.state.0.step": ("torch.float32", (), [20.0]),
+    }
+    data = output.read_bytes()  # as the format's description says
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert (8 + length) % 8 == 0 and header["__metadata__"] == {"format": "pt", "step": "20"}
+    ends = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+    assert ends[0][0] == 0 and all(one[1] == two[0] for one, two in itertools.pairwise(ends))
+    assert len(data) == 8 + length + ends[-1][1]
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    call("extract a 20 --format safetensors --key model.bias -o part.safetensors")
+    assert list(safetensors.load(tmp_path / "part.safetensors")) == ["model.bias"]
+    code, _, error = call("extract a 20 --format safetensors --shard 0")
+    assert code == 2 and "is for the whole state" in error
+
+
 def test_one_shard_of_many_is_extracted_without_a_process_group(call: Call, folder: Path, tmp_path: Path) -> None:
     run_ranks(save_large, str(folder), 2)
     assert [line.split()[-1] for line in call("inspect a")[1].splitlines()[-3:]] == ["1", "1", "1"]
@@ -206,7 +234,7 @@ def test_a_folder_that_others_can_write_to_is_not_looked_into(call: Call, three:
         (
             "lits a",
             2,
-            "there is no checkpoint command 'lits'. Did you mean list? Known: list, inspect, verify, extract",
+            "there is no checkpoint command 'lits'. Did you mean list? Known: list, inspect, verify, extract, adopt",
         ),
         ("list", 2, "required: RUN"),
         ("list a 3", 2, "checkpoint list shows all steps"),

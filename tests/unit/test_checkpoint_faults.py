@@ -14,13 +14,14 @@ import torch
 from workload_ranks import run_ranks
 
 from launcher import errors
-from launcher.checkpoint import checkpointer as module
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
+from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import together
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
-from launcher.node import Env, rank
+from launcher.node import Env
+from launcher.worker import main as rank
 from tests.fakes import faulty_files
 from tests.fakes.faulty_files import Fault, FaultyFiles
 
@@ -303,3 +304,12 @@ def test_what_goes_when_one_is_published(known: list[Any], published: int, keep:
     all_of_them = {Path(str(each[0])): manifest(*each) for each in known}
     new = all_of_them[Path(str(published))]
     assert {int(path.name) for path in retention.surplus(all_of_them, new, keep)} == gone
+
+
+def test_a_steady_file_reads_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(100)))
+    with reading.SteadyFile(path) as steady, open(path, "rb") as plain:
+        for offset, whence in ((10, 0), (0, 2), (-5, 2), (10, 0), (0, 2), (20, 0), (5, 1), (0, 2), (35, 0)):
+            assert steady.seek(offset, whence) == plain.seek(offset, whence) == steady.tell()
+            assert steady.read(10) == plain.read(10)

@@ -12,7 +12,7 @@ from workload_ranks import run_ranks
 from launcher import event_file
 from launcher.config import DDPMnist, FSDPLm
 from launcher.node import events
-from launcher.node.events import FIRST, INTERVAL, Reporter
+from launcher.node.events import FIRST, INTERVAL, Events, Reporter
 from launcher.runs import Attempt, Run
 
 
@@ -95,3 +95,22 @@ def in_events(config: Any, env: Any) -> dict[str, Any]:
 )
 def test_trainings_tell_the_numbers_that_the_report_draws(config: Any, told: dict[str, list[str]]) -> None:
     assert run_ranks(in_events, config, 1)[0].metrics == told
+
+
+def test_an_error_that_passes_does_not_silence_a_writer_for_ever(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = event_file.append
+    failing = [True, True, False, True, False]
+
+    def append(path: Path, event: str, **values: Any) -> None:
+        if failing.pop(0):
+            raise OSError(24, "Too many open files")
+        write(path, event, **values)
+
+    monkeypatch.setattr(event_file, "append", append)
+    writer = Events(attempt, "rank-0")
+    for step in range(5):
+        writer("saved", step=step)
+    assert steps(attempt, "saved") == [2, 4]
+    assert capsys.readouterr().out.count("Too many open files") == 2  # once for each time that it began

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.agent.flight_recorder import Group, Recorder, Recorders, blame, from_json, parse, to_json
+from launcher.worker.torch_compat import destroy_without_gil
 
 REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
 
@@ -79,6 +80,7 @@ def test_torchs_own_dump_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this torch records NCCL alone")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    destroy_without_gil(dist.group.WORLD)
     try:
         name = dist.group.WORLD.group_name  # type: ignore[union-attr]
         before = parse(0, take())

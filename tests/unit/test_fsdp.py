@@ -16,10 +16,15 @@ from launcher.checkpoint.state import Content
 from launcher.config import FSDPLm, Precision
 from launcher.node import Env
 from launcher.node.settings import Settings
+from launcher.worker.torch_compat import fsdp_computes_on
 from tests.unit.workload_ranks import RankResult, run_ranks
 from workloads import gpt, training
 from workloads.fsdp import Trainer, compute_dtype, main
 from workloads.ranks import WorkloadError
+
+pytestmark = pytest.mark.skipif(
+    not fsdp_computes_on(torch.device("cpu")), reason="FSDP of this torch computes on GPUs alone"
+)
 
 # Widths and batches that divide evenly by no number of ranks, so that every part has another size.
 SMALL = FSDPLm(

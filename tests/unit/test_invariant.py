@@ -16,6 +16,7 @@ from workload_ranks import run_ranks
 
 from launcher.node import Env
 from launcher.node.sampler import share
+from launcher.worker.torch_compat import destroy_without_gil
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees
 from workloads.resumable import seed_generators
@@ -149,6 +150,7 @@ def test_weights_are_the_same_at_any_world_size_with_dropout_and_uneven_leaves(l
 def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    destroy_without_gil(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ from launcher.cli.submit import opened
 from launcher.config import Function
 from launcher.node import agreed, process_group, stop
 from launcher.node.settings import Settings
+from launcher.worker.torch_compat import destroy_without_gil
 from workloads import function
 from workloads.ranks import WorkloadError
 
@@ -64,6 +65,7 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
 
 def test_init_takes_the_group_that_is_there(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    destroy_without_gil(dist.group.WORLD)
     env = launcher.node.init()
     assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
     assert agreed._here() == env
@@ -71,6 +73,7 @@ def test_init_takes_the_group_that_is_there(fresh: None) -> None:
 
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    destroy_without_gil(dist.group.WORLD)
     assert launcher.node.stopping() is False
     assert agreed._here().world_size == 1
 

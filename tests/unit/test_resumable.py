@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -372,7 +373,7 @@ def test_saves_come_when_their_time_has_come(tmp_path: Path, monkeypatch: pytest
 
 def test_a_save_that_fails_at_a_stop_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it, _ = counting(tmp_path)
-    monkeypatch.setattr("launcher.checkpoint.checkpointer._free", lambda folder: 0)
+    monkeypatch.setattr("launcher.checkpoint.saving._free", lambda folder: 0)
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit) as leave:
         it.boundary(1)
@@ -393,4 +394,32 @@ def test_the_best_is_saved_when_it_is_found_and_by_no_other_name(tmp_path: Path)
     assert saved(tmp_path) == [2, 3]
     with pytest.raises(WorkloadError, match=r"checkpoint\.best=loss: this training measures accuracy, f1"):
         it.evaluated(4, {"accuracy": 0.25, "f1": 0.1})
+    it.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "best_is", "yes"),
+    [
+        (0.5, None, "max", True),
+        (0.5, 0.4, "max", True),
+        (0.5, 0.5, "max", False),
+        (0.5, 0.4, "min", False),
+        (0.3, 0.4, "min", True),
+        (math.nan, None, "max", False),
+        (math.inf, None, "min", False),
+        (0.1, math.nan, "max", True),  # saved by an older launcher
+        (math.nan, 0.1, "min", False),
+    ],
+)
+def test_which_metric_is_better(value: float, best: float | None, best_is: str, yes: bool) -> None:
+    assert resumable.better(value, best, best_is) is yes
+
+
+def test_a_first_metric_that_is_no_number_does_not_stay_the_best(tmp_path: Path) -> None:
+    it, _ = counting(tmp_path, best="loss", best_is="min", keep=1, background=False)
+    it.evaluated(1, {"loss": math.nan})
+    assert saved(tmp_path) == []
+    it.evaluated(2, {"loss": 0.5})
+    it.evaluated(3, {"loss": 0.7})
+    assert saved(tmp_path) == [2]
     it.close()

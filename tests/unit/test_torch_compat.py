@@ -17,7 +17,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from launcher.config import FSDPLm
+from launcher.node import Env
+from launcher.node.settings import Settings
 from launcher.worker import torch_compat, torch_compat_dcp
+from workloads import fsdp
+from workloads.ranks import WorkloadError
 
 SECOND = timedelta(seconds=10)
 
@@ -113,6 +118,17 @@ def test_torch_save_takes_its_checksums_again_afterwards() -> None:
             assert serialization.get_crc32_options() is False
     if before is not None:
         assert serialization.get_crc32_options() == before
+
+
+def test_fsdp_on_cpus_is_refused_where_torch_has_it_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "Stream", type("Stream", (), {}))
+    cpu = torch.device("cpu")
+    assert torch_compat.fsdp_computes_on(torch.device("cuda")) and not torch_compat.fsdp_computes_on(cpu)
+    env = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", cpu, "test", (0,))
+    with pytest.raises(WorkloadError, match="GPUs alone"):
+        fsdp.Trainer(FSDPLm(name="fsdp_lm", entry=""), env, Settings())
+    monkeypatch.setattr(torch.cpu, "Stream", type("Stream", (), {"record_event": None}))
+    assert torch_compat.fsdp_computes_on(cpu)
 
 
 @pytest.fixture(params=[False, True], ids=["torch's way", "our way"])

@@ -15,6 +15,7 @@ from torch import nn
 
 from launcher import datasets
 from launcher.node import Env
+from launcher.worker.torch_compat import destroy_without_gil
 from workloads import bench, names, training
 from workloads.buckets import GradientBuckets, _groups
 from workloads.data import load
@@ -43,6 +44,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Env]:
     """A process group of this process alone."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    destroy_without_gil(dist.group.WORLD)
     yield env_of()
     dist.destroy_process_group()
 

@@ -24,7 +24,7 @@ from launcher.config import Program
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.lookup import all_runs, find
 from launcher.node import after as gate
-from launcher.node import again, lease, rank
+from launcher.node import again, lease
 from launcher.node.again import What
 from launcher.node.events import not_begun
 from launcher.node.minder import Minder
@@ -32,6 +32,7 @@ from launcher.runs import Attempt, Run
 from launcher.sweep_control import again as started_again
 from launcher.sweep_live import look_at
 from launcher.sweeps import Manifest, Sweep
+from launcher.worker import main as rank
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep

@@ -747,3 +747,31 @@ def test_messages_are_linear_in_agents() -> None:
     assert len(cluster.take("over")) == size - 1
     cluster.collect()
     assert cluster.sent == []
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_node_is_in_the_record_and_not_the_leader_that_tells_of_it(lost: int) -> None:
+    cluster = Cluster().begin()
+    cluster.lose(lost)
+    verdict = cluster.one("verdict")
+    assert (verdict["kind"], verdict["host"], verdict["node"]) == ("lost node", f"node{lost}", lost)
+    assert verdict["member"] == 0  # who tells it
+
+
+def test_a_silent_node_is_in_the_record() -> None:
+    cluster = Cluster().begin()
+    cluster.wait(2 * HEARTBEAT, beats=[1])
+    verdict = cluster.one("verdict")
+    assert (verdict["kind"], verdict["host"], verdict["node"], verdict["member"]) == ("lost node", "node2", 2, 0)
+
+
+@pytest.mark.parametrize(("rank", "node"), [(0, 0), (1, 1), (2, 2), (None, 0)])
+def test_the_node_of_the_rank_that_hangs_is_in_the_record(rank: int | None, node: int) -> None:
+    cluster = Cluster().begin()
+    cluster.blamed = Blamed("some rank", "is silent", rank, 7)
+    cluster.receive(1, "silent", ranks=[1])
+    for index in range(3):
+        cluster.receive(index, "stacks", reports=[])
+    cluster.tick()
+    verdict = cluster.one("verdict")
+    assert (verdict["kind"], verdict["rank"], verdict["host"], verdict["node"]) == ("hung", rank, f"node{node}", node)

@@ -1,0 +1,358 @@
+"""One save, from what each rank has to a checkpoint with a name; runs in a thread of its own.
+
+Each step is either local or collective. What may fail on one rank alone is local, and ends with all ranks agreeing on
+whether it worked, before the collective step that follows: no rank ever waits in a collective for one that has failed.
+
+| step | on | |
+|---|---|---|
+| offer | each rank | what it would save, and what is wrong with that |
+| agree | rank 0 | whether the ranks save the same; the kind of checkpoint; space; a temporary folder |
+| compare | rank 0 | at the first save of a process: whether ranks hold different things under one name |
+| prepare | each rank | copies of what it writes (then the training may change it); what is its own, on disk |
+| write | all together | the tensors, on disk |
+| publish | rank 0 | the manifest; the fence is asked; the folder gets its name |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher import __version__
+from launcher.checkpoint import files, replicas
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.agreement import Peers
+from launcher.checkpoint.folder import Folder, fsync_folder
+from launcher.checkpoint.format import (
+    MANIFEST,
+    RANKS_FILE,
+    SHARDED,
+    SINGLE,
+    STATE_FILE,
+    VALUES_FILE,
+    CheckpointError,
+    File,
+    Manifest,
+    SaveFailed,
+)
+from launcher.checkpoint.staging import Copying
+from launcher.checkpoint.state import Content, owners, size_of
+from launcher.node.events import Events
+from launcher.worker.torch_compat import DTensor
+
+SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
+SLACK = 1 << 20  # bytes beyond the tensors for which there must be space
+
+
+class Final(CheckpointError):
+    """Later saves would fail in the same way."""
+
+
+@dataclass
+class Save:
+    """One save, from the call to its end.
+
+    Attributes:
+        content, copying: what is saved, and the copies of it; None: see `fault`.
+        fault: what is wrong with what this rank gave; `final`: it would be so at the next save.
+        compare: ranks compare the tensors that they hold under equal names.
+        check_values: what is no tensor must be the same under equal names.
+        blocked: seconds for which the training has waited so far.
+        staged: set when the state may change.
+        part: the copies of what this rank writes.
+    """
+
+    step: int
+    extra: dict[str, Any]
+    metrics: dict[str, float]
+    content: Content | None = None
+    copying: Copying | None = None
+    rank_state: dict[str, Any] | None = None
+    fault: str | None = None
+    final: bool = False
+    compare: bool = False
+    check_values: bool = True
+    started: float = field(default_factory=time.perf_counter)
+    blocked: float = 0.0
+    staged: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    part: dict[str, torch.Tensor] = field(default_factory=dict)
+    published: bool = False
+    failure: SaveFailed | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended; the same on all ranks."""
+
+    seconds: float = 0.0
+    size: int = 0
+    failure: str | None = None
+    final: bool = False  # no later save can do better
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What one rank would save; digests are equal on ranks that save the same.
+
+    Attributes:
+        names, values, held: digests of names, types and shapes of all tensors; of what is no tensor; of all bytes that
+            other ranks may have as well.
+    """
+
+    step: int
+    size: int = 0
+    sharded: bool = False
+    names: str = ""
+    values: str = ""
+    held: str = ""
+    rank_state: dict[str, Any] | None = None
+    fault: str | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """What all ranks do."""
+
+    kind: str
+    temporary: str
+    same: bool  # all ranks have tensors of the same names, types and shapes
+    compare: bool  # they tell what they hold
+    union: bool  # they tell what is no tensor
+
+
+class Writer:
+    """Writes the saves of one Checkpointer."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        peers: Peers,
+        identity: Mapping[str, Any],
+        fence: Callable[[], None] | None,
+        events: Events,
+    ) -> None:
+        self._folder, self._peers, self._identity = folder, peers, identity
+        self._fence, self._events = fence, events
+        self._first = peers.rank == 0
+
+    def write(self, save: Save) -> Outcome:
+        """All ranks call it.
+
+        Raises:
+            Exception: the group failed; the ranks may not agree on how the save ended.
+        """
+        temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's counts
+        early: files.SmallFile | None = None
+        table: replicas.Table | None = None
+        try:
+            offer, table, early = self._offer(save, temporary)
+            offers = self._peers.gather(offer)
+            agreement = self._peers.on_first(lambda: self._agree(offers, temporary, early))
+            temporary = self._folder.path / agreement.temporary
+            if agreement.compare:
+                tables = self._peers.gather(table)
+                self._peers.on_first(lambda: _refuse(replicas.conflicts([each for each in tables if each])))
+            content = save.content
+            assert content is not None
+            rest = {"paths": content.paths, "values": content.values}
+            if agreement.union:
+                contents = self._peers.gather(rest)
+                self._peers.on_first(lambda: rest.update(_united(contents, save.check_values)))
+            if agreement.kind == SINGLE:
+                if not self._first:
+                    save.staged.set()
+                return self._peers.on_first(lambda: self._publish_single(save, temporary, offers, early))
+            self._peers.on_all(lambda: self._prepare(save, content, agreement.same))
+            own = self._peers.on_all(lambda: self._write_own(save, rest, temporary))
+            written = self._peers.on_all(lambda: self._write_tensors(save, temporary))
+            return self._peers.on_first(lambda: self._publish(save, temporary, SHARDED, _joined([*own, *written])))
+        except CheckpointError as error:
+            return Outcome(failure=str(error), final=isinstance(error, Final))
+        finally:
+            if early is not None:
+                with contextlib.suppress(Exception):  # told by _publish_single
+                    early.close()
+            if self._first:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    # -- what this rank would save
+
+    def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, replicas.Table | None, files.SmallFile | None]:
+        """Local, and raises nothing: the others wait for it."""
+        content, copying, early = save.content, save.copying, None
+        if content is None or copying is None or save.fault is not None:
+            return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
+        try:
+            table = None
+            if save.compare and self._peers.many:
+                table = replicas.Table.of(content.tensors, copying.copied, self._peers.world_size)
+            small = not content.sharded and content.size <= SMALL
+            if self._first and small:
+                early = self._begin(save, content, copying, temporary)
+            return (
+                _Offer(
+                    save.step, content.size, content.sharded, content.digest(),
+                    hashlib.sha256(repr(content.values).encode()).hexdigest(), table.digest() if table else "",
+                    save.rank_state if small else None,
+                ),
+                table,
+                early,
+            )  # fmt: skip
+        except Exception as error:
+            return _Offer(save.step, fault=files.words(error)), None, early
+
+    def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
+        """Rank 0 starts to write small state of its own accord: the ranks nearly always agree."""
+
+        def make() -> dict[str, Any]:
+            self._require_space(content.size + SLACK)
+            temporary.mkdir(mode=0o700)
+            tensors = copying.finish(list(content.tensors))
+            save.staged.set()
+            return {"tensors": tensors, "paths": content.paths, "values": content.values}
+
+        return files.SmallFile(temporary / STATE_FILE, make, alone=save.thread is None)
+
+    # -- agreement
+
+    def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
+        """Rank 0: looks whether the ranks save the same, and for space, and makes the temporary folder."""
+        faults = {rank: offer.fault for rank, offer in enumerate(offers) if offer.fault is not None}
+        if faults:
+            kind = Final if all(offers[rank].final for rank in faults) else CheckpointError
+            raise kind(str(files.together(faults, 0)))
+        steps = {offer.step for offer in offers}
+        if len(steps) > 1:
+            told = ", ".join(f"rank {rank} saves step {offer.step}" for rank, offer in enumerate(offers[:8]))
+            raise CheckpointError(f"ranks save different steps: {told}")
+        same = len({offer.names for offer in offers}) == 1
+        values = len({offer.values for offer in offers}) == 1
+        held = len({offer.held for offer in offers}) == 1
+        union = not (same and values)
+        compare = any(offer.held for offer in offers) and not held
+        if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not union:
+            return _Agreement(SINGLE, temporary.name, same, compare, union)
+        self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
+        if early is not None:  # begun in vain: other ranks hold other things
+            with contextlib.suppress(Exception):
+                early.close()
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        (temporary / STATE_FILE).unlink(missing_ok=True)
+        return _Agreement(SHARDED, temporary.name, same, compare, union)
+
+    def _require_space(self, needed: int) -> None:
+        free = _free(self._folder.path)
+        if free < needed:
+            raise CheckpointError(f"no space in {self._folder.path}: {needed} bytes are needed, and {free} are free")
+
+    # -- large or divided state: all ranks
+
+    def _prepare(self, save: Save, content: Content, same: bool) -> None:
+        """Local: the copies of divided tensors, and of this rank's share of the others."""
+        assert save.copying is not None
+        peers, mine = self._peers, list(content.tensors)
+        if same and peers.many:
+            whole = {name: tensor for name, tensor in content.tensors.items() if not isinstance(tensor, DTensor)}
+            owner = owners({name: size_of(tensor) for name, tensor in whole.items()}, peers.world_size)
+            mine = [name for name in content.tensors if owner.get(name, peers.rank) == peers.rank]
+        save.part = save.copying.finish(mine)
+        save.staged.set()
+
+    def _write_own(self, save: Save, rest: dict[str, Any], temporary: Path) -> dict[str, File]:
+        """Local: this rank's own state; on rank 0 what is no tensor, of all ranks together."""
+        written: dict[str, File] = {}
+        if save.rank_state is not None:
+            files.save_file(temporary / f"rank-{self._peers.rank}.pt", save.rank_state, written)
+        if self._first:
+            files.save_file(temporary / VALUES_FILE, rest, written)
+        return written
+
+    def _write_tensors(self, save: Save, temporary: Path) -> dict[str, File]:
+        """Collective; torch agrees on what fails in it."""
+        written: dict[str, File] = {}
+        files.save_sharded(temporary, save.part, self._peers.group, self._peers.many, written)
+        save.part = {}
+        return written
+
+    # -- rank 0
+
+    def _publish_single(
+        self, save: Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
+    ) -> Outcome:
+        """What has been begun, and the ranks' own states."""
+        assert early is not None
+        written = {STATE_FILE: early.file()}
+        if any(offer.rank_state is not None for offer in offers):
+            files.save_file(temporary / RANKS_FILE, [offer.rank_state for offer in offers], written)
+        return self._publish(save, temporary, SINGLE, written, early)
+
+    def _publish(
+        self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
+    ) -> Outcome:
+        """Makes a checkpoint of the temporary folder."""
+        manifest = self._folder.describe(
+            Manifest(
+                step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
+                identity=dict(self._identity), extra=save.extra, metrics=save.metrics, files=written,
+                torch=torch.__version__, launcher=__version__,
+            )
+        )  # fmt: skip
+        problems = checkpoints.wrong_sizes(temporary, manifest)
+        if problems:
+            raise CheckpointError("; ".join(problems))
+        with files.hashed(temporary / MANIFEST, {}) as stream:
+            stream.write(manifest.text().encode())
+        if early is not None:
+            early.close()
+        fsync_folder(temporary)
+        if self._fence is not None:
+            try:
+                self._fence()
+            except OSError:  # nobody can tell; it may be otherwise at the next save
+                raise
+            except Exception as error:
+                raise Final(str(error)) from None
+        path = self._folder.publish(temporary, manifest)
+        save.published = True
+        seconds = time.perf_counter() - save.started
+        blocked = save.blocked if save.thread is not None else seconds
+        self._events(
+            "saved", step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
+            checkpoint=str(path),
+        )  # fmt: skip
+        return Outcome(seconds, manifest.size)
+
+
+def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
+    """What is no tensor, of all ranks together."""
+    values, lines = replicas.merged_values([each["values"] for each in contents])
+    if check:
+        _refuse(lines)
+    return {"paths": {name: path for each in contents for name, path in each["paths"].items()}, "values": values}
+
+
+def _refuse(lines: list[str]) -> None:
+    if lines:
+        raise Final(replicas.refusal(lines))
+
+
+def _free(folder: Path) -> int:
+    """Bytes that may still be written."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _joined(written: list[dict[str, File]]) -> dict[str, File]:
+    return {name: file for each in written for name, file in each.items()}

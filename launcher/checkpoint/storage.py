@@ -1,0 +1,192 @@
+"""Our checkpoints through torch.distributed.checkpoint's own functions, for code that calls those (torchtitan, say).
+
+    dcp.save(state, storage_writer=LauncherWriter(folder, step))
+    dcp.load(state, storage_reader=LauncherReader(folder))         # what was published last; or one checkpoint's folder
+
+What is written is published whole, with checksums, and old ones are removed, as by `Checkpointer`; what is read is
+compared with its checksums first. Which values are pickled, and how they are read, is the caller's planner's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from launcher import __version__
+from launcher.checkpoint import files
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint.files import HashedFiles, Reader
+from launcher.checkpoint.folder import Folder, Retention, fsync_folder
+from launcher.checkpoint.format import DCP, MANIFEST, SINGLE, CheckpointError, Damaged, File, Manifest
+from launcher.node import lease
+from launcher.node.events import Events, current_attempt
+
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+_CHECKSUMS = "launcher_files"  # attribute of what a rank tells of its first item: the files that it has written
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a rank writes: in the temporary folder that the coordinator has made, names that begin so."""
+
+    temporary: str
+    prefix: Any
+
+
+class LauncherWriter(FileSystemWriter):
+    """A StorageWriter; make a new one for each save, or call dcp.save with checkpoint_id=".../step-N"."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        keep: int = 2,
+        extra: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        fence: Callable[[], None] | None = lease.require,
+    ) -> None:
+        """
+        Args:
+            folder: where the checkpoints are; no one else may be able to write there.
+            step: steps that are done; None: the number in the checkpoint_id.
+            keep: newest checkpoints of this lineage that are kept.
+            extra, metrics: what else its manifest says (JSON types).
+            fence: called before it is published; raises if this attempt has lost the run.
+        """
+        super().__init__(Path(folder), sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
+        attempt = current_attempt()
+        self._folder = Folder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
+        self._events = Events(attempt, "checkpoint")
+        self._step, self._fence = step, fence
+        self._extra, self._metrics = dict(extra or {}), dict(metrics or {})
+        self._temporary = ""
+        self._ranks = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(None)
+        if checkpoint_id is not None and (match := _LAST_NUMBER.search(Path(checkpoint_id).name)):
+            self._step = int(match[1])
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if self._step is None:
+            raise CheckpointError("LauncherWriter needs the step: LauncherWriter(folder, step)")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On the coordinator: makes the temporary folder."""
+        assert self._step is not None
+        self._folder.prepare()
+        known, _ = self._folder.known()
+        if known:
+            self._folder.went_on_from(known[0][1])
+        self._temporary = checkpoints.temporary(self._step, self._folder.attempt)
+        (self._folder.path / self._temporary).mkdir(mode=0o700)
+        self._ranks = len(plans)
+        return [
+            dataclasses.replace(plan, storage_data=_Place(self._temporary, plan.storage_data))
+            for plan in super().prepare_global_plan(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        place = plan.storage_data
+        written: dict[str, File] = {}
+        self.path, self.fs = self._folder.path / place.temporary, HashedFiles(written)
+        results = super().write_data(dataclasses.replace(plan, storage_data=place.prefix), planner).wait()
+        if results:
+            setattr(results[0].storage_data, _CHECKSUMS, written)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the coordinator, when all ranks have written: makes a checkpoint of it."""
+        assert self._step is not None
+        temporary = self._folder.path / self._temporary
+        written: dict[str, File] = {}
+        for each in results:
+            for result in each:
+                written |= result.storage_data.__dict__.pop(_CHECKSUMS, {})
+        self.path, self.fs = temporary, HashedFiles(written)
+        super().finish(metadata, results)
+        manifest = self._folder.describe(
+            Manifest(
+                step=self._step, kind=DCP, world_size=self._ranks, attempt=self._folder.attempt, identity={},
+                extra=self._extra, metrics=self._metrics, files=written, torch=torch.__version__, launcher=__version__,
+            )
+        )  # fmt: skip
+        if problems := checkpoints.wrong_sizes(temporary, manifest):
+            raise CheckpointError("; ".join(problems))
+        with files.hashed(temporary / MANIFEST, {}) as stream:
+            stream.write(manifest.text().encode())
+        fsync_folder(temporary)
+        if self._fence is not None:
+            self._fence()
+        path = self._folder.publish(temporary, manifest)
+        self._folder.wait()
+        self._events("saved", step=self._step, bytes=manifest.size, checkpoint=str(path))
+
+
+class LauncherReader(Reader):
+    """A StorageReader of a folder of checkpoints (what was published last), or of one checkpoint."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, verify: bool = True, read_timeout: float = 300.0, threads: int = 2
+    ) -> None:
+        """
+        Args:
+            folder: of checkpoints, or of one.
+            verify: compare checksums before anything is used.
+            read_timeout: seconds for which a read that fails is tried again.
+            threads: that compare checksums.
+        """
+        super().__init__(self._chosen(Path(folder), read_timeout), read_timeout)
+        self._verify, self._threads = verify, threads
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(None if checkpoint_id is None else self._chosen(Path(checkpoint_id), self._timeout))
+
+    @staticmethod
+    def _chosen(folder: Path, timeout: float) -> Path:
+        if checkpoints.step_of(folder.name) is not None:
+            return folder
+        known, wrong = Folder(folder, 0, Retention(), timeout).known()
+        if not known:
+            raise CheckpointError(f"there is no checkpoint in {folder} that can be read" + "".join(
+                f"\n  {line}" for line in wrong.values()
+            ))  # fmt: skip
+        return known[0][0]
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if is_coordinator:  # what one rank raises here, dcp.load raises on all
+            self._require_sound(Path(self.path))
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+    def _require_sound(self, path: Path) -> None:
+        Folder(path.parent, 0, Retention(), self._timeout).require_private(path)
+        manifest = checkpoints.read(path, self._timeout)
+        problems = checkpoints.wrong_sizes(path, manifest, self._timeout)
+        if self._verify and not problems:
+            problems = checkpoints.wrong_checksums(path, checkpoints.blocks(manifest), self._threads, self._timeout)
+        if problems:
+            raise Damaged(f"{path} is damaged: {'; '.join(problems)}")
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path)
+        if checkpoints.read(path, self._timeout).kind == SINGLE:
+            raise CheckpointError(
+                f"{path} is one file of small state, which torch.distributed.checkpoint does not read: load it with "
+                "launcher.checkpoint.Checkpointer, or make a plain file of it with `launcher checkpoint extract`"
+            )
+        return super().read_metadata(*args, **kwargs)

@@ -1,0 +1,365 @@
+"""Several ranks that do not all do the same: one fails, one is slow, each holds something else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from workload_ranks import run_ranks
+
+from launcher import errors
+from launcher.checkpoint import Checkpointer, merge, saving
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint.agreement import SavesFail
+from launcher.checkpoint.format import CheckpointError, SaveFailed
+from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
+from launcher.checkpoint.staging import Staging
+from launcher.checkpoint.state import plain
+from launcher.node import Env
+from launcher.paths import PACKAGE
+
+ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+
+
+def outcomes(checkpointer: Checkpointer, steps: range, state: dict[str, Any]) -> list[str]:
+    """What each save came to."""
+    found = []
+    for step in steps:
+        try:
+            checkpointer.save(step, state, wait=True)
+            found.append("saved")
+        except SaveFailed as error:
+            found.append(str(error))
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -- one rank fails, or is slow
+
+
+def fail_in_staging(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    saving.SMALL = 0
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    copy, left = Staging.copy, [config["times"] if env.rank in config["ranks"] else 0]
+
+    def fails(self: Staging, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError(f"no pinned memory for {name}")
+        return copy(self, name, tensor)
+
+    Staging.copy = fails  # type: ignore[method-assign]
+    large = torch.ones(4, 300_000).T  # not contiguous: it is copied even if nobody changes it
+    result = outcomes(checkpointer, range(1, 4), {f"w{n}": large for n in range(4)})
+    checkpointer.close()
+    return {"outcomes": result}
+
+
+@pytest.mark.parametrize("failing", [[1], [0, 2]])
+def test_a_rank_that_fails_while_it_stages_fails_this_save_on_all_and_no_later_one(
+    tmp_path: Path, failing: list[int]
+) -> None:
+    case = {"folder": str(tmp_path / "checkpoints"), "ranks": failing, "times": 1}
+    for result in run_ranks(fail_in_staging, case, 3):
+        first, *others = result.metrics["outcomes"]
+        for rank in failing:
+            assert f"rank {rank}: MemoryError: no pinned memory" in first
+        assert others == ["saved", "saved"]
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
+
+
+def too_slow(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    saving.SMALL = 0
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={}, timeout=2)
+    copy = Staging.copy
+
+    def slow(self: Staging, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if env.rank == 1 and not Path(config["folder"], "slow").exists():
+            Path(config["folder"], "slow").touch()
+            time.sleep(3)
+        return copy(self, name, tensor)
+
+    Staging.copy = slow  # type: ignore[method-assign]
+    large = torch.ones(4, 300_000).T
+    result = outcomes(checkpointer, range(1, 4), {f"w{n}": large for n in range(2)})
+    checkpointer.close()
+    return {"outcomes": result}
+
+
+def test_a_group_that_failed_is_made_anew(tmp_path: Path) -> None:
+    """One rank is slower than checkpoint.timeout, so the group's pairs of connections are broken."""
+    results = run_ranks(too_slow, {"folder": str(tmp_path / "checkpoints")}, 2)
+    for result in results:
+        first, *others = result.metrics["outcomes"]
+        assert "step 1 was not saved" in first and others == ["saved", "saved"]
+    assert "rank 1: the checkpoint of step 1 was not saved" in results[1].printed
+
+
+@pytest.mark.parametrize(("limit", "until"), [(2, 3), (0, None)])
+def test_saves_that_go_on_failing_end_the_attempt_with_75(tmp_path: Path, limit: int, until: int | None) -> None:
+    def fence() -> None:
+        raise OSError(5, "Input/output error")
+
+    checkpointer = Checkpointer(tmp_path / "checkpoints", ALONE, identity={}, fence=fence, max_failures=limit)
+    for step in range(1, until or 9):
+        checkpointer.save(step, {"w": torch.ones(1)})
+    if until is not None:
+        with pytest.raises(
+            SavesFail, match=r"the last 2 saves failed \(checkpoint.max_failures=2\).*Input/output"
+        ) as caught:
+            checkpointer.save(until, {"w": torch.ones(1)})
+        assert caught.value.exit_code == errors.RESUME
+    checkpointer.close()
+
+
+def test_a_save_that_works_between_others_that_fail_is_enough(tmp_path: Path) -> None:
+    faults = [True, True, False, True, True, False]
+
+    def fence() -> None:
+        if faults.pop(0):
+            raise OSError(5, "Input/output error")
+
+    checkpointer = Checkpointer(tmp_path / "checkpoints", ALONE, identity={}, fence=fence, max_failures=3)
+    for step in range(6):
+        checkpointer.save(step, {"w": torch.ones(1)})
+        checkpointer.load({"w": torch.ones(1)})  # is no save
+    checkpointer.close()
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000005"]
+
+
+# -- ranks hold different things
+
+
+def pipeline(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Each rank has its stage, and one tensor is everybody's."""
+
+    def stage(value: float) -> dict[str, Any]:
+        own = {f"layer{env.rank}": {"weight": torch.full((3,), value + env.rank), "bias": torch.full((2,), value)}}
+        groups = {f"layer{env.rank}": {"lr": value * (env.rank + 1)}, "all": {"betas": (0.9, 0.99)}}
+        return {"model": {**own, "scale": torch.full((1,), value)}, "groups": groups}
+
+    saving.SMALL = config["small"]
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={})
+    checkpointer.save(1, stage(5.0), rank_state={"rank": env.rank}, wait=True)
+    into = stage(-1.0)
+    loaded = checkpointer.load(into)
+    checkpointer.close()
+    assert loaded is not None and loaded.rank_state == {"rank": env.rank}
+    into = merge(into, loaded.values)
+    return {
+        "weight": into["model"][f"layer{env.rank}"]["weight"].tolist(),
+        "groups": into["groups"],
+        "passed_over": loaded.passed_over,
+    }
+
+
+@pytest.mark.parametrize("small", [0, saving.SMALL])
+def test_the_stages_of_a_pipeline_come_back(tmp_path: Path, small: int) -> None:
+    for rank, result in enumerate(run_ranks(pipeline, {"folder": str(tmp_path / "checkpoints"), "small": small}, 2)):
+        assert result.metrics == {
+            "weight": [5.0 + rank] * 3,
+            "groups": {"layer0": {"lr": 5.0}, "layer1": {"lr": 10.0}, "all": {"betas": (0.9, 0.99)}},
+            "passed_over": (),
+        }
+    path = tmp_path / "checkpoints" / "step-000000001"
+    whole = inspection.whole(path, checkpoints.read(path))
+    assert sorted(whole["model"]) == ["layer0", "layer1", "scale"]
+
+
+def differing(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    kind = config["kind"]
+    saving.SMALL = config["small"]
+    state: dict[str, Any] = {"model": {"same": torch.ones(3)}, "epoch": 1}
+    if kind == "values":  # a part of a matrix, an expert, a part of an optimizer's state
+        state["model"]["expert"] = torch.full((4,), float(env.rank))
+    elif kind == "shape":
+        state["model"]["part"] = torch.ones(3 + env.rank)
+    elif kind == "number":
+        state["epoch"] = env.rank
+    changes = {"check_replicas": False} if config.get("unchecked") else {}
+    checkpointer = Checkpointer(Path(config["folder"]), env, identity={}, **changes)
+    result = outcomes(checkpointer, range(1, 2), state)
+    try:
+        checkpointer.wait()
+        final = ""
+    except CheckpointError as error:
+        final = str(error)
+    checkpointer._final = None
+    checkpointer.close()
+    return {"outcomes": result, "final": final}
+
+
+@pytest.mark.parametrize("small", [0, saving.SMALL])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("values", "model.expert: other values on each of rank 0 / rank 1"),
+        ("shape", "model.part: torch.float32 (3,) on rank 0, torch.float32 (4,) on rank 1"),
+        ("number", "epoch: another value on rank 1 than on lower ones"),
+    ],
+)
+def test_different_things_under_one_name_are_refused_with_what_to_do(
+    tmp_path: Path, small: int, kind: str, words: str
+) -> None:
+    case = {"folder": str(tmp_path / "checkpoints"), "kind": kind, "small": small}
+    for result in run_ranks(differing, case, 2):
+        (said,) = result.metrics["outcomes"]
+        assert words in said and "rank_state" in said and "DTensor" in said
+        assert result.metrics["final"] == said  # it would be so at the next save
+    assert names(tmp_path / "checkpoints") == []
+
+
+def test_they_are_saved_if_the_user_says_that_any_will_do(tmp_path: Path) -> None:
+    case = {"folder": str(tmp_path / "checkpoints"), "kind": "values", "small": 0, "unchecked": True}
+    assert [result.metrics["outcomes"] for result in run_ranks(differing, case, 2)] == [["saved"], ["saved"]]
+
+
+A, B = {(0,): 1}, {(0,): 2}
+
+
+@pytest.mark.parametrize(
+    ("tables", "lines"),
+    [
+        ([Table({"w": "f"}, {"w": A}), Table({"w": "f"}, {"w": A})], []),
+        ([Table({"w": "f"}, {"w": A}), Table({"v": "f"}, {"v": B})], []),
+        ([Table({"w": "f"}, {"w": A}), Table({"w": "f"}, {"w": B})], ["w: other values on each of rank 0 / rank 1"]),
+        (
+            [Table({"w": "f"}, {"w": each}) for each in (A, B, A, A)],
+            ["w: other values on each of ranks 0, 2, 3 / rank 1"],
+        ),
+        ([Table({"w": "f"}, {"w": A}), Table({"w": "i"}, {"w": A})], ["w: f on rank 0, i on rank 1"]),
+        ([Table({"w": "f"}, {"w": {(0,): 1}}), Table({"w": "f"}, {"w": {(4,): 2}})], []),  # parts of a DTensor
+        ([Table({"w": "f"}, {}), Table({"w": "f"}, {})], []),  # parts that are nowhere twice
+    ],
+)
+def test_what_ranks_may_hold(tables: list[Table], lines: list[str]) -> None:
+    assert conflicts(tables) == lines
+
+
+def test_the_running_statistics_of_a_batch_norm_may_differ_between_ranks() -> None:
+    """As under DDP, where those of rank 0 count."""
+    tables = []
+    for rank in range(2):
+        layer = torch.nn.BatchNorm1d(2)
+        layer(torch.full((4, 2), float(rank)))
+        tensors = {f"model.{name}": tensor for name, tensor in layer.state_dict().items()}
+        tables.append(Table.of(tensors, {}, 2))
+    assert conflicts(tables) == []
+
+
+def test_a_hash_tells_tensors_apart() -> None:
+    tensors = [
+        torch.zeros(4), torch.zeros(5), torch.ones(4), torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 1, 3, 4]),
+        torch.full((4, 8), 2.0), torch.full((4, 8), 3.0), torch.tensor(1), torch.tensor(2), torch.ones(3).bool(),
+    ]  # fmt: skip
+    assert len({hash_of(tensor) for tensor in tensors}) == len(tensors)
+    assert hash_of(torch.arange(6.0).view(2, 3).T) == hash_of(torch.tensor([[0.0, 3], [1, 4], [2, 5]]))
+    assert hash_of(torch.ones(0)) == 0
+    assert hash_of(torch.tensor([float("nan")])) == hash_of(torch.tensor([float("nan")]))
+
+
+def test_what_is_no_tensor_is_joined_over_ranks() -> None:
+    nan = float("nan")
+    values = [{"a": {"x": 1}, "n": nan, "l": [1]}, {"a": {"y": 2}, "n": nan, "l": [1]}, {"a": {"x": 3}, "l": [2]}]
+    whole, lines = merged_values(values)
+    assert whole["a"] == {"x": 1, "y": 2} and whole["l"] == [1]
+    assert lines == ["a.x: another value on rank 2 than on lower ones", "l: another value on rank 2 than on lower ones"]
+    assert values[0]["a"] == {"x": 1}
+
+
+# -- what is saved can be loaded
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (numpy.float64(0.5), 0.5),
+        (
+            {"last_lr": [numpy.float32(0.5), numpy.int64(3)], numpy.int64(2): (numpy.bool_(True),)},
+            {"last_lr": [0.5, 3], 2: (True,)},
+        ),
+        (OrderedDict(a=1), OrderedDict(a=1)),
+        (torch.Size([2]), torch.Size([2])),
+        (None, None),
+    ],
+)
+def test_plain_values_stay_and_numpys_numbers_become_pythons(value: Any, expected: Any) -> None:
+    found = plain(value, "state")
+    assert found == expected and repr(found) == repr(expected)
+
+
+@pytest.mark.parametrize("value", [Path("x"), numpy.zeros(3), lambda: 0, {"a": [object()]}])
+def test_what_could_not_be_read_again_is_refused_by_its_place(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^state holds what only pickle can restore: s.* is a "):
+        plain({"s": value}, "state")
+
+
+@pytest.mark.parametrize("small", [0, saving.SMALL])
+def test_numbers_of_numpy_come_back_in_whatever_save_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(saving, "SMALL", small)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", ALONE, identity={})
+    for step, rate in enumerate((0.5, numpy.float64(0.25), numpy.float32(0.125))):
+        checkpointer.save(
+            step, {"w": torch.ones(2), "scheduler": {"last": [rate]}}, rank_state={"x": rate}, metrics={"loss": rate},
+            extra={"best": rate}, wait=True,
+        )  # fmt: skip
+        loaded = checkpointer.load({"w": torch.zeros(2)})
+        assert loaded is not None and loaded.passed_over == ()
+        assert (loaded.step, loaded.values, loaded.rank_state) == (step, {"scheduler": {"last": [rate]}}, {"x": rate})
+        assert loaded.metrics == {"loss": rate} and loaded.extra == {"best": rate}
+    checkpointer.save(9, {"w": torch.ones(2), "path": Path("x")})  # also one that is not the first
+    with pytest.raises(CheckpointError, match="state holds what only pickle can restore: path is a pathlib"):
+        checkpointer.wait()
+    checkpointer._final = None
+    checkpointer.close()
+
+
+def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path / "checkpoints", ALONE, identity={})
+    rates, own = [0.5], torch.ones(2)
+    checkpointer.save(1, {"w": torch.ones(2), "rates": rates}, rank_state={"own": own})
+    rates[0] = -1.0
+    own.fill_(-1)
+    checkpointer.wait()
+    loaded = checkpointer.load({"w": torch.ones(2)})
+    checkpointer.close()
+    assert loaded is not None and loaded.values == {"rates": [0.5]}
+    assert loaded.rank_state is not None and loaded.rank_state["own"].tolist() == [1.0, 1.0]
+
+
+PROGRAM = """
+import sys, torch
+from pathlib import Path
+from launcher.checkpoint import Checkpointer, saving
+from launcher.node import Env
+saving.SMALL = int(sys.argv[2])
+env = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+checkpointer = Checkpointer(Path(sys.argv[1]), env, identity={})
+fence = lambda: __import__("time").sleep(0.2)  # the program has ended by then
+checkpointer._writer._fence = fence
+free, saving._free = saving._free, lambda folder: (fence(), free(folder))[1]
+checkpointer.save(1, {"model": {"weight": torch.ones(1000)}})
+"""
+
+
+@pytest.mark.parametrize("small", [0, saving.SMALL])
+def test_a_save_in_the_background_is_completed_when_the_program_ends(tmp_path: Path, small: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoints"), str(small)],
+        cwd=PACKAGE.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "not saved" not in done.stdout, done.stdout + done.stderr
+    assert checkpoints.verify(tmp_path / "checkpoints" / "step-000000001") == []

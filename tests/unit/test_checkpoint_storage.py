@@ -1,0 +1,158 @@
+"""Our checkpoints through dcp.save and dcp.load; those of torch.distributed.checkpoint itself."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from workload_ranks import run_ranks
+
+from launcher.checkpoint import Checkpointer
+from launcher.checkpoint import format as checkpoints
+from launcher.checkpoint import inspect as inspection
+from launcher.checkpoint.adopting import adopt
+from launcher.checkpoint.format import CheckpointError, Misfit
+from launcher.checkpoint.storage import LauncherReader, LauncherWriter
+from launcher.cli import commands
+from launcher.node import Env
+
+ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"model": {"weight": torch.full((4, 8), value), "bias": torch.full((3,), value)}, "step": int(value)}
+
+
+def save(folder: Path, *steps: int, **changes: Any) -> None:
+    for step in steps:
+        dcp.save(state(step), storage_writer=LauncherWriter(folder, step, **changes), no_dist=True)
+
+
+def load(folder: Path, **changes: Any) -> int:
+    into = state(-1)
+    dcp.load(into, storage_reader=LauncherReader(folder, **changes), no_dist=True)
+    (value,) = {int(each) for tensor in into["model"].values() for each in tensor.unique().tolist()}
+    assert into["step"] == value
+    return value
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_dcp_saves_with_our_writer_is_one_of_our_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder, 1, 2, 3, keep=2, metrics={"loss": 0.5})
+    assert names(folder) == ["step-000000002", "step-000000003"]
+    path = folder / "step-000000003"
+    assert checkpoints.verify(path) == [] and checkpoints.newest_step(folder) == 3
+    manifest = checkpoints.read(path)
+    assert (manifest.kind, manifest.world_size, manifest.metrics, manifest.parent) == ("dcp", 1, {"loss": 0.5}, 2)
+    assert load(folder) == 3 and load(folder / "step-000000002") == 2
+    into = {"model": state(-1)["model"]}
+    checkpointer = Checkpointer(folder, ALONE, identity={})
+    loaded = checkpointer.load(into)
+    checkpointer.close()
+    assert loaded is not None and loaded.step == 3 and (into["model"]["weight"] == 3).all()
+    assert torch.equal(inspection.whole(path, manifest)["model"]["bias"], torch.full((3,), 3.0))
+
+
+def test_the_step_may_come_with_the_checkpoint_id(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    writer = LauncherWriter(folder)
+    for step in (10, 20):
+        dcp.save(state(step), checkpoint_id=f"elsewhere/step-{step}", storage_writer=writer, no_dist=True)
+    assert names(folder) == ["step-000000010", "step-000000020"] and load(folder) == 20
+
+
+def test_what_is_damaged_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    with open(folder / "step-000000001" / "__0_0.distcp", "r+b") as file:
+        file.seek(500)
+        file.write(b"\xff")
+    with pytest.raises(dcp.CheckpointException, match="has changed since it was written"):
+        load(folder)
+
+
+def test_a_save_that_fails_leaves_no_checkpoint(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise RuntimeError("this attempt has lost the run")
+
+    with pytest.raises(dcp.CheckpointException, match="lost the run"):
+        save(tmp_path / "checkpoints", 1, fence=lost)
+    assert checkpoints.candidates(tmp_path / "checkpoints") == []
+
+
+def test_what_dcp_wrote_alone_is_not_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    dcp.save(state(9), checkpoint_id=folder / "step-000000009", no_dist=True)
+    (folder / "step-000000009").chmod(0o700)
+    checkpointer = Checkpointer(folder, ALONE, identity={}, read_timeout=0)
+    with pytest.raises(Misfit, match=r"was written by torch.distributed.checkpoint alone: .* checkpoint adopt"):
+        checkpointer.load({"model": state(0)["model"]})
+    checkpointer.close()
+    assert names(folder) == ["step-000000001", "step-000000009"]
+
+
+def shards(value: float, env: Env) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (env.world_size,))
+    whole = torch.arange(7).add(value).float().unsqueeze(1).repeat(1, 4)
+    return {"weight": distribute_tensor(whole, mesh, [Shard(0)]), "same": torch.full((5,), value), "step": int(value)}
+
+
+def save_ranks(config: str, env: Env) -> dict[str, Any]:
+    dcp.save(shards(5, env), storage_writer=LauncherWriter(config, 5))
+    return {}
+
+
+def load_ranks(config: str, env: Env) -> dict[str, Any]:
+    into = shards(-1, env)
+    dcp.load(into, storage_reader=LauncherReader(config))
+    return {"weight": into["weight"].full_tensor()[:, 0].tolist(), "same": into["same"].tolist(), "step": into["step"]}
+
+
+def test_several_ranks_write_and_others_read(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    run_ranks(save_ranks, str(folder), 3)
+    path = folder / "step-000000005"
+    assert checkpoints.verify(path) == [] and checkpoints.read(path).world_size == 3
+    assert {f"__{rank}_0.distcp" for rank in range(3)} <= checkpoints.read(path).files.keys()
+    for result in run_ranks(load_ranks, str(folder), 2):
+        assert result.metrics == {"weight": [5.0 + row for row in range(7)], "same": [5.0] * 5, "step": 5}
+
+
+def test_a_folder_that_dcp_wrote_is_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "checkpoints"
+    save(folder, 20)
+    dcp.save(state(9), checkpoint_id=folder / "global_step9", no_dist=True)
+    (folder / "global_step9").chmod(0o700)
+    assert commands.main(["checkpoint", "adopt", str(folder / "global_step9")]) == 0
+    assert "step-000000009: step 9" in capsys.readouterr().out
+    assert names(folder) == ["step-000000009", "step-000000020"]
+    assert checkpoints.verify(folder / "step-000000009") == []
+    assert load(folder) == 9  # what was published last
+    with pytest.raises(CheckpointError, match="it is one of our checkpoints already"):
+        adopt(folder / "step-000000009", 9)
+
+
+def test_what_is_not_whole_or_not_plain_is_not_adopted(tmp_path: Path) -> None:
+    path = tmp_path / "x-3"
+    dcp.save(state(9), checkpoint_id=path, no_dist=True)
+    path.chmod(0o700)
+    data = (path / "__0_0.distcp").read_bytes()
+    (path / "__0_0.distcp").write_bytes(data[:100])
+    with pytest.raises(CheckpointError, match="cut short"):
+        adopt(path, 3)
+    (path / "__0_0.distcp").write_bytes(data)
+    (path / ".metadata").write_bytes(pickle.dumps(Path("x").touch))
+    with pytest.raises(CheckpointError, match="which no metadata needs"):
+        adopt(path, 3)
+    assert names(path) == [".metadata", "__0_0.distcp"]
