@@ -441,10 +441,14 @@ def test_both_ends_close_twice_without_harm(sockets: list[socket.socket]) -> Non
 
 @given(
     st.dictionaries(
-        st.text(), st.recursive(st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(), st.lists)
+        st.text(max_size=8),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8), st.lists, max_leaves=5
+        ),
+        max_size=5,
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None:
     sockets: list[socket.socket] = []
     try:

@@ -22,7 +22,7 @@ from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.hangs import Blamed
 from launcher.agent.membership import Rounds
-from launcher.agent.rendezvous import Meeting, Member, RendezvousError
+from launcher.agent.rendezvous import Gathering, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
 
@@ -79,6 +79,13 @@ def met(*agents: Control) -> list[Meeting]:
         if meeting.listener is not None:
             meeting.listener.close()
     return [meeting for _, meeting in found]
+
+
+def met_in_the_end(*agents: Control) -> list[Meeting]:
+    """The first round of these, when time for the others is up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gathering, "decided", lambda self, now: len(self.arrived) == len(agents))
+        return met(*agents)
 
 
 def continued(*parts: Callable[[], Any]) -> list[Any]:
@@ -168,22 +175,24 @@ def test_a_lost_member_is_done_without_also_the_first(make: Make, lost: int) -> 
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_who_does_not_come_is_given_up(make: Make, lost: int) -> None:
+def test_who_does_not_come_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     """Nobody knows yet that it is lost; if it is the leader, the next one takes its place."""
-    agents = [make(index, heartbeat=4) for index in range(3)]
+    agents = [make(index) for index in range(3)]
     first = met(*agents)
     if lost == 0:
         assert agents[0]._hub is not None
         agents[0]._hub.close()
         agents[0]._hub = None
     left = [index for index in range(3) if index != lost]
+    monkeypatch.setattr(Gathering, "decided", lambda self, now: len(self.arrived) == 2)  # then time is up
     second = continued(*(lambda index=index: agents[index].next(R1, first[index], ()) for index in left))
     assert [indices(meeting) for meeting in second] == [left, left], second
 
 
-def test_too_few_do_not_continue(make: Make) -> None:
-    agents = [make(index, heartbeat=1) for index in range(3)]
+def test_too_few_do_not_continue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = [make(index) for index in range(3)]
     first = met(*agents)
+    monkeypatch.setattr(Gathering, "decided", lambda self, now: True)  # time is up
     (error,) = continued(lambda: agents[0].next(R1, first[0], ()))
     assert isinstance(error, RendezvousError)
     assert str(error) == "node1, node2 did not reach node0 in time: 1 of 3 arrived"
@@ -249,8 +258,8 @@ def test_one_who_was_away_waits_and_is_let_in(make: Make) -> None:
 
 
 def test_a_member_that_comes_late_joins_when_fewer_are_enough(make: Make) -> None:
-    agents = [make(index, join=1.0) for index in range(3)]
-    first = met(agents[0], agents[1])
+    agents = [make(index) for index in range(3)]
+    first = met_in_the_end(agents[0], agents[1])
     assert indices(first[0]) == [0, 1]
     late = make(2)
     leader = agents[0].coordinator
@@ -274,20 +283,23 @@ def test_a_member_that_comes_late_is_refused_when_all_are_needed(make: Make) -> 
 
 def test_who_waits_leaves_when_the_attempt_ends(make: Make, tmp_path: Path) -> None:
     agents = [make(0), make(1)]
-    for agent in agents:
-        agent._join_timeout = 1.0
-    met(*agents)
-    with Polling(*agents):
-        timer = threading.Timer(0.3, (tmp_path / "exit_code").write_text, ["0"])
-        timer.start()
-        (error,) = together(make(2).first)
-        timer.join()
+    met_in_the_end(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+
+    def lead() -> None:
+        while leader.waiting != [2]:
+            agents[0].poll(0.02)
+        (tmp_path / "exit_code").write_text("0")
+
+    with Polling(agents[1]):
+        _, error = together(lead, make(2).first)
     assert isinstance(error, AttemptOver)
 
 
 def test_who_waits_is_told_that_all_is_over(make: Make) -> None:
-    agents = [make(0, join=1.0), make(1, join=1.0)]
-    met(*agents)
+    agents = [make(0), make(1)]
+    met_in_the_end(*agents)
     leader = agents[0].coordinator
     assert leader is not None
     leader.watch(time.monotonic())
@@ -317,8 +329,8 @@ def test_a_stop_request_ends_every_wait(make: Make) -> None:
 
 def test_rounds_that_cannot_be_read_for_a_moment_are_not_gone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits to join does not take a file server that stutters for the end of the attempt."""
-    agents = [make(index, join=1.0) for index in range(2)]
-    first = met(*agents)
+    agents = [make(index) for index in range(2)]
+    first = met_in_the_end(*agents)
     leader = agents[0].coordinator
     assert leader is not None
     real, failures = Path.read_text, [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
@@ -393,8 +405,8 @@ def test_rounds_that_cannot_be_read_at_all_end_the_wait(make: Make, monkeypatch:
 def test_who_waits_to_join_goes_on_when_the_exit_code_cannot_be_read(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agents = [make(0, join=0.3), make(1, join=0.3)]
-    met(*agents)
+    agents = [make(0), make(1)]
+    met_in_the_end(*agents)
     folder = FlakyFolder(monkeypatch, "exit_code", 3)
     (tmp_path / "exit_code").write_text("0")
     with Polling(*agents):
@@ -487,7 +499,7 @@ def test_a_leader_that_ends_is_lost_at_once(make: Make) -> None:
 
 
 def test_heartbeats_keep_both_sides_together(make: Make) -> None:
-    agents = [make(index, size=2, heartbeat=2) for index in range(2)]
+    agents = [make(index, size=2, heartbeat=1) for index in range(2)]
     met(*agents)
     leader = agents[0].coordinator
     assert leader is not None
@@ -495,7 +507,7 @@ def test_heartbeats_keep_both_sides_together(make: Make) -> None:
     with Polling(*agents) as polling:
         agents[1].status["step"] = 7
         agents[1].beat()
-        give_up = time.monotonic() + 3
+        give_up = time.monotonic() + 1.3
         while time.monotonic() < give_up:
             time.sleep(0.05)
     assert polling.seen == {agents[0]: [], agents[1]: []}
