@@ -23,6 +23,7 @@ from launcher.agent.membership import Round, Rounds
 from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
+from launcher.shared_files import Ok, exists
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
 REJOIN = 5.0  # seconds that an agent tries to reach the leader of a round before it looks again which that is
@@ -104,8 +105,8 @@ class Control:
         return ", ".join(self._names[index] for index in indices)
 
     def begun(self, number: int) -> bool:
-        """Whether some agents are in this round."""
-        return self._rounds.begun(number)
+        """Whether some agents are known to be in this round."""
+        return self._rounds.begun(number) == Ok(True)
 
     def descriptors(self) -> list[int]:
         """What a forked rank must not keep."""
@@ -333,8 +334,7 @@ class Control:
                 self.send({"type": "ready", "round": history.round})
                 return self._await_begin(heartbeat * 2 + rendezvous.EXCHANGE)
             except RendezvousError as error:
-                if self._rounds.begun(history.round):
-                    raise Overtaken(str(error)) from None
+                self._require_not_begun(history.round, error)
                 if error.final:
                     raise
         self._disconnect()
@@ -345,11 +345,28 @@ class Control:
                 return self._round_of(history, leader, left[place:], heartbeat)
             except RendezvousError as error:
                 problem = error
-                if self._rounds.begun(history.round):
-                    raise Overtaken(str(error)) from None
+                self._require_not_begun(history.round, error)
                 if error.final:
                     break
         raise problem
+
+    def _require_not_begun(self, number: int, error: RendezvousError) -> None:
+        """Looks whether this agent failed to take part in a round because others have begun it.
+
+        Raises:
+            Overtaken: they have.
+            RendezvousError: nobody can tell now.
+        """
+        begun = self._rounds.begun(number)
+        if begun == Ok(True):
+            raise Overtaken(str(error)) from None
+        if begun != Ok(False):
+            text = f"{error}; and whether others have begun round {number} cannot be read now"
+            raise RendezvousError(text, from_leader=error.from_leader, final=True) from None
+
+    def _has_ended(self) -> bool:
+        """Whether the attempt is known to have ended; it is asked again, so a read that fails says nothing."""
+        return exists(self._exit_code, patience=0) == Ok(True)
 
     def join(self) -> tuple[History, Meeting]:
         """Waits until the attempt begins a round, and takes part in it.
@@ -361,7 +378,7 @@ class Control:
         self._stop_leading()
         seen, since = "", time.monotonic()
         latest: Round | None = None
-        while not self._exit_code.exists():
+        while not self._has_ended():
             with contextlib.suppress(OSError):  # a file server that does not answer is no sign of an end
                 latest = self._rounds.latest()
                 if latest is None:
@@ -465,7 +482,7 @@ class Control:
                 if message["type"] == "over" and message["final"]:
                     raise AttemptOver("it has ended")
             self._signals.require_none()
-            if give_up is None and not self.leads and self._exit_code.exists():
+            if give_up is None and not self.leads and self._has_ended():
                 raise AttemptOver("it has ended")
 
     def _begin(self, message: Message) -> tuple[History, Meeting]:

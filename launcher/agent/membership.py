@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.rendezvous import Member
+from launcher.shared_files import Outcome, exists
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ class Rounds:
             print(f"launcher: cannot write to {path}: {error}", file=sys.stderr, flush=True)
         return None
 
-    def begun(self, number: int) -> bool:
+    def begun(self, number: int) -> Outcome[bool]:
         """Whether some agents are in this round."""
-        return (self._folder / f"{number}.json").exists()
+        return exists(self._folder / f"{number}.json")
 
     def latest(self) -> Round | None:
         """The newest round; None: none has begun. A file that is not one of ours is passed over.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from launcher.agent.membership import Rounds
 from launcher.agent.rendezvous import Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
+from launcher.shared_files import Ok, Unavailable
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
@@ -339,12 +342,58 @@ def test_rounds_that_cannot_be_read_for_a_moment_are_not_gone(make: Make, monkey
     assert failures == []
 
 
+@pytest.mark.parametrize("failing", ["exit_code", "1.json"])
+def test_files_of_the_attempt_that_cannot_be_read_for_a_moment_end_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """One who waits to join looks for the first, and one who has not found its leader for the second."""
+    agents = [make(index, join=1.0) for index in range(2)]
+    first = met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None
+    real, failures = os.stat, [errno.ESTALE]
+
+    def stat(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path).endswith(f"/{failing}") and failures:
+            raise OSError(failures.pop(), "file server")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    if failing == "exit_code":
+
+        def lead() -> Any:
+            give_up = time.monotonic() + 10
+            while leader.waiting != [2] and time.monotonic() < give_up:
+                agents[0].poll(0.05)
+            return agents[0].next(R1, first[0], ())
+
+        found = continued(lead, lambda: agents[1].next(R1, first[1], ()), make(2).first)
+        assert [indices(meeting) for meeting in found] == [[0, 1, 2]] * 3, found
+    else:
+        agents[1]._limits = replace(agents[1]._limits, heartbeat=0.2)
+        agents[0]._stop_leading()
+        (found,) = continued(lambda: agents[1].next(R1, first[1], (0,)))
+        assert isinstance(found, RendezvousError) and "only node1 are left" in str(found), found
+    assert failures == []
+
+
+def test_a_round_that_cannot_be_looked_for_is_not_begun_anew(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = [make(index, join=1.0) for index in range(2)]
+    first = met(*agents)
+    agents[1]._limits = replace(agents[1]._limits, heartbeat=0.2)
+    agents[0]._stop_leading()
+    monkeypatch.setattr(Rounds, "begun", lambda *_: Unavailable("file server", errno.EIO))
+    (found,) = continued(lambda: agents[1].next(R1, first[1], (0,)))
+    assert isinstance(found, RendezvousError) and found.final
+    assert "cannot be read now" in str(found)
+
+
 ME = Member(0, 0, "node0", 1)
 
 
 def test_a_round_is_claimed_once_and_read_by_all(tmp_path: Path) -> None:
     one, other = Rounds(tmp_path / "rounds"), Rounds(tmp_path / "rounds")
-    assert one.latest() is None and not one.begun(0)
+    assert one.latest() is None and one.begun(0) == Ok(False)
     assert one.claim(0, ME, 1234, [ME], "n0") is None
     assert other.claim(0, Member(1, 1, "node1", 1), 99, [], "n1") == "round 0 has begun without n1"
     assert other.latest() == membership.Round(0, "node0", 1234, 0, (0,))
