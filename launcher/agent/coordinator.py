@@ -416,7 +416,12 @@ class Coordinator:
         if self._leave is None or self.verdict is not None:
             return
         until, number = self._leave
-        quiet = [agent.member.host for agent in self._agents.values() if not agent.leaving]
+        # Ranks that can resume do not leave like that: their agent gives them the time to save.
+        quiet = [
+            agent.member.host
+            for agent in self._agents.values()
+            if not agent.leaving and (agent.gone or not agent.resumable)
+        ]
         if quiet and now < until and not all(agent.leaving or agent.gone for agent in self._agents.values()):
             return
         cause = self._first_to_stop

@@ -460,6 +460,15 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     assert verdict["exit_code"] == 143
 
 
+def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
+    """Ranks begin to look for stop requests at slightly different times."""
+    cluster = Cluster().begin(resumable=False)
+    cluster.receive(2, "beat", resumable=True)
+    leaving(cluster, 0, 1)
+    cluster.wait(HEARSAY, pace=0.25)
+    assert cluster.one("verdict")["cause"] == "node0 was told to stop (SIGTERM)"
+
+
 def test_one_that_is_lost_while_the_others_leave_is_not_waited_for() -> None:
     cluster = Cluster().begin(resumable=False)
     leaving(cluster, 0, 1)
