@@ -236,6 +236,8 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
     data = read_bytes(path, timeout)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise Unavailable(f"{path} cannot be read now: there is no memory for its {len(data)} bytes") from None
     except Exception as error:  # bytes that are no such file can raise whatever they like
         raise Damaged(f"{path} is not what torch.save writes: {_first_line(error)}") from None
 

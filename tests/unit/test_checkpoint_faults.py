@@ -313,3 +313,16 @@ def test_a_steady_file_reads_like_any_other(tmp_path: Path) -> None:
         for offset, whence in ((10, 0), (0, 2), (-5, 2), (10, 0), (0, 2), (20, 0), (5, 1), (0, 2), (35, 0)):
             assert steady.seek(offset, whence) == plain.seek(offset, whence) == steady.tell()
             assert steady.read(10) == plain.read(10)
+
+
+def test_no_memory_to_read_a_checkpoint_is_no_damage(make: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    checkpointer, state = make(), {"model": {"w": torch.ones(3)}}
+    checkpointer.save(1, state, wait=True)
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", no_memory)
+    with pytest.raises(Unavailable, match="no memory"):
+        checkpointer.load(state)
+    assert (tmp_path / "checkpoints" / "step-000000001").is_dir()
