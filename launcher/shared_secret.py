@@ -13,7 +13,7 @@ from launcher import paths
 from launcher.errors import RunError
 
 SIZE = 32  # bytes
-VARIABLE = "LAUNCHER_SECRET"
+VARIABLE, LEAST = "LAUNCHER_SECRET", 16
 
 
 class SecretError(RunError):
@@ -64,6 +64,10 @@ def of_user() -> bytes:
         SecretError: there is none, and none can be made.
     """
     if given := os.environ.get(VARIABLE):
+        if len(given) < LEAST:
+            raise SecretError(
+                f"{VARIABLE} has {len(given)} characters, and {LEAST} are the least: others could guess it"
+            )
         return given.encode()
     path = paths.user_config_dir() / "secret"
     try:

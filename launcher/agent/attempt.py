@@ -28,7 +28,8 @@ from launcher.agent.coordinator import Limits
 from launcher.agent.failures import describe, failure_to_end, failure_to_start
 from launcher.agent.flight_recorder import Recorders
 from launcher.agent.rendezvous import Meeting, Member, RendezvousError
-from launcher.agent.restart_policy import History
+from launcher.agent.restart_policy import History, Kind
+from launcher.agent.restart_policy import Then as Action
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
@@ -169,11 +170,11 @@ class _Agent:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> dict[str, Any]:
+        self._preload()  # before the agents meet: nobody sends heartbeats meanwhile
         history, meeting = self._control.first()
         set_network(self._plan, meeting, self.me.host)
         if self._plan.preflight and history.round == 0:
             history, meeting = self._preflighted(meeting)
-        self._preload()
         while True:
             self._events(
                 "met", port=meeting.port, members=len(meeting.members), ranks=meeting.world_size,
@@ -235,9 +236,9 @@ class _Agent:
         ranks_store: object = None
         try:
             self._lives = history.round if history.listened else 0
-            self._start(ranks)
+            self._start(meeting, ranks)
             if meeting.listener is not None:
-                ranks_store = self._serve(meeting.listener)
+                ranks_store = self._serve(meeting, meeting.listener)
             self._workers.open_gate()
             return Supervisor(means, self._control, self._workers, meeting, place, history).run()
         finally:
@@ -255,7 +256,7 @@ class _Agent:
         files = self._files(placement)
         return Fresh(fresh_command(placement.place, **files, lives=self._lives), list(files.values()))
 
-    def _start(self, ranks: Sequence[Placement]) -> None:
+    def _start(self, meeting: Meeting, ranks: Sequence[Placement]) -> None:
         """Starts the ranks.
 
         Raises:
@@ -272,11 +273,12 @@ class _Agent:
             )  # fmt: skip
         except StartError as error:
             failure = failure_to_start(error, self.me.host, time.time())
-            raise self._cannot_start(describe(failure)) from None
+            raise self._cannot_start(meeting, describe(failure)) from None
         except WorkersStillThere as error:
-            raise self._cannot_start(describe(failure_to_end(error.left, self.me.host, time.time()))) from None
+            cause = describe(failure_to_end(error.left, self.me.host, time.time()))
+            raise self._cannot_start(meeting, cause) from None
 
-    def _serve(self, listener: socket.socket) -> object:
+    def _serve(self, meeting: Meeting, listener: socket.socket) -> object:
         """The store of the ranks, on the leader.
 
         Raises:
@@ -285,11 +287,20 @@ class _Agent:
         try:
             return store.serve(listener)
         except RuntimeError as error:
-            raise self._cannot_start(f"{self.me.host} cannot serve the ranks' store: {error}") from None
+            raise self._cannot_start(meeting, f"{self.me.host} cannot serve the ranks' store: {error}") from None
 
-    def _cannot_start(self, cause: str) -> AttemptFailed:
+    def _cannot_start(self, meeting: Meeting, cause: str) -> AttemptFailed:
+        """This node is of no use now: the others hear so, and may continue without it."""
+        self._control.send({
+            "type": "failure", "kind": Kind.LOST_NODE.value, "cause": cause, "listens": True, "host": self.me.host,
+            "node": self.me.node_rank, "member": meeting.members[0].index, "step": -1, "lost": [self.me.index],
+        })  # fmt: skip
+        coordinator = self._control.coordinator
+        if coordinator is None:  # the leader tells of it, and speaks for the attempt
+            return AttemptFailed(cause, errors.RESUME, ours=False, decides=not self._control.elastic)
         self._events("fault", cause=cause, host=self.me.host)
-        return AttemptFailed(cause, errors.RESUME, decides=True)
+        verdict = coordinator.verdict or {}
+        return AttemptFailed(cause, errors.RESUME, decides=verdict.get("then") != Action.RESTART.value)
 
     def _next(self, outcome: NextRound, before: Meeting) -> tuple[History, Meeting]:
         """The next round.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -211,7 +212,8 @@ class Control:
         self.status.pop("pace", None)
         if self._hub is not None and self.coordinator is not None:
             self._hub.broadcast(list(self._hub.channels), {"type": "beat"})
-            self._rounds.show_life(self._round)
+            if self.elastic:  # somebody may wait to join
+                self._rounds.show_life(self._round)
 
     def _deliver(self) -> None:
         assert self.coordinator is not None
@@ -245,6 +247,10 @@ class Control:
         self._inbox += [message for message in messages if message.get("type") != "beat"]
 
     def _lose_leader(self, reason: str) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(ChannelError):  # its last words, if something of ours could not be sent
+                while messages := self._channel.receive():
+                    self._inbox += [message for message in messages if message.get("type") != "beat"]
         self._disconnect()
         self._inbox.append({"type": "leader_lost", "reason": reason})
 
@@ -256,6 +262,11 @@ class Control:
     def close(self) -> None:
         """Ends the connections; the leader stays until the others have got everything that it has sent."""
         if self._hub is not None and self.coordinator is not None:
+            if (
+                number := self._signals.ends()
+            ):  # those that wait for a round, or for a preflight, hear why there is none
+                self.coordinator.stop_gathering(f"{self.me.host} was told to stop ({number.name})")
+                self._deliver()
             waiting = self.coordinator.waiting
             self._hub.broadcast(waiting, {"type": "over", "final": True})
             # The connection of a member that is lost may be half-open: it would never be closed by the other end.
@@ -314,6 +325,7 @@ class Control:
 
         Raises:
             LeaderLost: it is gone, or says nothing in time.
+            RendezvousError: it ends the attempt.
             StopRequested: a signal says so.
         """
         give_up = time.monotonic() + timeout
@@ -322,6 +334,8 @@ class Control:
             for place, message in enumerate(messages):
                 if message["type"] == "leader_lost":
                     raise LeaderLost(message["reason"])
+                if message["type"] == "refused":
+                    raise RendezvousError(message["reason"], from_leader=True)
                 if message["type"] == "answer" and message["key"] == key:
                     self._inbox = [*messages[place + 1 :], *self._inbox]
                     return message["value"]
@@ -448,7 +462,13 @@ class Control:
 
     def _claim(self, number: int, members: Sequence[Member], port: int) -> str | None:
         assert self._hub is not None
-        return self._rounds.claim(number, self.me, self._hub.port, members, self._names[self.me.index])
+        try:
+            return self._rounds.claim(number, self.me, self._hub.port, members, self._names[self.me.index])
+        except OSError as error:  # a full disk, or a file server that does not answer
+            if number and self.elastic:  # the other side of a partition may have claimed it
+                return f"{self.me.host} cannot make round {number} known: {error}"
+            print(f"launcher: cannot make round {number} known: {error}", file=sys.stderr, flush=True)
+            return None
 
     def _connect(self, host: str, ports: Sequence[int], leader: int, timeout: float) -> None:
         """Finds the leader, and says who this is.

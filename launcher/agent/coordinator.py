@@ -175,6 +175,13 @@ class Coordinator:
         self.gathering.arrived.update(self._ready)
         self.tick(now)
 
+    def stop_gathering(self, reason: str) -> None:
+        """Tells those that wait for a round to begin, or for its ranks to be started, that they wait in vain."""
+        waits = self.gathering is not None or not self._watching
+        others = {*self._ready, *self._agents} - {self._me.index}
+        if waits and others:
+            self._send(sorted(others), refused(reason))
+
     def watch(self, now: float) -> None:
         """The ranks of the round are being started: from now on they are watched."""
         self._watching = True
@@ -427,7 +434,10 @@ class Coordinator:
         cause = self._first_to_stop
         if quiet:
             cause = f"{', '.join(quiet)} ended without a word (killed, or lost); then {cause}"
-        self._failure(Kind.KILLED, cause, now, listens=False, exit_code=128 + number)
+        if any(agent.resumable for agent in self._agents.values()):  # ranks of other nodes are saving
+            self._failure(Kind.KILLED, cause, now)
+        else:
+            self._failure(Kind.KILLED, cause, now, listens=False, exit_code=128 + number)
 
     def _look_at_joining(self, now: float) -> None:
         if self._joined_at is None and all(agent.joined for agent in self._agents.values()):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,26 +54,26 @@ class Rounds:
             port: on which it listens.
             members: all that take part.
             name: what to call the leader.
+
+        Raises:
+            OSError: it cannot be written, and nobody knows whether another leader has.
         """
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
             "members": [asdict(member) for member in members],
         }  # fmt: skip
         path, mine = self._folder / f"{number}.json", self._folder / f".{number}-{leader.index}"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(values, file)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(values, file)
-            try:
-                os.link(mine, path)
-            except FileExistsError:
-                # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
-                if mine.stat().st_nlink == 1:
-                    return f"round {number} has begun without {name}"
-            finally:
-                mine.unlink(missing_ok=True)
-        except OSError as error:  # a full disk; all that is lost is the safety of a partitioned cluster
-            print(f"launcher: cannot write to {path}: {error}", file=sys.stderr, flush=True)
+            os.link(mine, path)
+        except FileExistsError:
+            # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
+            if mine.stat().st_nlink == 1:
+                return f"round {number} has begun without {name}"
+        finally:
+            mine.unlink(missing_ok=True)
         return None
 
     def begun(self, number: int) -> bool:

@@ -470,6 +470,8 @@ class Supervisor:
 
     def _lose_leader(self, reason: str, now: float) -> None:
         """The leader is gone, or is cut off: every agent decides for itself, by the same rules."""
+        if self._over:  # it has left because all is done
+            return
         leader, host = self._meeting.members[0], self._me.host
         self._over = True  # nobody will say so
         if self._phase is Phase.ENDING and self._verdict is None:

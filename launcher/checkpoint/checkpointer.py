@@ -33,7 +33,7 @@ from launcher.checkpoint import files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.agreement import Peers, SavesFail
 from launcher.checkpoint.folder import Folder, Retention
-from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, SaveFailed
+from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, SaveFailed
 from launcher.checkpoint.loading import Loaded, Opened
 from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
@@ -315,10 +315,17 @@ class Checkpointer:
         while (chosen := self._peers.on_first(choose)) is not None:
             path, manifest, problems = chosen
             opened = Opened(path, manifest, content, everyone, self._peers, self._read_timeout)
-            problems = problems or self._damages(path, manifest) or self._problems(opened.open)
+            problems = problems or self._damages(path, manifest)
             if not problems:
-                changed = True
-                problems = self._problems(opened.read)
+                problems = self._problems(opened.open)
+                if not problems:
+                    changed = True
+                    problems = self._problems(opened.read)
+                if problems and self._verify and manifest.torch != torch.__version__:
+                    raise Misfit(
+                        f"{path} is as it was written (its checksums are right), and torch {torch.__version__} cannot "
+                        f"read it: use torch {manifest.torch}, which wrote it ({'; '.join(problems)})"
+                    )
             if not problems:
                 self._folder.went_on_from(manifest)
                 return Loaded(

@@ -298,6 +298,29 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(
     assert aside.name in names(tmp_path)  # for its owner
 
 
+@pytest.mark.parametrize("kind", ["single", "sharded"])
+def test_one_that_another_torch_wrote_and_this_one_cannot_read_is_not_put_aside(
+    make: Any, small: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksums are right, so it is as it was written: all others would be put aside after it."""
+    small(10**6 if kind == "single" else 0)
+    checkpointer = make(keep=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.0")
+        for step in (1, 2):
+            checkpointer.save(step, state(step), wait=True)
+
+    def read(*_: Any, **__: Any) -> None:
+        raise checkpoints.Damaged("an unknown class")
+
+    monkeypatch.setattr(checkpoint_files, "load_file", read)
+    monkeypatch.setattr(checkpoint_files, "read_metadata", read)
+    before = names(tmp_path)
+    with pytest.raises(Misfit, match=r"as it was written .* use torch 9\.9\.0, which wrote it \(an unknown class"):
+        load(checkpointer)
+    assert names(tmp_path) == before
+
+
 def test_a_poisoned_metadata_would_execute_without_us(make: Any, small: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """What the test above relies on: torch itself runs what is in .metadata."""
     small(0)

@@ -40,8 +40,11 @@ def test_the_users_own_is_in_the_folder_of_settings_or_given(tmp_path: Path, mon
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.delenv(shared_secret.VARIABLE, raising=False)
     assert of_user() == of_user() == (tmp_path / "config" / "secret").read_bytes()
-    monkeypatch.setenv(shared_secret.VARIABLE, "given")
-    assert of_user() == b"given"
+    monkeypatch.setenv(shared_secret.VARIABLE, "given to all ranks")
+    assert of_user() == b"given to all ranks"
+    monkeypatch.setenv(shared_secret.VARIABLE, "short")
+    with pytest.raises(SecretError, match="has 5 characters, and 16 are the least"):
+        of_user()
 
 
 def test_where_none_can_be_made_the_error_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from launcher.agent.rendezvous import Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, NextRound
+from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.event_file import read
 from launcher.node.preflight_verdict import Then, Verdict
@@ -49,6 +50,7 @@ class Script:
             "serve": [None],
         }  # fmt: skip
         self.calls: list[str] = []
+        self.control: Any = None
 
     def call(self, name: str) -> Any:
         self.calls.append(name)
@@ -65,6 +67,12 @@ class FakeControl:
     def __init__(self, script: Script, me: Member) -> None:
         self._script, self.me, self.size, self.elastic = script, me, 3, True
         self.closed = False
+        self.sent: list[Mapping[str, Any]] = []
+        self.coordinator: Any = None  # a member's
+        script.control = self
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.sent.append(message)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_, **__: self._script.call(name)
@@ -209,7 +217,38 @@ def test_a_store_that_torch_cannot_serve_is_told(script: Script, tmp_path: Path)
         script.steps["first"] = [(History(), Meeting("localhost", 1, MEMBERS, None, listener))]
         script.steps["serve"] = [RuntimeError("Resource temporarily unavailable")]
         assert ended(tmp_path) == errors.RESUME
-    assert faults(tmp_path) == ["node0 cannot serve the ranks' store: Resource temporarily unavailable"]
+    (failure,) = script.control.sent  # the others hear of it
+    assert failure["cause"] == "node0 cannot serve the ranks' store: Resource temporarily unavailable"
+
+
+@pytest.mark.parametrize(
+    ("elastic", "leads", "then", "decides"),
+    [
+        (False, False, "", True),
+        (True, False, "", False),  # the others may go on
+        (True, True, "resume", True),
+        (True, True, "restart", False),
+    ],
+)
+def test_a_node_that_cannot_start_its_ranks_is_lost_to_the_others_and_speaks_for_the_attempt_only_if_they_end(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elastic: bool, leads: bool, then: str,
+    decides: bool,
+) -> None:  # fmt: skip
+    script.steps["start"] = [StartError(0, OSError(errno.EAGAIN, "Resource temporarily unavailable"))]
+    made = FakeControl.__init__
+
+    def init(self: FakeControl, script: Script, me: Member) -> None:
+        made(self, script, me)
+        self.elastic = elastic
+        self.coordinator = SimpleNamespace(verdict={"then": then}) if leads else None
+
+    monkeypatch.setattr(FakeControl, "__init__", init)
+    with pytest.raises(AttemptFailed, match="rank 0 on node0 cannot be started") as failed:
+        module.run(str(tmp_path))
+    assert (failed.value.exit_code, failed.value.decides, failed.value.ours) == (errors.RESUME, decides, leads)
+    (failure,) = script.control.sent
+    assert (failure["kind"], failure["listens"], failure["lost"]) == ("lost node", True, [0])
+    assert len(faults(tmp_path)) == leads
 
 
 @pytest.mark.parametrize(("error", "code"), [(RunError("another version"), errors.NO_RETRY), (EIO, errors.RESUME)])

@@ -662,3 +662,42 @@ def test_closing_does_not_wait_for_ever(make: Make, monkeypatch: pytest.MonkeyPa
     agents[1].close()
     with suppress(ChannelError):
         agents[1].send({"type": "ended"})  # nobody is there; it is no error
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_round_that_cannot_be_made_known_begins_only_if_nobody_else_could_have_begun_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The other side of a partition might have claimed round 1."""
+    agents = [make(index) for index in range(3)]
+    first = met(*agents) if number else []
+
+    def claim(*_: Any) -> str | None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Rounds, "claim", claim)
+    if number == 0:
+        assert [indices(meeting) for meeting in met(*agents)] == [[0, 1, 2]] * 3
+        return
+    errors = continued(
+        *(lambda agent=agent, old=old: agent.next(R1, old, ()) for agent, old in zip(agents, first, strict=True))
+    )
+    assert {str(error) for error in errors} == {
+        "node0 cannot make round 1 known: [Errno 28] No space left on device"
+    }, errors
+
+
+def test_what_the_leader_sent_last_is_read_before_it_counts_as_lost(make: Make) -> None:
+    """The agent was held up, and its next message cannot be sent any more."""
+    agents = [make(index, size=2) for index in range(2)]
+    met(*agents)
+    leader = agents[0].coordinator
+    assert leader is not None and agents[0]._hub is not None
+    agents[0]._hub.send(1, {"type": "over", "final": True})
+    agents[0]._stop_leading()
+    seen: list[str] = []
+    give_up = time.monotonic() + ENOUGH
+    while "leader_lost" not in seen and time.monotonic() < give_up:
+        agents[1].send({"type": "ended"})
+        seen += [message["type"] for message in agents[1].poll(0.05)]
+    assert seen == ["over", "leader_lost"]

@@ -784,3 +784,25 @@ def test_the_node_of_the_rank_that_hangs_is_in_the_record(rank: int | None, node
     cluster.tick()
     verdict = cluster.one("verdict")
     assert (verdict["kind"], verdict["rank"], verdict["host"], verdict["node"]) == ("hung", rank, f"node{node}", node)
+
+
+def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
+    """Ranks of two nodes do not listen yet when they are stopped; those of the third do."""
+    cluster = Cluster().begin(resumable=False)
+    cluster.receive(2, "beat", step=5, resumable=True, joined=True)
+    cluster.receive(0, "stop", level="end", reason="node0 was told to stop (SIGTERM)")
+    leaving(cluster, 0, 1)
+    cluster.tick()
+    verdict = cluster.one("verdict")
+    assert (verdict["then"], verdict["exit_code"]) == ("resume", 75)
+
+
+def test_a_leader_that_is_stopped_tells_those_that_wait_for_a_round() -> None:
+    cluster = Cluster()
+    cluster.gather()
+    cluster.hello(1)
+    cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")
+    assert cluster.take("refused") == [(1, {"type": "refused", "reason": "node0 was told to stop (SIGTERM)"})]
+    cluster = Cluster().begin()
+    cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")  # its ranks run: a verdict tells
+    cluster.none("refused")
