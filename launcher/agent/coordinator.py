@@ -35,7 +35,7 @@ The leader sends:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.agent.channel import Message
@@ -561,8 +561,3 @@ def may_be_cut_off(verdict: Mapping[str, Any], least: int) -> bool:
     """
     ends = verdict["then"] != Then.RESTART.value
     return ends and verdict["kind"] == Kind.LOST_NODE.value and len(verdict["lost"]) >= least
-
-
-def resumed(history: History, **changes: Any) -> History:
-    """A history of a round that was joined late."""
-    return replace(history, listened=True, **changes)
