@@ -38,6 +38,7 @@ from launcher.checkpoint.loading import Loaded, Opened
 from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, merge, plain, python_number
+from launcher.checkpoint.stateful import expanded, restore
 from launcher.node import pulse
 from launcher.node.events import Events, current_attempt
 from launcher.node.process_group import Env
@@ -137,7 +138,8 @@ class Checkpointer:
 
         Args:
             step: steps of the run that are done.
-            state: nested dicts of tensors, DTensors, numbers, text. What several ranks have under one name must be the
+            state: nested dicts of tensors, DTensors, numbers, text, and objects with a `state_dict` and a
+                `load_state_dict` (models, optimizers). What several ranks have under one name must be the
                 same on all of them; a name may be there on some ranks only.
             rank_state: this rank's own (random number generators): tensors, numbers, text, lists.
             extra: small facts in JSON types (the sample cursor, the epoch).
@@ -159,7 +161,7 @@ class Checkpointer:
         save = Save(step, {}, {}, check_values=self._check_replicas, started=began)
         try:
             save.extra, save.metrics = _json(extra or {}, "extra"), _json(metrics or {}, "metrics")
-            save.content = Content.of(state)
+            save.content = Content.of(expanded(state)[0])
             save.rank_state = None if rank_state is None else plain(dict(rank_state), "rank_state")
             save.compare = self._check_replicas and not self._compared
             save.copying = self._staging.start(save.content.tensors, still=still)
@@ -272,6 +274,7 @@ class Checkpointer:
 
         Args:
             state: nested dicts with a tensor in each place where the checkpoint has one, of the same type and shape.
+                Objects with a `state_dict` and a `load_state_dict` are given their whole state back.
             strict: refuse a checkpoint of another world size or another version of torch: the result could differ.
 
         Returns:
@@ -285,8 +288,12 @@ class Checkpointer:
         """
         self.wait()
         self._settle()
+        whole, objects = expanded(state)
         with pulse.alive():
-            return self._load(Content.of(state), strict)
+            loaded = self._load(Content.of(whole), strict)
+        if loaded is not None:
+            restore(objects, whole, loaded.values)
+        return loaded
 
     def _load(self, content: Content, strict: bool) -> Loaded | None:
         passed_over: list[str] = []

@@ -776,3 +776,40 @@ def test_ranks_share_the_checksums_and_go_back_together(tmp_path: Path) -> None:
         assert result.metrics["told"] == (
             "step-000000002: __1_0.distcp has changed since it was written: its checksum is wrong",
         )
+
+
+class Counter:
+    """A data loader's position, say."""
+
+    def __init__(self) -> None:
+        self.seen, self.order = 0, torch.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "order": self.order.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen, self.order = state["seen"], state["order"]
+
+
+def test_objects_with_a_state_of_their_own_are_taken_and_get_it_back(make: Any) -> None:
+    """As torch.distributed.checkpoint takes them: a model, an optimizer, whatever has the two methods."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    counter = Counter()
+    counter.seen, counter.order = 7, torch.arange(3.0)
+    state = {"model": model, "nested": {"optimizer": optimizer, "data": counter}, "epoch": 3}
+    make().save(1, state, wait=True)
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    other, data = torch.nn.Linear(2, 2), Counter()
+    another = torch.optim.Adam(other.parameters(), lr=0.1)
+    other(torch.ones(1, 2)).sum().backward()
+    another.step()
+    loaded = make().load({"model": other, "nested": {"optimizer": another, "data": data}, "epoch": 0})
+    assert loaded is not None and loaded.values["epoch"] == 3
+    assert all(torch.equal(saved[name], tensor) for name, tensor in other.state_dict().items())
+    assert another.param_groups[0]["lr"] == 0.5
+    assert torch.equal(another.state[other.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    assert data.seen == 7 and torch.equal(data.order, torch.arange(3.0))
