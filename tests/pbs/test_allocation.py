@@ -119,7 +119,7 @@ def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> Non
     os.killpg(int((launcher.last().attempts()[-1].path / "tasks/1.pid").read_text()), signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    # The leading agent sees its connection closed, and whoever started the task sees how that ended: one of them is first.
+    # The leading agent sees its connection closed, and whoever started the task sees how it ended: one is first.
     assert re.search("failed: (localhost ended without a word|task 1 on localhost was killed by SIGKILL)", said), said
 
 
