@@ -593,9 +593,7 @@ class Supervisor:
         status["missing"] = [
             self._first_rank + place for place in places if not self._signs[place].arrived and place not in self._exits
         ]
-        alive = set(self._alive)
-        pids = [pid if place in alive else GONE for place, pid in enumerate(self._workers.pids())]
-        status["idle"] = round(self._activity.idle(self._signs, pids, self._printed(), now), 1)
+        status["idle"] = round(self._activity.idle(self._signs, self._pids(), self._printed(), now), 1)
         if not self._silent_sent and (silent := self._steps.silent(self._signs, now)):
             self._silent_sent = True
             self._control.send({"type": "silent", "ranks": [self._first_rank + place for place in silent]})
@@ -622,12 +620,10 @@ class Supervisor:
 
     def _send_stacks(self) -> None:
         """Saves the stacks of this agent's ranks, and tells them."""
-        alive = set(self._alive)
-        pids = [pid if place in alive else GONE for place, pid in enumerate(self._workers.pids())]
         ranks = [self._first_rank + place for place in range(self._me.ranks)]
         recorded = self._means.recorders.take(ranks) if self._means.recorders else [""] * len(ranks)
         reports = []
-        for place, (state, stack) in enumerate(self._means.stacks.take(pids)):
+        for place, (state, stack) in enumerate(self._means.stacks.take(self._pids())):
             rank = ranks[place]
             reports.append(hangs.Report(rank, self._me.host, self._signs[place].step, state, stack, recorded[place]))
             text = stack or f"rank {rank} wrote no stack; its process is in state {state or 'gone'}\n"
@@ -638,14 +634,15 @@ class Supervisor:
         self._control.send({"type": "stacks", "reports": [vars(report) for report in reports]})
 
     def _processes(self) -> list[Process]:
-        pids, alive = self._workers.pids(), set(self._alive)
+        pids = self._pids()
         return [
-            Process(
-                self._first_rank + place, pids[place] if place in alive else GONE, sign.step,
-                self._means.environments[place],
-            )
+            Process(self._first_rank + place, pids[place], sign.step, self._means.environments[place])
             for place, sign in enumerate(self._signs)
-        ]  # fmt: skip
+        ]
+
+    def _pids(self) -> list[int]:
+        """Process id of each rank; GONE in the place of one that has ended."""
+        return [GONE if place in self._exits else pid for place, pid in enumerate(self._workers.pids())]
 
 
 def _shown(verdict: Mapping[str, Any]) -> dict[str, Any]:

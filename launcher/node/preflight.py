@@ -68,8 +68,7 @@ class Preflight:
         self._nodes = nodes_of(meeting.members, control.names)
         self._children: list[tuple[Any, Connection]] = []
         self._store: object = None
-        world = sum(member.ranks for member in meeting.members)
-        self._together = TOGETHER + PER_RANK * world
+        self._together = TOGETHER + PER_RANK * meeting.world_size
 
     def run(self) -> Verdict:
         """The verdict, the same on every node. Returns when no process of it is left."""

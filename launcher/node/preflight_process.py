@@ -51,8 +51,8 @@ class Looks:
     def __init__(self, plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int) -> None:
         self._plan, self._folder, self._members = plan, attempt / "preflight", meeting.members
         self._me, self._place = meeting.members[index], place
-        self._rank = sum(member.ranks for member in meeting.members[:index]) + place
-        self._world_size = sum(member.ranks for member in meeting.members)
+        self._rank = meeting.first_rank(index) + place
+        self._world_size = meeting.world_size
         # The first member of each node, in order.
         self._heads = list({member.node_rank: member for member in reversed(meeting.members)}.values())[::-1]
         self._leads = place == 0 and self._me in self._heads
