@@ -25,7 +25,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def log(self, entries: Sequence[Entry]) -> None:
-        writer = self._writer or self._begin(entries[0].step)
+        writer = self._writer or self._begin(entries[0])
         for entry in entries:
             for name, value in entry.values.items():
                 writer.add_scalar(name, value, entry.step, walltime=entry.moment)
@@ -35,15 +35,25 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _begin(self, step: int) -> SummaryWriter:
-        """Opens another file; what earlier ones have of this step and later ones is not shown any more."""
-        about = self._about
+    def _begin(self, first: Entry) -> SummaryWriter:
+        """Opens another file; the steps that are done again are not shown from earlier ones any more."""
+        about, step = self._about, redone_from(first)
         again = about.log_dir.is_dir() and any(about.log_dir.glob("events.out.tfevents.*"))
         about.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._writer = self._kind(str(about.log_dir), purge_step=step if again else None)
         self._writer.add_text("config", _table(about.config), step)
         self._writer.add_text("run", _table(about.tags), step)
         return self._writer
+
+
+def redone_from(first: Entry) -> int:
+    """The first step whose training values an attempt gives again, by its first entry. Pure.
+
+    An attempt that was stopped between a step and its evaluation is continued with that evaluation: the training
+    values of the step stand in the earlier file only.
+    """
+    trains = any(name.startswith("train/") for name in first.values)
+    return first.step if trains else first.step + 1
 
 
 def _table(values: Mapping[str, str]) -> str:

@@ -263,6 +263,23 @@ def test_tensorboard_shows_no_step_twice(run: Run) -> None:
     assert (run.path / "tensorboard").stat().st_mode & 0o777 == 0o700
 
 
+def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(run: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from launcher.node.tracking_tensorboard import TensorBoard
+
+    attempts = (((2, "train/loss"), (3, "train/loss")), ((3, "eval/accuracy"), (4, "train/loss")))
+    for attempt, entries in enumerate(attempts):
+        tracker = TensorBoard(about(run, attempt))
+        for step, name in entries:
+            tracker.log([Entry(step, 1000.0 + step, {name: float(step)})])
+        tracker.close(attempt == 1)
+    shown = EventAccumulator(str(run.path / "tensorboard"))
+    shown.Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == [2, 3, 4]
+    assert [event.step for event in shown.Scalars("eval/accuracy")] == [3]
+
+
 def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
     from launcher.node.tracking_mlflow import MLflow
 
