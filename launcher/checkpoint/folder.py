@@ -35,8 +35,11 @@ class Folder:
         self._parent: int | None = None
         self._remover: threading.Thread | None = None
 
-    def prepare(self) -> None:
+    def prepare(self, *, remove_leftovers: bool = True) -> None:
         """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
+
+        Args:
+            remove_leftovers: False: leave them, for a save of this process may be under way.
 
         Raises:
             CheckpointError: it cannot be made or written to, or others can write to it.
@@ -56,6 +59,10 @@ class Folder:
                 "set it to a folder that you can write to and that all nodes share"
             ) from None
         self.require_private(self.path)
+        if remove_leftovers:
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
         there = reading.entries(self.path, self._timeout)
         for path in checkpoints.leftovers(self.path, self.attempt):
             # Killed between two renames: then the old one of this step is the only one.
@@ -157,8 +164,8 @@ class Folder:
             except OSError:
                 old.rename(path)
                 raise
+        self._sequence, self._parent = manifest.sequence, manifest.step  # it has its name, even if fsync fails
         fsync_folder(self.path)
-        self._sequence, self._parent = manifest.sequence, manifest.step
         removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
         self._remover = threading.Thread(
             target=self._tidy, args=(manifest, removed, fence), name="checkpoint-retention"

@@ -33,6 +33,8 @@ from launcher.node import lease
 from launcher.node.events import Events, current_attempt
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
+# Folders that this process has saved in before: what is not complete there may be an async_save that is under way.
+_prepared: set[Path] = set()
 _CHECKSUMS = "launcher_files"  # attribute of what a rank tells of its first item: the files that it has written
 
 
@@ -87,7 +89,8 @@ class LauncherWriter(FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator: makes the temporary folder."""
         assert self._step is not None
-        self._folder.prepare()
+        self._folder.prepare(remove_leftovers=self._folder.path not in _prepared)
+        _prepared.add(self._folder.path)
         known, _ = self._folder.known()
         if known:
             self._folder.went_on_from(known[0][1])

@@ -71,6 +71,21 @@ def test_the_step_may_come_with_the_checkpoint_id(tmp_path: Path) -> None:
     assert names(folder) == ["step-000000010", "step-000000020"] and load(folder) == 20
 
 
+def test_saves_that_overlap_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As with two dcp.async_save: the second one begins before the first one has written anything."""
+    save(tmp_path, 1)
+    (tmp_path / ".saving-step-000000001-attempt-0-0a1b2c3d").mkdir()  # of a process that was killed
+
+    class Second(LauncherWriter):
+        def write_data(self, *args: Any) -> Any:
+            save(tmp_path, 3)
+            return super().write_data(*args)
+
+    dcp.save(state(2), storage_writer=Second(tmp_path, 2, keep=3), no_dist=True)
+    assert {"step-000000002", "step-000000003"} <= set(names(tmp_path))
+    assert load(tmp_path / "step-000000002") == 2 and load(tmp_path / "step-000000003") == 3
+
+
 def test_what_is_damaged_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     save(folder, 1)
