@@ -4,17 +4,18 @@
 |---|---|---|
 | last attempt ended with 0 | (not asked) | done |
 | last attempt ended with another code | job alive again | queued or running, as the scheduler says |
+| | job in a state that is not known here | unknown: it may be alive again |
 | last attempt ended with 75 | no job | stopped (cancelled, if that was asked for) |
 | last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
 | an attempt has begun and not ended | job running | running |
 | | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
 | | job done or gone, or no such job | cancelled if asked for, else lost |
-| | no answer | unknown |
+| | no answer, or a state that is not known here | unknown |
 | no attempt yet | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
 | | job done or gone, or no such job | cancelled if asked for, else lost |
-| | no answer | unknown |
+| | no answer, or a state that is not known here | unknown |
 | submitting, and no job id | (not asked) | unconfirmed |
 
 What cannot be read now tells nothing: the run is unknown then (launcher/live.py, launcher/sweep_live.py).
@@ -42,7 +43,7 @@ class RunState(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # its job is gone without a word
-    UNKNOWN = "unknown"  # the scheduler does not answer, or its record cannot be read now
+    UNKNOWN = "unknown"  # the scheduler does not answer or has a new state for it, or its record cannot be read now
 
     @property
     def over(self) -> bool:
@@ -134,11 +135,13 @@ def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> R
         return RunState.UNCONFIRMED
     if answered and job is not None and job.live:
         return RunState.RUNNING if job is JobState.RUNNING else RunState.QUEUED
+    if answered and job is JobState.UNKNOWN:
+        return RunState.UNKNOWN
     if story.ended is not None:
         if story.cancelled:
             return RunState.CANCELLED
         return RunState.STOPPED if story.ended == errors.RESUME else RunState.FAILED
-    if not answered or job is JobState.UNKNOWN:
+    if not answered:
         return RunState.UNKNOWN
     if story.cancelled or job is JobState.CANCELLED:
         return RunState.CANCELLED

@@ -345,7 +345,8 @@ def require_over(run: Run, live: Live) -> None:
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over:
-        raise RunError(f"{run.id} is {seen.state.value}: to change its size, `touch {run.path}/stop` and wait")
+        word = f" ({seen.word})" if seen.state is RunState.UNKNOWN and seen.word else ""
+        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
 
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:

@@ -19,7 +19,11 @@ class NoAnswerInTime(QueryError):
 
 
 class JobState(Enum):
-    """State of one job. GONE and UNKNOWN are what nobody can tell, and never count as success."""
+    """State of one job. GONE and UNKNOWN are what nobody can tell, and never count as success.
+
+    UNKNOWN is a job that its scheduler lists, in a state that has no name here: a later version's, for instance. It
+    may yet run, so it never counts as over.
+    """
 
     PENDING = "pending"
     RUNNING = "running"

@@ -17,12 +17,15 @@ from typing import Any
 from submitit.core import core, utils
 
 from launcher import render
-from launcher.backends.base import QueryError, parts
+from launcher.backends.base import JobState, QueryError, parts
 from launcher.backends.once import submit_once
 from launcher.errors import SubmissionError, UnavailableError
 from launcher.plan import JobPlan
 from launcher.runs import Run, write
 from launcher.shared_files import exists, known
+
+# The words of submitit for a job that is not over: it knows a few of Slurm's, and takes any other one for an end.
+NOT_OVER = {JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.UNKNOWN: "UNKNOWN"}
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from submitit.core import core, utils
 from launcher.backends import pbs_query, qsub
 from launcher.backends.base import JobState, QueryError, SchedulerJob, parts
 from launcher.backends.detect import Kind, detect
+from launcher.backends.executor import NOT_OVER
 from launcher.backends.once import Refused, submit_once
 from launcher.backends.parameters import Parameters, folder_of
 from launcher.backends.pbs_environment import name_too, resubmissions
@@ -39,8 +40,6 @@ from launcher.node.pbs_task import exports
 from launcher.runs import require_private
 from launcher.shared_files import known, read_text
 
-# submitit knows Slurm's words.
-WORDS = {JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.UNKNOWN: "UNKNOWN"}
 OVER = "OVER"  # over; how is asked when somebody wants to know
 
 
@@ -93,7 +92,7 @@ class PBSInfoWatcher(core.InfoWatcher):
             state, reason = "FORGOTTEN", ""
         else:
             self._misses.pop(job_id, None)
-            state = WORDS.get(job.state) or (OVER if job.state is JobState.GONE else job.word)
+            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.word)
             reason = job.reason
         self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
 
@@ -110,7 +109,7 @@ class PBSInfoWatcher(core.InfoWatcher):
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         state = self.get_info(job_id, mode).get("State") or "UNKNOWN"
-        return state not in WORDS.values()
+        return state not in NOT_OVER.values()
 
     def clear(self) -> None:
         super().clear()

@@ -10,7 +10,7 @@ from typing import Any
 from submitit.slurm import slurm
 
 from launcher.backends.base import QueryError
-from launcher.backends.executor import RunExecutor
+from launcher.backends.executor import NOT_OVER, RunExecutor
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import dependency
@@ -38,7 +38,8 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
             return  # Slurm does not answer: nothing is known that was not known before
         for job_id in waiting:
             if job_id in known:
-                self._info_dict[job_id] = {"JobID": job_id, "State": known[job_id].word, "NodeList": ""}
+                state = NOT_OVER.get(known[job_id].state, known[job_id].word)
+                self._info_dict[job_id] = {"JobID": job_id, "State": state, "NodeList": ""}
                 self._misses.pop(job_id, None)
                 continue
             self._misses[job_id] = self._misses.get(job_id, 0) + 1

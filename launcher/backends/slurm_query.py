@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
@@ -17,13 +17,16 @@ from launcher.units import parse_time
 if TYPE_CHECKING:
     from launcher.check import Partition
 
-# Slurm's long state names (man squeue, JOB STATE CODES), as far as they end a job or keep it from being just "running".
+# Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
+# with a flag, such as COMPLETING, they name only the flag.
 STATES = {
     "PENDING": JobState.PENDING,
     "REQUEUED": JobState.PENDING,
     "REQUEUE_HOLD": JobState.PENDING,
     "REQUEUE_FED": JobState.PENDING,
     "SPECIAL_EXIT": JobState.PENDING,
+    "EXPEDITING": JobState.PENDING,  # since 25.11: requeued with --requeue=expedite, at the head of the queue
+    "RESV_DEL_HOLD": JobState.PENDING,  # held, for its reservation was deleted
     "CONFIGURING": JobState.PENDING,
     "RUNNING": JobState.RUNNING,
     "COMPLETING": JobState.RUNNING,
@@ -103,7 +106,7 @@ class Slurm:
         """
         if not ids:
             return {}
-        fields = "--format=JobID,State,Reason,Comment"
+        fields = f"--format={_SACCT}"
         try:
             text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
         except NoAnswerInTime:
@@ -201,6 +204,7 @@ class Slurm:
 
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
+_SACCT = "JobID,End,State,Reason,Comment"
 _MOST_IDS = 2000  # of one sacct: Linux takes 128 KiB as one word
 
 
@@ -271,9 +275,18 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:
-    """The output of `sacct --parsable2 --noheader --format=JobID,State,Reason,Comment`."""
-    lines = (line.split("|", 3) for line in text.splitlines())
-    return {fields[0]: _job(*fields) for fields in lines if len(fields) == 4 and "." not in fields[0]}
+    """The output of `sacct --parsable2 --noheader` with the format `_SACCT`.
+
+    A job that has an end is over, also when its state is not known here.
+    """
+    jobs = {}
+    for line in text.splitlines():
+        job_id, end, *told = line.split("|", 4)
+        if len(told) == 3 and "." not in job_id:
+            job = _job(job_id, *told)
+            over = job.state is JobState.UNKNOWN and end[:1].isdigit()
+            jobs[job_id] = replace(job, state=JobState.GONE) if over else job
+    return jobs
 
 
 def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:

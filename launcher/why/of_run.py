@@ -33,7 +33,7 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
     | done | so |
     | stopped, failed, cancelled, lost | the cause in a line, and that `post-mortem` knows more |
     | unconfirmed | how to find out |
-    | unknown | that the scheduler does not answer |
+    | unknown | that the scheduler does not answer, or its word, which is not known here |
     | a point that has not begun | what it waits for |
 
     Raises:
@@ -94,8 +94,11 @@ def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Exp
             do=f"repeat the command that submitted it with run_id={run}: it takes the job that is there, or submits it",
         )  # fmt: skip
     if state is RunState.UNKNOWN:
+        told = seen.word or "its scheduler does not answer"
+        if seen.plan.queued and seen.word and not seen.unanswered:
+            told = f"{seen.plan.scheduler} says {seen.word}, a state that is not known here, so it counts as not over"
         return Explanation(
-            run, state.value, f"nobody can tell: {seen.word or 'its scheduler does not answer'}", job=job,
+            run, state.value, f"nobody can tell: {told}", job=job,
             do=f"`{program} doctor --cluster {seen.plan.cluster}` looks at the scheduler",
         )  # fmt: skip
     why = cause(seen) or {

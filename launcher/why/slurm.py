@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from launcher.backends.base import QueryError
+from launcher.backends.base import JobState, QueryError
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_facts import Facts, Nodes, PartitionFacts, Pending, Reservation
+from launcher.backends.slurm_query import STATES
 from launcher.plan import JobPlan
 from launcher.units import format_time
 from launcher.why import slurm_changes
 from launcher.why.explanation import CLEARLY, Explanation, Option, commands, sooner
 from launcher.why.slurm_reasons import Kind, Reason, in_words
 
-WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
 FOR_ANOTHER = 0.8  # the part of the time for all questions after which no other trial is begun
 
@@ -63,7 +63,7 @@ def explain(
     began, answers = time.monotonic(), _Answers()
     job = facts.pending(job_id)
     reason, now = in_words(job.reason), time.time()
-    if job.state not in WAITING:
+    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # that one has its nodes
         return Explanation(run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []

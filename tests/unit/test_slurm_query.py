@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.slurm import SlurmInfoWatcher
 from launcher.backends.slurm_query import (
     STATES,
     Slurm,
@@ -83,6 +84,8 @@ SQUEUE = "".join(
         ("5", "CANCELLED", "BeginTime", "N/A"),
         ("6", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node[1-3]", "c"),
         ("7", "NEW_STATE_OF_2031", "None", "x" * 256),
+        ("8", "EXPEDITING", "BeginTime", "(null)"),
+        ("9", "RESV_DEL_HOLD", "ReservationDeleted", "(null)"),
     ]
 )
 
@@ -98,20 +101,24 @@ def test_jobs_are_read() -> None:
         "5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED", "BeginTime", ""),
         "6": SchedulerJob("6", JobState.PENDING, "PENDING", "ReqNodeNotAvail, UnavailableNodes:node[1-3]", "c"),
         "7": SchedulerJob("7", JobState.UNKNOWN, "NEW_STATE_OF_2031", "", "x" * 256),
+        "8": SchedulerJob("8", JobState.PENDING, "EXPEDITING", "BeginTime", ""),
+        "9": SchedulerJob("9", JobState.PENDING, "RESV_DEL_HOLD", "ReservationDeleted", ""),
     }
     assert parse_jobs("") == {}
 
 
-# sacct --noheader --parsable2 --format=JobID,State,Reason,Comment; the last line holds a site's own comment
+# sacct --noheader --parsable2 --format=JobID,End,State,Reason,Comment; 8 holds a site's own comment
 SACCT = """\
-1|COMPLETED|None|
-1.batch|COMPLETED||
-2|FAILED|None|
-4|CANCELLED by 0|JobHeldUser|
-5.0|CANCELLED||
-3_0|COMPLETED|None|
-7|PENDING|JobHeldUser|
-8|OUT_OF_MEMORY|None|tok a|b
+1|2026-11-21T20:00:00|COMPLETED|None|
+1.batch|2026-11-21T20:00:00|COMPLETED||
+2|2026-11-21T20:00:00|FAILED|None|
+4|2026-11-21T20:00:00|CANCELLED by 0|JobHeldUser|
+5.0|2026-11-21T20:00:00|CANCELLED||
+3_0|2026-11-21T20:00:00|COMPLETED|None|
+7|Unknown|PENDING|JobHeldUser|
+8|2026-11-21T20:00:00|OUT_OF_MEMORY|None|tok a|b
+9|2026-11-21T20:00:00|NEW_STATE_OF_2031|None|
+10|Unknown|NEW_STATE_OF_2031|None|
 """
 
 
@@ -123,6 +130,8 @@ def test_accounting_is_read_without_the_steps() -> None:
         "3_0": (JobState.DONE, "COMPLETED", "", ""),
         "7": (JobState.PENDING, "PENDING", "JobHeldUser", ""),
         "8": (JobState.FAILED, "OUT_OF_MEMORY", "", "tok a|b"),
+        "9": (JobState.GONE, "NEW_STATE_OF_2031", "", ""),  # it has an end, so it is over
+        "10": (JobState.UNKNOWN, "NEW_STATE_OF_2031", "", ""),
     }
 
 
@@ -152,7 +161,7 @@ def test_one_question_answers_for_all_jobs(commands: Path) -> None:
     )
     slurm = Slurm()
     assert list(slurm.jobs(["163", "159", "forgotten"])) == ["163", "159"]
-    assert len(slurm.jobs()) == 8
+    assert len(slurm.jobs()) == 10
     assert slurm.find("tok-array", "any") == "162"
     assert slurm.find("tok", "any") is None
     asked = (commands / "asked").read_text().splitlines()
@@ -180,6 +189,18 @@ def test_a_slurm_that_does_not_answer_is_told_and_never_taken_for_an_empty_one(
     for question in (slurm.jobs, lambda: slurm.find("token", "any")):
         with pytest.raises(QueryError, match=words):
             question()
+
+
+@pytest.mark.parametrize(
+    ("word", "done"),
+    [("PENDING", False), ("CONFIGURING", False), ("SUSPENDED", False), ("COMPLETING", False), ("EXPEDITING", False),
+     ("RESV_DEL_HOLD", False), ("NEW_STATE_OF_2031", False), ("COMPLETED", True), ("TIMEOUT", True)],
+)  # fmt: skip
+def test_submitit_waits_for_a_job_that_slurm_still_lists(commands: Path, word: str, done: bool) -> None:
+    put(commands, "squeue", f"echo '{columns('7', word, 'None', '').strip()}'")
+    watcher = SlurmInfoWatcher(slurm_commands=Slurm())
+    watcher.register_job("7")
+    assert watcher.is_done("7", mode="force") is done
 
 
 def test_a_site_without_accounting_remembers_nothing(commands: Path) -> None:

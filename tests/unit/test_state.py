@@ -46,6 +46,7 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 0, "code": 0}, EVERY, BOTH, RunState.DONE),
     *(({"attempt": 0, "code": code}, (P,), BOTH, RunState.QUEUED) for code in (1, 75, 93, 143)),
     *(({"attempt": 0, "code": code}, (R,), BOTH, RunState.RUNNING) for code in (1, 75, 93, 143)),
+    *(({"attempt": 0, "code": code}, (U,), BOTH, RunState.UNKNOWN) for code in (1, 75, 93, 143)),
     ({"attempt": 0, "code": 75}, NOT_LIVE, (False,), RunState.STOPPED),
     ({"attempt": 0, "code": 75}, NOT_LIVE, (True,), RunState.CANCELLED),
     *(({"attempt": 0, "code": code}, NOT_LIVE, (False,), RunState.FAILED) for code in (1, 93, 143)),

@@ -25,10 +25,13 @@ from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows
 from launcher.cli.status_table import COLUMNS, brief, table
 from launcher.config import GpuDirective, Scheduler
+from launcher.errors import RunError
 from launcher.live import Live, Seen, look, look_at_all
 from launcher.runs import Run
 from launcher.state import RunState, tell
+from launcher.submit import require_over
 from launcher.sweep_live import SweepLive
+from launcher.why.of_run import explain
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -413,6 +416,20 @@ def test_accounting_that_is_slow_leaves_a_run_unknown_and_one_that_is_not_there_
 
     assert run(NoAnswerInTime("sacct did not answer within 10 s")) == "unknown"
     assert run(QueryError("sacct failed (exit 1): Slurm accounting storage is disabled")) == "lost"
+
+
+@pytest.mark.parametrize(("word", "state"), [("EXPEDITING", "queued"), ("NEW_STATE_OF_2031", "unknown")])
+def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, state: str
+) -> None:
+    run = make(tmp_path, "a", "1")
+    end(run, 75, job="1")
+    monkeypatch.setattr(Slurm, "run", lambda *_: f"{'1':64}{word:32}{'None':64}{'(null)':256}1:00\n")
+    assert rows(tmp_path)["a"]["state"] == state
+    with pytest.raises(RunError, match=f"a is {state}"):
+        require_over(run, Live())
+    if state == "unknown":
+        assert f"slurm says {word}, a state that is not known here" in explain(run, "launcher", lambda _: None).why
 
 
 def test_states_are_not_waited_for_as_long_as_a_submission() -> None:
