@@ -1,7 +1,7 @@
 """What schedulers write into the output of a job that they end. Pure.
 
-It stays when accounting is off and history is forgotten. The words are slurmstepd's and srun's (Slurm 20.11 to 24,
-slurmstepd/mgr.c, jobacct_common) and PBS's MoM (mom_main.c, its cgroups hook).
+It stays when accounting is off and history is forgotten. The words are slurmstepd's and srun's (Slurm 20.11 to 26.05:
+slurmstepd/req.c, jobacct_gather.c, task_cgroup_memory.c, srun/launch.c) and PBS's MoM (mom_main.c, its cgroups hook).
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from dataclasses import dataclass
 
 from launcher.units import parse_size
 
+# slurmstepd begins its lines with its name, and with the time since 25.05 (from 23.11 on with format_stderr in
+# LogTimeFormat, which has eight forms).
+_STEPD = r"(slurmstepd[\w.-]*:|\[[^\[\]]+\]) error: "
+_ENDED = _STEPD + r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ "
 # The state, in Slurm's words, that each stands for; the first that fits a line counts.
 _WORDS = (
-    ("TIMEOUT", r"DUE TO TIME LIMIT|=>> PBS: job killed: (walltime|cput) "),
-    ("PREEMPTED", r"DUE TO PREEMPTION"),
-    ("NODE_FAIL", r"DUE TO NODE FAILURE|srun: error: Node failure on"),
-    ("REQUEUED", r"DUE TO JOB REQUEUE"),
-    ("OUT_OF_MEMORY", r"[Dd]etected \d+ oom[-_]kill event|exceeded memory limit|Exceeded (job|step) memory limit"
-                      r"|task \d+: Out Of Memory|=>> PBS: job killed: p?v?mem |Cgroup mem(sw)? limit exceeded"
-                      r"|[Mm]emory cgroup out of memory|Out of memory: Killed process"),
-    ("CANCELLED", r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*"),
+    ("TIMEOUT", _ENDED + r"DUE TO TIME LIMIT|=>> PBS: job killed: (walltime|cput) "),
+    ("PREEMPTED", _ENDED + r"DUE TO PREEMPTION"),
+    ("NODE_FAIL", _ENDED + r"DUE TO NODE FAILURE|srun: error: Node failure on"),
+    ("REQUEUED", _ENDED + r"DUE TO JOB REQUEUE"),
+    ("OUT_OF_MEMORY", _STEPD + r"([Dd]etected \d+ oom[-_]kill event|\S+ exceeded memory limit"
+                      r"|Exceeded (job|step) memory limit)"
+                      r"|srun: error: .*tasks? [\d,-]+: Out Of Memory|=>> PBS: job killed: p?v?mem "
+                      r"|^Cgroup mem(sw)? limit exceeded|[Mm]emory cgroup out of memory|Out of memory: Killed process"),
+    # That of a step alone is printed for srun --kill-on-bad-exit as well (DUE TO TASK FAILURE since 25.05).
+    ("CANCELLED", _STEPD + r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ (DUE to SIGNAL .+ )?\*\*\*"),
 )  # fmt: skip
 _NOTICES = tuple((word, re.compile(pattern)) for word, pattern in _WORDS)
-_OURS = re.compile(r"slurmstepd|srun: error|=>> PBS|^Cgroup |kernel|[Oo]ut of memory")
 _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+)\s*([kmg]?)b?", re.IGNORECASE)
 
 
@@ -48,17 +53,16 @@ def find(lines: Iterable[str]) -> tuple[Notice, ...]:
     """The notices among the lines of an output, in their order."""
     found = []
     for line in lines:
-        if _OURS.search(line):
-            for word, pattern in _NOTICES:
-                if pattern.search(line):
-                    amounts = _AMOUNTS.search(line) if word == "OUT_OF_MEMORY" else None
-                    used, limit = (
-                        (parse_size(amounts[1] + amounts[2]), parse_size(amounts[3] + amounts[4]))
-                        if amounts and int(amounts[1]) and int(amounts[3])
-                        else (None, None)
-                    )
-                    found.append(Notice(word, line.strip(), used, limit))
-                    break
+        for word, pattern in _NOTICES:
+            if pattern.search(line):
+                amounts = _AMOUNTS.search(line) if word == "OUT_OF_MEMORY" else None
+                used, limit = (
+                    (parse_size(amounts[1] + amounts[2]), parse_size(amounts[3] + amounts[4]))
+                    if amounts and int(amounts[1]) and int(amounts[3])
+                    else (None, None)
+                )
+                found.append(Notice(word, line.strip(), used, limit))
+                break
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
                          r"|killed by signal: Bus error|killed by SIGBUS"),
     (Kind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
-                     r"|PytorchStreamWriter failed writing"),
+                     r"|PytorchStreamWriter failed writing|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+"),
     (Kind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
                          r"|[Oo]ut of memory: Killed process|Errno 12\b|is killed by signal: Killed"),
     (Kind.LIMIT, r"Too many open files|Errno 24\b|can't start new thread|Resource temporarily unavailable"

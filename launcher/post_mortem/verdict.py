@@ -10,13 +10,15 @@ The first line that fits counts:
 | ranks did not meet, hang, or their nodes are bad, as agents say | rendezvous-timeout, hang, bad-node |
 | a program left with an exit code, and its log ends with a traceback | as for an exception |
 | a rank or a node ended without a word, or was told to stop | what the scheduler says of the job, or has written into |
-| | its output; else what the kernel's counters say; else the last telling line of the rank's log; else how it ended |
+| | its output, but no cancellation if a rank had left or crashed before; else what the kernel's counters say; else |
+| | the last telling line of the rank's log; else how it ended |
 | no agent said anything | the same, without a rank's log; else the last telling line of the job's output |
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +46,8 @@ _WORDS = {
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
     "CANCELLED": Kind.CANCELLED,
 }
+# Signals by which schedulers end the ranks of a job that is cancelled.
+_CANCELS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
 
 
@@ -99,6 +103,14 @@ class Evidence:
         word = self.word.partition(" ")[0]
         return word if word in TELLING else notices.word_of(self.notices) or (word if word in _WORDS else "")
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether the rank that failed first left with an exit code, or crashed: nobody had cancelled it."""
+        code = (self.fault or {}).get(
+            "code"
+        )  # of its process; a signal is negative, or 128 more where a shell tells it
+        return isinstance(code, int) and not {-code, code - 128} & {*_CANCELS}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -146,7 +158,7 @@ def _fault(seen: Evidence, told: str) -> Verdict:
         return Verdict(Kind.BAD_NODE, cause)
     if not seen.silent:
         return Verdict(symptoms.kind_of(told) or Kind.EXCEPTION, cause)
-    if said in _WORDS:
+    if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
         return Verdict(_WORDS[said], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)

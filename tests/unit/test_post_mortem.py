@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.config import Env, Scheduler
 from launcher.post_mortem import notices, symptoms, traces
@@ -24,7 +25,7 @@ def fault(cause: str, **more: Any) -> dict[str, Any]:
 
 def failed(cause: str | None = None, **more: Any) -> Evidence:
     """An attempt on Slurm that has failed; agents told this cause."""
-    details = {key: more.pop(key) for key in ("kind", "limit", "traceback") if key in more}
+    details = {key: more.pop(key) for key in ("kind", "limit", "traceback", "code") if key in more}
     told = None if cause is None else fault(cause, **details)
     return Evidence(**{"state": RunState.FAILED, "ended": 1, "scheduler": "Slurm", "fault": told, **more})
 
@@ -77,6 +78,8 @@ CUDA_OOM = (
         ("OSError: [Errno 27] File too large", Kind.DISK_FULL),
         ("RuntimeError: [enforce fail at inline_container.cc:815] . PytorchStreamWriter failed writing file data/3: "
          "file write failed", Kind.DISK_FULL),
+        ("RuntimeError: basic_ios::clear: iostream error", Kind.DISK_FULL),  # torch 2.13
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", Kind.DISK_FULL),
         ("OSError: [Errno 24] Too many open files", Kind.LIMIT),
         ("RuntimeError: can't start new thread", Kind.LIMIT),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", Kind.LIMIT),
@@ -130,6 +133,13 @@ def test_the_last_error_of_a_log() -> None:
     assert symptoms.last_error("all is well\n") == ""
 
 
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_what_this_torch_says_of_a_full_disk_is_known(size: int) -> None:
+    with pytest.raises((RuntimeError, OSError)) as caught:
+        torch.save({"weight": torch.zeros(size)}, "/dev/full")
+    assert symptoms.kind_of(f"{caught.type.__name__}: {caught.value}") is Kind.DISK_FULL
+
+
 # -- what schedulers write into the output
 
 NOTICES = [
@@ -139,13 +149,30 @@ NOTICES = [
      "FOR DETAILS ***", "NODE_FAIL"),
     ("srun: error: Node failure on node4", "NODE_FAIL"),
     ("slurmstepd: error: *** JOB 8 ON node3 CANCELLED AT 2026-11-21T21:13:25 DUE TO JOB REQUEUE ***", "REQUEUED"),
-    ("slurmstepd: error: *** STEP 11.0 ON node1 CANCELLED AT 2026-11-21T21:09:23 ***", "CANCELLED"),
+    ("slurmstepd-node1: error: *** JOB 2 ON node1 CANCELLED AT 2026-11-22T10:17:26 ***", "CANCELLED"),
     ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=5.0. Some of your processes may have been killed by "
      "the cgroup out-of-memory handler.", "OUT_OF_MEMORY"),
     ("slurmstepd: error: Detected 2 oom_kill events in StepId=5.batch. Some of the step tasks have been OOM Killed.",
      "OUT_OF_MEMORY"),
     ("slurmstepd-node1: error: Exceeded job memory limit", "OUT_OF_MEMORY"),
     ("srun: error: node1: task 0: Out Of Memory", "OUT_OF_MEMORY"),
+    # 26.05
+    ("[2026-11-22T04:27:25.760] error: *** JOB 10 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO TIME LIMIT ***",
+     "TIMEOUT"),
+    ("[2026-11-22T04:27:25.760] error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO PREEMPTION ***",
+     "PREEMPTED"),
+    ("[2026-11-22T04:27:25.760] error: *** JOB 8 ON node3 CANCELLED AT 2026-11-22T04:27:25 DUE TO NODE FAILURE, SEE "
+     "SLURMCTLD LOG FOR DETAILS ***", "NODE_FAIL"),
+    ("[2026-11-22T04:27:25.760] error: *** JOB 8 ON node3 CANCELLED AT 2026-11-22T04:27:25 DUE TO JOB REQUEUE ***",
+     "REQUEUED"),
+    ("[2026-11-22T04:27:25.760] error: *** JOB 2 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE to SIGNAL Terminated "
+     "***", "CANCELLED"),
+    ("[2026-11-22T04:27:25.760] error: Detected 1 oom_kill event in StepId=5.0. Some of the step tasks have been OOM "
+     "Killed.", "OUT_OF_MEMORY"),
+    # other values of LogTimeFormat
+    ("[2026-11-22T04:27:25.760+01:00] error: *** JOB 10 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO TIME LIMIT "
+     "***", "TIMEOUT"),
+    ("[Nov 22 04:27:25] error: *** JOB 10 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO TIME LIMIT ***", "TIMEOUT"),
     ("=>> PBS: job killed: walltime 70 exceeded limit 60", "TIMEOUT"),
     ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb", "OUT_OF_MEMORY"),
     ("=>> PBS: job killed: vmem 2097152kb exceeded limit 1048576kb", "OUT_OF_MEMORY"),
@@ -164,6 +191,8 @@ def test_what_a_scheduler_wrote_is_read(line: str, word: str) -> None:
     [
         ("slurmstepd-node1: error: StepId=5.0 exceeded memory limit (973406208 > 838860800), being killed",
          973406208, 838860800),
+        ("[2026-11-22T04:27:25.760] error: StepId=5.0 exceeded memory limit (973406208 > 838860800), being killed",
+         973406208, 838860800),
         ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb", 2 * GIB, GIB),
     ],
 )  # fmt: skip
@@ -175,10 +204,22 @@ def test_how_much_memory_it_had_is_read(line: str, used: int, limit: int) -> Non
 @pytest.mark.parametrize(
     "printed",
     ["[0] epoch 3 was CANCELLED AT 12:00 DUE TO PREEMPTION of the cat", "all out of memory jokes", "srun: got SIGCONT",
-     "srun: error: node1: task 0: Exited with exit code 143"],
+     "srun: error: node1: task 0: Exited with exit code 143",
+     "[2026-11-22T04:27:25.760] error: out of patience", "[rank 0] error: the memory limit is DUE TO PREEMPTION"],
 )  # fmt: skip
 def test_what_a_program_prints_is_no_notice(printed: str) -> None:
     assert lines(printed) == ()
+
+
+BY_SRUN = [  # with --kill-on-bad-exit, after a task has failed: 22.05, 26.05
+    "slurmstepd-node1: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-22T10:17:02 ***",
+    "[2026-11-22T04:27:25.760] error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO TASK FAILURE ***",
+]
+
+
+@pytest.mark.parametrize("line", BY_SRUN)
+def test_a_step_that_srun_ends_is_no_cancellation(line: str) -> None:
+    assert lines(line) == ()
 
 
 # -- the verdict
@@ -186,6 +227,7 @@ def test_what_a_program_prints_is_no_notice(printed: str) -> None:
 KILLED = "rank 1 on node2: killed by SIGKILL"
 TOLD = "node1 was told to stop (SIGTERM)"
 GONE = "node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)"
+LEFT, CRASHED = "rank 1 on node2: exited with code 3", "rank 1 on node2: killed by SIGSEGV"
 BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 5, 6))
 
 
@@ -232,6 +274,13 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (failed(TOLD, word="CANCELLED"), Kind.CANCELLED, TOLD),
         (failed(TOLD, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, TOLD),
         (failed(TOLD), Kind.STOPPED, TOLD),
+        # the first failure counts, and not what was ended for it
+        *((failed(cause, code=code, notices=lines(line), word=word), kind, cause)
+          for cause, code, kind in ((LEFT, 3, Kind.EXITED), (CRASHED, -11, Kind.KILLED))
+          for line, word in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
+        (failed(KILLED, code=-9, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, KILLED),
+        (failed("rank 1 on node2: exited with code 143", code=143, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, None),
+        (failed(LEFT, code=3, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         # nodes and connections
         (failed(GONE), Kind.NODE_LOST, GONE),
         (failed(GONE, word="NODE_FAIL"), Kind.NODE_LOST, f"{GONE}; Slurm says NODE_FAIL"),
