@@ -12,17 +12,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from launcher.node.hostlist import hosts_of
+from launcher.node.hostlist import expand_counts, hosts_of
+
+if TYPE_CHECKING:
+    from launcher.plan import JobPlan
 
 
 @dataclass(frozen=True)
 class Held:
-    """An allocation: its nodes, and `srun` or `pbsdsh`."""
+    """An allocation.
+
+    Attributes:
+        nodes: how many it has.
+        starter: `srun` or `pbsdsh`.
+        cpus: CPUs on each of its nodes; empty: unknown.
+    """
 
     nodes: int
     starter: str
+    cpus: tuple[int, ...] = ()
 
 
 def allocation(environ: Mapping[str, str]) -> Held | None:
@@ -32,7 +43,8 @@ def allocation(environ: Mapping[str, str]) -> Held | None:
         ConfigError: its node file cannot be read.
     """
     if "SLURM_JOB_ID" in environ:
-        return Held(int(environ.get("SLURM_JOB_NUM_NODES", "1")), "srun")
+        cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
+        return Held(int(environ.get("SLURM_JOB_NUM_NODES", "1")), "srun", tuple(expand_counts(cpus)) if cpus else ())
     if not environ.get("PBS_JOBID") or not (path := environ.get("PBS_NODEFILE")):
         return None
     try:
@@ -42,6 +54,32 @@ def allocation(environ: Mapping[str, str]) -> Held | None:
             f"cluster=allocation: the node file of the PBS job cannot be read (PBS_NODEFILE={path}: "
             f"{error.strerror}): start the launcher on the job's first node"
         ) from None
+
+
+def require_room(held: Held, plan: JobPlan) -> None:
+    """Compares what a plan asks for with what the allocation has.
+
+    Of more CPUs than there are srun must not be asked: where the allocation has GPUs, Slurm 24.05 and later let it wait
+    without a word until the allocation ends.
+
+    Raises:
+        ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
+    """
+    if plan.nodes > held.nodes:
+        raise ConfigError(
+            f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
+        )
+    wanted = plan.nodes if plan.min_nodes == plan.nodes else held.nodes  # then srun takes them all
+    if len(held.cpus) < wanted:
+        return
+    cpus = sorted(held.cpus, reverse=True)[wanted - 1]
+    if plan.cpus_per_node > cpus:
+        on = "node" if wanted == 1 else "nodes"
+        raise ConfigError(
+            f"procs_per_node={plan.procs_per_node} with cpus_per_proc={plan.cpus_per_proc} are "
+            f"{plan.cpus_per_node} CPUs on each of {wanted} {on}, and the allocation that this shell is in has {cpus}: "
+            f"use less of both, or get one with salloc --ntasks-per-node=1 --cpus-per-task={plan.cpus_per_node}"
+        )
 
 
 def nodes(environ: Mapping[str, str]) -> int:

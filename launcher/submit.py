@@ -31,7 +31,7 @@ from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
 from launcher.config import Config, ResumeHow, Scheduler
 from launcher.errors import ConfigError, RunError, SubmissionError
-from launcher.held import Held, allocation
+from launcher.held import Held, allocation, require_room
 from launcher.inputs import Inputs
 from launcher.live import Live, look, read
 from launcher.lookup import find
@@ -180,10 +180,8 @@ def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: He
         dropped = job_environment(environ, plan).dropped
         notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
         return _check_live(plan, config, environ) + notes + waits
-    if held and plan.nodes > held.nodes:
-        raise ConfigError(
-            f"nodes={plan.nodes}: the allocation that this shell is in holds {held.nodes}: use nodes={held.nodes}"
-        )
+    if held:
+        require_room(held, plan)
     return waits
 
 

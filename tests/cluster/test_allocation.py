@@ -53,6 +53,16 @@ def test_more_nodes_than_it_holds_are_refused(launcher: Launcher) -> None:
     assert not launcher.runs_dir.exists()
 
 
+@pytest.mark.parametrize("gpus", [(), ("--gres=gpu:1",)])
+def test_more_cpus_than_it_holds_are_refused(launcher: Launcher, gpus: tuple[str, ...]) -> None:
+    """With GPUs, srun of 24.05 and later would wait until the allocation ends."""
+    salloc = ["salloc", "--quiet", "--nodes=2", "--cpus-per-task=2", *gpus]
+    done = inside(launcher, salloc, "procs_per_node=2", "cpus_per_proc=2")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "are 4 CPUs on each of 2 nodes, and the allocation that this shell is in has 2" in done.stderr
+    assert not launcher.runs_dir.exists()
+
+
 def test_outside_of_an_allocation_it_is_refused(launcher: Launcher) -> None:
     done = inside(launcher, [])
     assert done.returncode == 2
