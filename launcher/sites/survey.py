@@ -24,7 +24,7 @@ from launcher.config import Scheduler
 from launcher.errors import RunError
 
 TIMEOUT = 20.0  # seconds that one command may take
-ACCOUNTS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
+SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 T = TypeVar("T")
 
 
@@ -137,7 +137,8 @@ def of_slurm(slurm: Slurm) -> SlurmSite:
     if settings.get("AccountingStorageType", "").endswith(("/none", "(null)")):
         ask.problems.append("accounts: the site keeps no accounting")
     else:
-        command = (*ACCOUNTS, f"user={getpass.getuser()}", "format=Account,User,DefaultAccount")
+        # `show associations` leaves the default account empty (22.05 and 26.05).
+        command = (*SACCTMGR, "show", "user", getpass.getuser(), "withassoc", "format=Account,User,DefaultAccount")
         accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
     return SlurmSite(
         settings.get("ClusterName", ""), ask(lambda: slurm_version(slurm), "", "version"), partitions,

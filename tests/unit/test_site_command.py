@@ -19,7 +19,9 @@ from launcher.errors import ConfigError, RunError
 from launcher.sites import folders, profile, survey
 from launcher.sites.survey import Account, PBSSite, SlurmSite
 
-# What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting.
+# What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
+SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
+ACCOUNTS = (*SACCTMGR, "user")
 SLURM: dict[tuple[str, ...], Any] = {
     ("sinfo", "--all"): {
         "%P|%l|%s|%D|%c|%m|%G": "gpu*|2:00:00|1-infinite|4|4|6000|gpu:2\n"
@@ -33,14 +35,15 @@ SLURM: dict[tuple[str, ...], Any] = {
     "Slurmctld(primary) at node1 is UP\n",
     ("scontrol", "--all"): "PartitionName=big AllowAccounts=proj2,proj3 Default=NO MaxNodes=8 MaxTime=2-00:00:00 "
     "MinNodes=2 State=UP TotalNodes=16 TotalCPUs=2048\n",
-    ("sacctmgr", "--noheader"): "proj1|me|proj1\nproj2|me|proj1\nproj2|me|proj1\n",
+    ACCOUNTS: "abacus|me|proj1\nproj1|me|proj1\nproj2|me|proj1\nproj2|me|proj1\n",
+    (*SACCTMGR, "associations"): "abacus|me|\nproj1|me|\nproj2|me|\nproj2|me|\n",
 }  # fmt: skip
 
 
 @pytest.fixture
 def recorded_slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     def run(self: Slurm, *command: str) -> str:
-        answer: Any = SLURM[command[:2]]
+        answer: Any = SLURM[command[: 5 if command[0] == "sacctmgr" else 2]]
         if isinstance(answer, dict):
             return str(next(text for form, text in answer.items() if command[-1].endswith(form)))
         if isinstance(answer, QueryError):
@@ -63,7 +66,7 @@ def test_a_slurm_is_asked_once_for_each_thing(recorded_slurm: Slurm) -> None:
     assert [each.name for each in site.partitions] == ["gpu", "debug", "big"]
     assert site.partitions[2].groups == (NodeGroup(16, 128, 515000 * 1024**2, 4, ("a100",)),)
     assert site.features["big"] == ("a100", "ib")
-    assert site.accounts == (Account("proj1", default=True), Account("proj2"))
+    assert site.accounts == (Account("proj1", default=True), Account("abacus"), Account("proj2"))
     assert site.problems == ()
 
 
@@ -93,7 +96,7 @@ def test_another_partition_has_its_own_limits_types_and_accounts(recorded_slurm:
 
 
 def test_what_a_site_does_not_tell_is_left_out(recorded_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in (("sacctmgr", "--noheader"), ("scontrol", "show"), ("scontrol", "--all")):
+    for key in (ACCOUNTS, ("scontrol", "show"), ("scontrol", "--all")):
         monkeypatch.setitem(SLURM, key, QueryError(f"{key[0]} failed (exit 1): access denied"))
     site = survey.of_slurm(recorded_slurm)
     text, values = written(site)
@@ -106,7 +109,7 @@ def test_a_site_without_accounting_is_not_asked_for_accounts(
     recorded_slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SLURM, ("scontrol", "show"), "AccountingStorageType   = accounting_storage/none\n")
-    monkeypatch.delitem(SLURM, ("sacctmgr", "--noheader"))
+    monkeypatch.delitem(SLURM, ACCOUNTS)
     assert survey.of_slurm(recorded_slurm).problems == ("accounts: the site keeps no accounting",)
 
 
