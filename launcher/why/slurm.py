@@ -20,6 +20,7 @@ from launcher.why.explanation import CLEARLY, Explanation, Option, commands, soo
 from launcher.why.slurm_reasons import Kind, Reason, in_words
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
+OVERLOOKED = 300.0  # seconds without a reason: Slurm looks at its queue every minute
 FOR_ANOTHER = 0.8  # the part of the time for all questions after which no other trial is begun
 
 T = TypeVar("T")
@@ -62,7 +63,8 @@ def explain(
     """
     began, answers = time.monotonic(), _Answers()
     job = facts.pending(job_id)
-    reason, now = in_words(job.reason), time.time()
+    now = time.time()
+    reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # that one has its nodes
         return Explanation(run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
     partitions: list[PartitionFacts] = []
@@ -104,6 +106,20 @@ def explain(
         tried=tried,
         commands=commands(run, better[0], program) if better else (),
         notes=tuple(answers.notes),
+    )
+
+
+def reason_of(job: Pending, now: float) -> Reason:
+    """Why the job waits, as Slurm says; or that it has said nothing for a long time. Pure."""
+    since = max(job.submitted or now, job.eligible or 0.0)
+    if job.reason or now - since < OVERLOOKED:
+        return in_words(job.reason)
+    return Reason(
+        Kind.ROOM,
+        f"Slurm has given no reason since {clock(since)}: its queue is long, or there is no such account"
+        f"{f' ({job.account})' if job.account else ''} or QOS",
+        "if other jobs start meanwhile, cancel it and resume it with another cluster.account or cluster.qos (null: "
+        "your default); slurmctld's log, which the site's support can read, names the reason",
     )
 
 

@@ -1,6 +1,6 @@
 """Slurm's reasons for a job that waits, in words. Pure.
 
-The codes are those of slurm.schedmd.com/job_reason_codes.html and of `man squeue`, JOB REASON CODES (20.11 to 24.11).
+The codes are those of slurm.schedmd.com/job_reason_codes.html and of job_state_reason.c (20.11 to 26.05).
 Reasons of limits are put together of a scope, a resource and a unit, so they are taken apart by a pattern.
 """
 
@@ -80,6 +80,8 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "without cluster.reservation it may start now"),
     (r"ReservationDeleted", Kind.RESERVATION, "the reservation that it asks for is gone, so it will never start",
      "cancel it, and resume it with cluster.reservation=null"),
+    (r"ReservationInvalid", Kind.HELD, "the reservation that it asks for cannot be used by it any more, so it is held",
+     "cancel it, and resume it with cluster.reservation=null"),
     (r"ReqNodeNotAvail, ?Reserved for maintenance", Kind.NODES, "its time would reach into a maintenance window",
      "a shorter time may end before it"),
     (r"ReqNodeNotAvail, ?May be reserved for other job", Kind.NODES,
@@ -123,6 +125,14 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"SchedDefer", Kind.WAITS, "the site puts off all jobs until the next round of its scheduler", ""),
     (r"FedJobLock", Kind.WAITS, "the clusters of a federation agree on where it starts", ""),
     (r"BurstBuffer(Resources|StageIn|Operation).*", Kind.WAITS, "it waits for the burst buffer", ""),
+    (r"MaxPoweredUpNodes", Kind.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
+     "it starts when others are powered down, or fewer nodes do"),
+    (r"MpiPortsBusy", Kind.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
+     "it starts when another job gives some back"),
+    (r"NvidiaImexChannels", Kind.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
+     "it starts when another job gives one back"),
+    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Kind.ROOM,
+     "Slurm has not looked at it since its last attempt, which ended so", "ask again in a minute"),
     (r"FrontEndDown", Kind.WAITS, "no front-end node is there to start it", "ask the site's support"),
     (r"SystemFailure", Kind.WAITS, "Slurm, a file system or the network has failed", "ask the site's support"),
     (r"AssociationJobLimit", Kind.LIMIT, "your account has reached its number of jobs", "it waits for one to end"),
@@ -134,9 +144,9 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
 )  # fmt: skip
 
 _LIMIT = re.compile(
-    r"(?P<scope>Assoc|QOS|(?=Max\w+PerAccount))(?P<how>Grp|Max|Min)"
+    r"(?P<scope>Assoc|QOS|(?=Max\w+Per(Account|User)))(?P<how>Grp|Max|Min)"
     r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs?|License|Memory|Mem|Node|SubmitJobs?|Unknown|Wall(Duration)?)"
-    r"(?P<run>Run)?(?P<minutes>Minutes)?(?P<per>PerJob|PerNode|PerUser|PerAccount)?(Limit|NotSatisfied)?"
+    r"(?P<run>Run)?(?P<minutes>Min(ute)?s)?(?P<per>PerJob|PerNode|PerUser|PerAccount)?(Limit|NotSatisfied)?"
 )
 _RESOURCES = {
     **{"BB": "burst buffer", "Billing": "billing units", "CPU": "CPUs", "Cpu": "CPUs", "Energy": "energy"},
@@ -207,7 +217,7 @@ def _column(found: re.Match[str]) -> str:
     if how == "Min":
         return "MinTRES"
     if found["minutes"]:
-        return f"{group}TRES{'Run' if found['run'] else ''}Mins"
+        return f"{group}TRES{'Run' if found['run'] else ''}Mins{user if per in ('PerUser', 'PerAccount') else ''}"
     if per == "PerNode":
         return "MaxTRESPerNode"
     return f"{group}TRES" + ({"PerUser": "PU", "PerAccount": "PA"}.get(per, ""))

@@ -16,7 +16,7 @@ from launcher.why.explanation import Option, sooner
 from launcher.why.slurm_reasons import Kind, in_words
 from tests.unit.plans import plan_of
 
-# All codes of slurm.schedmd.com/job_reason_codes.html that a pending job may have, and what 22.05 printed besides.
+# All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
 RESOURCES = ("BB", "Billing", "Energy", "GRES", "License", "Unknown")
 CODES = [
     "None", "Resources", "Priority", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobArrayTaskLimit",
@@ -32,6 +32,9 @@ CODES = [
     *(f"{scope}Max{what}{per}" for scope in ("Assoc", "QOS") for what in RESOURCES
       for per in ("MinutesPerJob", "PerJob", "PerNode")),
     *(f"QOSMax{what}PerUser" for what in RESOURCES), *(f"QOSMin{what}" for what in (*RESOURCES, "Memory", "Node")),
+    *(f"Max{what}RunMinsPer{whose}" for what in (*RESOURCES, "Cpu", "Memory", "Node") for whose in ("Account", "User")),
+    "ReservationInvalid", "MaxPoweredUpNodes", "MpiPortsBusy", "NvidiaImexChannels",
+    "NonZeroExitCode", "RaisedSignal", "TimeLimit", "InactiveLimit", "OutOfMemory",  # of its attempt before
     *(f"Max{what}PerAccount" for what in (*RESOURCES, "Cpu", "Jobs", "Memory", "Node", "SubmitJobs")),
     *(f"{scope}Grp{rest}" for scope in ("Assoc", "QOS") for rest in (
         "CpuLimit", "CPUMinutesLimit", "CPURunMinutesLimit", "JobsLimit", "MemLimit", "NodeLimit", "NodeMinutes",
@@ -40,9 +43,10 @@ CODES = [
     *(f"{scope}Max{rest}" for scope in ("Assoc", "QOS") for rest in (
         "CpuMinutesPerJobLimit", "CpuPerJobLimit", "CpuPerNode", "NodeMinutesPerJob", "NodePerJobLimit",
         "WallDurationPerJobLimit")),
-    "AssocMaxJobsLimit", "AssocMaxMemPerJob", "AssocMaxMemPerNode", "AssocMaxSubmitJobLimit", "QOSMaxJobsPerUserLimit",
+    "AssocMaxJobsLimit", "AssocMaxMemPerJob", "AssocMaxMemPerNode", "AssocMaxMemMinutesPerJob",
+    "AssocMaxSubmitJobLimit", "QOSMaxJobsPerUserLimit",
     "QOSMaxCpuPerUserLimit", "QOSMaxNodePerUserLimit", "QOSMaxMemoryPerUser", "QOSMaxSubmitJobPerUserLimit",
-    "QOSMinCpuNotSatisfied",
+    "QOSMinCpuNotSatisfied", "QOSMaxMemoryPerJob", "QOSMaxMemoryPerNode", "QOSMaxMemoryMinutesPerJob",
     "ReqNodeNotAvail, Reserved for maintenance", "ReqNodeNotAvail,_Reserved_for_maintenance",
     "ReqNodeNotAvail, May be reserved for other job", "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
@@ -108,6 +112,8 @@ def test_every_reason_that_slurm_documents_has_words(code: str) -> None:
         ("AssocGrpJobsLimit", "your account (association)", "GrpJobs"),
         ("AssocMaxJobsLimit", "one user", "MaxJobs"),
         ("AssocMaxCpuMinutesPerJobLimit", "minutes of CPUs", "MaxTRESMins"),
+        ("MaxCpuRunMinsPerUser", "minutes of CPUs of running jobs that its QOS gives one user", "MaxTRESRunMinsPU"),
+        ("MaxGRESRunMinsPerAccount", "minutes of GPUs (or other GRES) of running jobs", "MaxTRESRunMinsPA"),
         ("MaxNodePerAccount", "one account", "MaxTRESPA"),
         ("MaxJobsPerAccount", "one account", "MaxJobsPA"),
     ],
@@ -376,6 +382,26 @@ def test_what_never_starts_is_not_said_to_start() -> None:
     found, _ = explained(**{"show job": SHOWN.replace("Reason=Resources", "Reason=PartitionTimeLimit")})
     assert found.tried[0].starts is None
     assert found.options
+
+
+@pytest.mark.parametrize(
+    ("reason", "waited", "words"),
+    [
+        ("", 10, "Slurm has not looked at it yet"),
+        ("", 299, "Slurm has not looked at it yet"),
+        ("", 301, "no reason since Sat 21 Nov 21:08:00: its queue is long, or there is no such account (nope) or QOS"),
+        ("Priority", 10_000, "jobs of higher priority are in front of it"),
+    ],
+)  # fmt: skip
+def test_a_job_that_never_gets_a_reason_is_not_just_new(reason: str, waited: int, words: str) -> None:
+    """24.05 without accounting, and an account that does not exist: `Reason=None` for ever."""
+    job = Pending("1", "PENDING", reason, submitted=NOW, eligible=NOW, account="nope")
+    assert words in slurm.reason_of(job, NOW + waited).words
+
+
+def test_time_before_a_job_may_begin_does_not_count() -> None:
+    job = Pending("1", "PENDING", "", submitted=NOW, eligible=NOW + 9000)
+    assert slurm.reason_of(job, NOW + 9100) == in_words("")
 
 
 def test_a_held_job_is_not_offered_changes() -> None:
