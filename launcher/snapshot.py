@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import __version__, programs
+from launcher.backends.command import NOT_ON_PATH
 from launcher.config import Config, Function, Program
 from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
@@ -87,7 +88,7 @@ def _git(folder: str, *arguments: str) -> str:
             ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape",
             timeout=PATIENCE, check=False,
         )  # fmt: skip
-    except FileNotFoundError:
+    except NOT_ON_PATH:
         raise ConfigError(f"{key} asks git for the files to copy, and git is not on this machine's PATH") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {PATIENCE:g} s") from None

@@ -8,6 +8,9 @@ from typing import Any
 
 from launcher.backends.base import NoAnswerInTime, QueryError
 
+# What starting a command raises that is in no folder of PATH; the second one where a folder may not be searched.
+NOT_ON_PATH = (FileNotFoundError, PermissionError)
+
 
 def ask(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
@@ -29,7 +32,7 @@ def ask(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout,
             env=environment, check=False,
         )  # fmt: skip
-    except FileNotFoundError:
+    except NOT_ON_PATH:
         raise QueryError(f"{command[0]} is not on this machine's PATH") from None
     except OSError as error:  # too many processes, say
         raise QueryError(f"{command[0]} cannot be started: {error.strerror or error}") from None
@@ -53,7 +56,7 @@ def hand_over(
         umask: its umask; -1: ours.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
         TimeoutExpired: it takes too long.
     """
     stdin: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.command import ask, hand_over
+from launcher.backends.command import NOT_ON_PATH, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
 
@@ -163,7 +163,7 @@ class PBS:
         try:
             kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
             done = hand_over(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
-        except FileNotFoundError:
+        except NOT_ON_PATH:
             raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
-from launcher.backends.command import ask, hand_over
+from launcher.backends.command import NOT_ON_PATH, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_time
 
@@ -155,7 +155,7 @@ class Slurm:
         command = ["sbatch", "--parsable", *arguments, script]
         try:
             done = hand_over(command, timeout=self.timeout, environment=environment, umask=0o077)
-        except FileNotFoundError:
+        except NOT_ON_PATH:
             raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None

@@ -126,6 +126,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import socket
     import subprocess
 
+    from launcher.backends.command import NOT_ON_PATH
     from launcher.cli import reach
     from launcher.node import asked
 
@@ -147,7 +148,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
         command = reach.srun(seen.plan, told["host"], told["job"], *words, terminal=sys.stdin.isatty())
     try:
         return subprocess.run(command, env=reach.srun_environment(seen.plan, os.environ), check=False).returncode
-    except FileNotFoundError:
+    except NOT_ON_PATH:
         raise RunError("srun is not on this machine's PATH: attach from a login node of the cluster") from None
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import IO, Any
 
+from launcher.backends.command import NOT_ON_PATH
 from launcher.errors import RunError
 from launcher.node import asked
 from launcher.node.handshake import Stranger, as_client
@@ -21,6 +23,7 @@ from launcher.plan import JobPlan
 from launcher.runs import Attempt
 
 ANSWERS_WITHIN = 15.0  # seconds in which agents have answered; they look every second
+ENDS_WITHIN = 5.0  # seconds that srun has to end by itself, and again after SIGTERM, which it only hands on
 CONNECTS_WITHIN = 10.0  # seconds for one address of a node
 
 
@@ -125,7 +128,7 @@ def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Talk:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
             start_new_session=True,  # Ctrl-C is for the prompt
         )  # fmt: skip
-    except FileNotFoundError:
+    except NOT_ON_PATH:
         raise RunError("srun is not on this machine's PATH: attach from a login node of the cluster") from None
     reading, writing = process.stdout, process.stdin
     assert reading is not None and writing is not None
@@ -133,10 +136,11 @@ def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Talk:
     def close() -> None:
         with contextlib.suppress(OSError):
             writing.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        process.terminate()
-        process.wait()
+        for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0 is none
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_WITHIN)
+                break
         reading.close()
 
     return Talk(reading, writing, close)

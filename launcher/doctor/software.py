@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from launcher import __version__, paths
+from launcher.backends.command import NOT_ON_PATH
 from launcher.doctor.finding import Finding, ok, problem, warning
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
@@ -158,7 +159,7 @@ def probe_nvidia() -> Iterator[Finding]:
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=8, check=False, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
+    except NOT_ON_PATH:
         yield from nvidia(None)
         return
     except subprocess.TimeoutExpired:

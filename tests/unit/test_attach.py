@@ -48,6 +48,15 @@ def test_srun_goes_beside_the_steps_that_run_and_takes_nothing_of_this_shells_jo
     assert reach.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
 
 
+def test_an_srun_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "ENDS_WITHIN", 0.05)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
+    line = reach.over_srun([sys.executable, "-c", deaf], {})
+    assert line.receive() == {}
+    line.close()
+    assert line.reading.closed
+
+
 def stop(rank: int, **more: Any) -> dict[str, Any]:
     return {"event": "breakpoint", "rank": rank, **more}
 

@@ -217,6 +217,13 @@ def test_gpus_are_counted_by_kind(answer: str | None, level: Level, words: str) 
     assert (found.level, words in found.says) == (level, True)
 
 
+def test_an_nvidia_smi_that_may_not_be_run_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting it fails as where a folder of PATH may not be searched."""
+    (tmp_path / "nvidia-smi").touch(0o600)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no nvidia-smi" in only(software.probe_nvidia()).says
+
+
 # -- the folder of runs
 
 GIB = 2**30

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.once import Refused
 from launcher.backends.slurm import SlurmInfoWatcher
 from launcher.backends.slurm_query import (
     STATES,
@@ -175,6 +176,7 @@ def test_one_question_answers_for_all_jobs(commands: Path) -> None:
     ("script", "timeout", "words"),
     [
         (None, 5.0, "squeue is not on this machine's PATH"),
+        ("", 5.0, "squeue is not on this machine's PATH"),  # not to be run: as in a folder that may not be searched
         ("echo 'Unable to contact slurm controller' >&2; exit 1", 5.0, r"squeue failed \(exit 1\): Unable to contact"),
         ("exit 3", 5.0, r"squeue failed \(exit 3\): no message"),
         ("exec /bin/sleep 5", 0.05, r"squeue did not answer within 0\.05 s"),
@@ -185,10 +187,18 @@ def test_a_slurm_that_does_not_answer_is_told_and_never_taken_for_an_empty_one(
 ) -> None:
     if script is not None:
         put(commands, "squeue", script)
+        (commands / "squeue").chmod(0o700 if script else 0o600)
     slurm = Slurm(timeout)
     for question in (slurm.jobs, lambda: slurm.find("token", "any")):
         with pytest.raises(QueryError, match=words):
             question()
+
+
+def test_no_sbatch_that_can_be_run_is_a_refusal(commands: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(Refused, match="sbatch is not on this machine's PATH"):
+            Slurm().submit("script.sh", {"PATH": str(commands)})
+        (commands / "sbatch").touch(0o600)
 
 
 @pytest.mark.parametrize(
