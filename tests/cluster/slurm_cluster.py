@@ -36,8 +36,10 @@ from tests.cluster.slurm_config import NODES
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 NEEDED_FOR_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 INSTALL = "run tests/setup_debian.sh as root"
-# Daemons live in /usr/sbin, which is not on every user's PATH.
-SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+# Daemons are those of the sbatch on PATH, so that another Slurm is tested by putting its bin in front. They live in a
+# sbin, which is not on every user's PATH.
+BESIDE = str(Path(shutil.which("sbatch") or "/usr/bin/sbatch").parent.parent / "sbin")
+SEARCH = os.pathsep.join([BESIDE, os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
 # What another Slurm, or the job that we run in, may have left in our environment.
 FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 # Our mark in a folder: only such a folder is ever removed.

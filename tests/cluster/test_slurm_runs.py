@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from launcher.runs import Run
 from tests.launch import PYTHON, ROOT, Launcher
 
+SBATCH = shutil.which("sbatch") or "sbatch"
 WORKLOADS = {
     "p2p": ["workload=p2p"],
     "collective": ["workload=collective", "workload.groups=[world,node,stride]"],
@@ -74,8 +77,9 @@ def test_the_script_holds_every_key_once_and_slurm_understood_it(launcher: Launc
     job_id = next(event["job"] for event in launcher.last().journal_events() if event["event"] == "submitted")
     shown = slurm.run("scontrol", "show", "job", job_id)
     for words in ("JobName=full+words.1", "NumNodes=2", "CPUs/Task=4", "TimeLimit=01:30:00", "MinMemoryCPU=300M",
-                  "gres:gpu:2", "Comment=launcher-"):  # fmt: skip
+                  "Comment=launcher-"):  # fmt: skip
         assert words in shown, shown
+    assert re.search(r"TresPerNode=gres[:/]gpu:2", shown), shown  # a slash since 24.05
     script = (launcher.last().path / "script.sh").read_text()
     options = [line.split("=")[0] for line in script.splitlines() if line.startswith("#SBATCH")]
     assert len(options) == len(set(options))
@@ -136,7 +140,7 @@ FINE = ("workload=collective", "workload.entry=tests.chaos.faults:fine")
 
 def test_an_sbatch_whose_answer_is_lost_is_not_repeated(launcher: Launcher, slurm: Any, tmp_path: Path) -> None:
     """sbatch takes the job and then hangs: the job is found by its token."""
-    folder = script(tmp_path / "bin/sbatch", 'echo x >>"$0.calls"; /usr/bin/sbatch "$@" >/dev/null; exec sleep 60')
+    folder = script(tmp_path / "bin/sbatch", f'echo x >>"$0.calls"; {SBATCH} "$@" >/dev/null; exec sleep 60')
     done = launcher.submit(
         *FINE, "cluster.submit_timeout=3", "+cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}"
     )
@@ -151,7 +155,7 @@ def test_an_sbatch_that_failed_before_the_job_was_made_is_repeated(
 ) -> None:
     folder = script(
         tmp_path / "bin/sbatch",
-        '[ -e "$0.calls" ] && exec /usr/bin/sbatch "$@"; echo x >"$0.calls"; '
+        f'[ -e "$0.calls" ] && exec {SBATCH} "$@"; echo x >"$0.calls"; '
         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
     )
     done = launcher.submit(*FINE, "+cluster.directives.hold=true", PATH=f"{folder}:{os.environ['PATH']}")
@@ -163,7 +167,7 @@ def test_a_submitter_killed_in_the_middle_leaves_a_job_that_runs_and_is_found(
     launcher: Launcher, slurm: Any, tmp_path: Path
 ) -> None:
     """SIGKILL right after Slurm took the job; the same run id then finds it, and it needed nobody meanwhile."""
-    folder = script(tmp_path / "bin/sbatch", '/usr/bin/sbatch "$@"; kill -9 $PPID')
+    folder = script(tmp_path / "bin/sbatch", f'{SBATCH} "$@"; kill -9 $PPID')
     words = [*FINE, "run_id=cut-short"]
     assert launcher.submit(*words, PATH=f"{folder}:{os.environ['PATH']}").returncode == -9
     run = Run(launcher.runs_dir / "cut-short")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.slurm_query import Slurm
+from launcher.sites.survey import Account, of_slurm
 from tests.launch import Launcher, until
 
 RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")
@@ -87,3 +90,16 @@ def test_doctor_tells_partitions_and_which_the_profile_uses(launcher: Launcher) 
     assert any(text.startswith("gpu (default, this profile's): nodes: 4 of 4 CPUs") for text in says), says
     assert [row for row in found if row["level"] == "problem"] == []
     assert done.returncode == 0
+
+
+def test_the_default_account_is_told(slurm_with_accounting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm, me = slurm_with_accounting, getpass.getuser()
+    monkeypatch.setenv("SLURM_CONF", slurm.env()["SLURM_CONF"])
+    for words in (["account", "abacus"], ["user", me, "account=abacus"]):
+        slurm.run("sacctmgr", "--immediate", "add", *words)
+    try:
+        default = "root" if me == "root" else "abacus"
+        assert of_slurm(Slurm()).accounts[0] == Account(default, default=True)
+    finally:
+        slurm.run("sacctmgr", "--immediate", "delete", "user", me, "account=abacus")
+        slurm.run("sacctmgr", "--immediate", "delete", "account", "abacus")
