@@ -33,7 +33,8 @@ CODES = [
       for per in ("MinutesPerJob", "PerJob", "PerNode")),
     *(f"QOSMax{what}PerUser" for what in RESOURCES), *(f"QOSMin{what}" for what in (*RESOURCES, "Memory", "Node")),
     *(f"Max{what}RunMinsPer{whose}" for what in (*RESOURCES, "Cpu", "Memory", "Node") for whose in ("Account", "User")),
-    "ReservationInvalid", "MaxPoweredUpNodes", "MpiPortsBusy", "NvidiaImexChannels",
+    "Reservation_short_was_deleted", "ReservationInvalid", "Reservation_short_is_invalid", "MaxPoweredUpNodes",
+    "MpiPortsBusy", "NvidiaImexChannels",
     "NonZeroExitCode", "RaisedSignal", "TimeLimit", "InactiveLimit", "OutOfMemory",  # of its attempt before
     *(f"Max{what}PerAccount" for what in (*RESOURCES, "Cpu", "Jobs", "Memory", "Node", "SubmitJobs")),
     *(f"{scope}Grp{rest}" for scope in ("Assoc", "QOS") for rest in (
