@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 
@@ -11,26 +12,51 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # A command makes many objects and hardly any garbage. Looking for some took a fifth of a submission's time.
     gc.set_threshold(100_000)
-    from launcher.errors import INTERRUPTED, LauncherError
+    from launcher.errors import FAILED, INTERRUPTED, LauncherError
 
     try:
-        if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-            from launcher.cli import commands
-
-            return commands.main(arguments)
-        from launcher.cli import submit
-
-        return submit.main(arguments or ["--help"])
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where somebody can still say that there is no room for it
+        return code
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if words := str(error):
+            print(f"launcher: {words}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        from launcher.os_errors import explain
+
+        words = explain(error)
+        if words is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"launcher: {words}", file=sys.stderr)
+        _discard_output()
+        return FAILED
     finally:
         gc.freeze()  # or the interpreter looks once more at exit
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+        from launcher.cli import commands
+
+        return commands.main(arguments)
+    from launcher.cli import submit
+
+    return submit.main(arguments or ["--help"])
+
+
+def _discard_output() -> None:
+    """Drops what cannot be written to standard output, or the interpreter would try again and complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

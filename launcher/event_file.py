@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.os_errors import naming
 from launcher.shared_files import known, read_bytes, tried
 
 # What readers rely on. An event without it was damaged, and is left out as a line is that was cut off.
@@ -31,16 +32,23 @@ _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what r
 
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
-    """Adds one event, in a single write, so that a reader sees it whole or not yet."""
+    """Adds one event, in a single write, so that a reader sees it whole or not yet.
+
+    Raises:
+        OSError: it could not be written, or not all of it.
+    """
     line = json.dumps({"time": round(time.time(), 6), "event": event, **values}) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
         if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
             line = "\n" + line
-        os.write(descriptor, line.encode())
-        if sync:
-            os.fsync(descriptor)
+        with naming(path):
+            data = line.encode()
+            while data:  # of what does not fit any more the kernel takes a part first, and refuses the rest then
+                data = data[os.write(descriptor, data) :]
+            if sync:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -269,10 +269,17 @@ class Live:
         Raises:
             RunError: it has no job, or it runs on another machine.
             QueryError: the scheduler does not answer.
+            OSError: that it is cancelled cannot be noted, on a full disk say. Its job is ended nonetheless.
         """
         plan, story = run.plan(), read(run)
-        run.journal("cancelled")
-        run.mark("cancelled")  # or it would go on in another attempt
+        try:
+            run.journal("cancelled")
+            run.mark("cancelled")  # or it would go on in another attempt
+        finally:
+            self._end(run, plan, story, kill)
+
+    def _end(self, run: Run, plan: JobPlan, story: Story, kill: bool) -> None:
+        """Ends the run's job."""
         if not plan.queued:
             process = Process.started(run.journal_events())
             if process is not None and not process.here():

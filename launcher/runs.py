@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import event_file, locks, shared_secret
 from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.os_errors import naming
 from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
@@ -455,12 +456,19 @@ def being_submitted(folder: Path) -> bool:
 def write(path: Path, text: str, *, sync: bool = True) -> Path:
     """Writes a file whole or not at all: a reader never sees half of it. Returns its path."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with (
+            naming(path),
+            open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+        ):
+            file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -14,9 +14,10 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,16 +26,20 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__, check, live_index, public, render, secret, snapshot, trackers
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
+from launcher.backends.once import Refused
 from launcher.backends.pbs_query import PBS
+from launcher.backends.processes import Process
 from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_query import Slurm
 from launcher.backends.successor import submit_after
 from launcher.config import Config, ResumeHow, Scheduler
-from launcher.errors import ConfigError, RunError, SubmissionError
+from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.held import Held, allocation, require_room
 from launcher.inputs import Inputs
+from launcher.interrupts import Interrupted, held_back
 from launcher.live import Live, look, read
 from launcher.lookup import find
+from launcher.os_errors import explain
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id
@@ -216,29 +221,86 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
     if resumed:
         run.require_private()
     else:  # or its submitter was killed before it had submitted anything
-        _make(run, prepared, config, overrides)
+        try:
+            with _refusals_of_the_system(run, plan, prepared.token):
+                _make(run, prepared, config, overrides)
+        except Refused:
+            _remove(run)
+            raise
     with run.only_submitter():
         require_same(run, plan)  # others may have been here at the same time
         if job_id := read(run).job_id:
             return Submitted(run, job_id, again=True)
         try:
-            job = start(run, plan, prepared.token, resumed)
+            with _interrupted(run), _refusals_of_the_system(run, plan, prepared.token):
+                job = start(run, plan, prepared.token, resumed)
+                journal_jobs(run, plan, job.job_id, prepared.token)
+        except Refused:
+            if not resumed:
+                _remove(run)
+            raise
         except SubmissionError as error:
-            from launcher.backends.once import Refused
-
-            if isinstance(error, Refused):
-                if not resumed:
-                    shutil.rmtree(run.path)
-                    live_index.take_back(run.path)
-                raise
             raise SubmissionError(
                 f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
                 "it if there is none"
             ) from None
-        journal_jobs(run, plan, job.job_id, prepared.token)
     with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
         run.link(default_runs_dir())
     return Submitted(run, job.job_id)
+
+
+@contextlib.contextmanager
+def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
+    """What the system refuses inside, a full disk for one, ends the submission.
+
+    Raises:
+        Refused: the system's words; no scheduler has been asked.
+        SubmissionError: the same after one was asked, so that there may be a job.
+    """
+    try:
+        yield
+    except UnavailableError:  # nothing may be removed because it cannot be read
+        raise
+    except OSError as error:
+        words = explain(error)
+        if words is None:
+            raise
+        if plan.queued and tried(run, token):
+            raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
+        if process := Process.started(run.journal_events()):
+            process.signal(signal.SIGKILL)
+        raise Refused(f"nothing was submitted: {words}", surely=True) from None
+
+
+@contextlib.contextmanager
+def _interrupted(run: Run) -> Iterator[None]:
+    """Ctrl-C inside does not cut a submission short, and tells what has come of it.
+
+    Raises:
+        Interrupted: the job is there; or there was a second Ctrl-C, and nobody knows.
+    """
+    try:
+        with held_back() as interrupted:
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"nobody knows whether {run.id} was submitted: repeat the command with run_id={run.id}, which takes the "
+            f"job that is there, or end it with `launcher cancel {run.id}`"
+        ) from None
+    if interrupted:
+        job_id = read(run).job_id
+        raise Interrupted(f"{run.id} was submitted as job {job_id}, and goes on: `launcher cancel {run.id}` ends it")
+
+
+def tried(run: Run, token: str) -> bool:
+    """Whether a scheduler may have got the run's job with this token."""
+    return any(entry["event"] == "submitting" and entry["token"] == token for entry in run.journal_events())
+
+
+def _remove(run: Run) -> None:
+    """Removes a run that was never handed over."""
+    shutil.rmtree(run.path, ignore_errors=True)
+    live_index.take_back(run.path)
 
 
 def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -250,7 +312,7 @@ def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Se
     try:
         snapshot.take(plan)
     except ConfigError:
-        shutil.rmtree(run.path)
+        _remove(run)
         raise
     _record(run, prepared, *public)
 
@@ -306,8 +368,6 @@ def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: S
 
 
 def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
-    from launcher.backends.once import Refused
-
     plan = prepared.plan
     require_commands(plan)
     with run.only_submitter():
@@ -320,17 +380,19 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = run.journal_events()
         token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
-        tried = any(entry["event"] == "submitting" and entry["token"] == token for entry in journal)
+        tried_before = tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
-        run.clear_for_resume()
-        _record(run, prepared, config, overrides)
+        with _refusals_of_the_system(run, plan, token):
+            run.clear_for_resume()
         try:
-            job = start(run, plan, token, resumed=tried)
+            with _interrupted(run), _refusals_of_the_system(run, plan, token):
+                _record(run, prepared, config, overrides)
+                job = start(run, plan, token, resumed=tried_before)
+                journal_jobs(run, plan, job.job_id, token)
         except Refused:  # the run is still what it was
             run.take_back_record()
             raise
-        journal_jobs(run, plan, job.job_id, token)
     return Submitted(run, job.job_id)
 
 

@@ -25,6 +25,7 @@ from launcher.backends.once import Refused
 from launcher.config import Config, ResumeHow, Scheduler
 from launcher.errors import ConfigError, SubmissionError
 from launcher.inputs import Inputs
+from launcher.interrupts import Interrupted, held_back
 from launcher.live import queries, read
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, check_name
@@ -41,8 +42,10 @@ from launcher.submit import (
     site_of,
     start,
     token_of,
+    tried,
 )
 from launcher.sweeps import Manifest, Sweep
+from launcher.units import plural
 
 # What Slurm and PBS say when a user has as many jobs as one may have; later they take more.
 LIMIT = re.compile(
@@ -383,10 +386,11 @@ class _Handing:
     def _hand_over(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None) -> list[int]:
         """Hands members over, in smaller arrays where the user may have no more jobs; those that remain."""
         try:
-            if len(members) == 1:
-                self._single(members[0])
-            else:
-                self._array(plan, members, throttle)
+            with self._interrupted():
+                if len(members) == 1:
+                    self._single(members[0])
+                else:
+                    self._array(plan, members, throttle)
             return []
         except Refused as refused:
             if not LIMIT.search(str(refused)):
@@ -398,6 +402,24 @@ class _Handing:
             throttles = grouping.shares(throttle, [len(first), len(rest)])
             left = self._hand_over(plan, first, throttles[0])
             return [*left, *rest] if left else self._hand_over(plan, rest, throttles[1])
+
+    @contextlib.contextmanager
+    def _interrupted(self) -> Iterator[None]:
+        """Ctrl-C inside does not cut the submission of an array short, and tells what has been submitted.
+
+        Raises:
+            Interrupted: after it, or at the second Ctrl-C.
+        """
+        then = f"repeat the command to go on, or end it with `launcher cancel {self._sweep.id}`"
+        try:
+            with held_back() as interrupted:
+                yield
+        except KeyboardInterrupt:
+            raise Interrupted(f"nobody knows which points of {self._sweep.id} were submitted: {then}") from None
+        if interrupted:
+            count = plural(sum(len(points) for _, points in self._jobs), "point")
+            jobs = ", ".join(job for job, _ in self._jobs)
+            raise Interrupted(f"{count} of {self._sweep.id} submitted, as {jobs}: {then}")
 
     def _halfway(self, refused: Refused) -> SubmissionError:
         """The refusal, and what was submitted before it."""
@@ -414,8 +436,7 @@ class _Handing:
         journal = run.journal_events()
         submitted = sum(entry["event"] == "submitted" for entry in journal)
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
-        tried = any(entry["event"] == "submitting" and entry["token"] == token for entry in journal)
-        job = start(run, plan, token, resumed=tried)
+        job = start(run, plan, token, resumed=tried(run, token))
         journal_jobs(run, plan, job.job_id, token)
         self._jobs.append((job.job_id, (index,)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from launcher.backends.base import NoAnswerInTime, QueryError
 
@@ -48,6 +47,8 @@ def hand_over(
 ) -> subprocess.CompletedProcess[str]:
     """Runs what hands a job over. It inherits the lock of `runs.only_submitter`, and so holds it until its own end.
 
+    Ctrl-C does not reach it, nor does the end of this process: half a submission would be a job that nobody knows of.
+
     Args:
         command: the command and its arguments.
         timeout: seconds that it may take.
@@ -59,8 +60,15 @@ def hand_over(
         FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
         TimeoutExpired: it takes too long.
     """
-    stdin: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
-    return subprocess.run(
-        command, **stdin, capture_output=True, text=True, errors="replace", timeout=timeout, umask=umask,
-        env=environment, close_fds=False, check=False,
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL if text is None else subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", umask=umask, env=environment, close_fds=False,
+        start_new_session=True,
     )  # fmt: skip
+    try:
+        printed, problems = process.communicate(text, timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, printed, problems)

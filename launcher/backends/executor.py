@@ -20,6 +20,7 @@ from launcher import render
 from launcher.backends.base import JobState, QueryError, parts
 from launcher.backends.once import submit_once
 from launcher.errors import SubmissionError, UnavailableError
+from launcher.os_errors import naming
 from launcher.plan import JobPlan
 from launcher.runs import Run, write
 from launcher.shared_files import exists, known
@@ -175,8 +176,9 @@ class RunExecutor(core.PicklingExecutor):
 
     def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
         delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)
-        with private_files():
-            delayed.dump(run.submitit_folder / "payload.pkl")
+        path = run.submitit_folder / "payload.pkl"
+        with private_files(), naming(path):
+            delayed.dump(path)
 
 
 def begun_job(run: Run) -> str | None:

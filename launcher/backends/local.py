@@ -62,7 +62,13 @@ class LocalExecutor(RunExecutor):
                 ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env={**environment, "LAUNCHER_JOB_ID": job_id},
             )  # fmt: skip
-        run.journal("process", **asdict(Process.of(process.pid)))
+        started = Process.of(process.pid)
+        try:
+            run.journal("process", **asdict(started))
+        except OSError:  # a full disk, say: nobody would find it again
+            started.signal(signal.SIGKILL)
+            process.wait()
+            raise
         return job_id
 
     def _largest_array(self) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
+import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from launcher import runs
 from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
@@ -17,30 +21,93 @@ from launcher.printed import Stream
 from launcher.state import RunState
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
+# Of a write: the terminal was closed, the reader has left, or there is no room for what the user redirected.
+OUTPUT_GONE = frozenset({errno.EIO, errno.EPIPE, errno.ENXIO, errno.ENOSPC, errno.EDQUOT})
+T = TypeVar("T")
 SLOWEST = 15.0  # seconds between two looks where nothing happens, or nothing can be read
 
 
-def to_the_end(run: runs.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None) -> int:
+def to_the_end(
+    run: runs.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None,
+    begin: Callable[[], object] | None = None,
+) -> int:  # fmt: skip
     """Follows the run and returns the exit code for it.
 
     Args:
         run: the run.
-        foreground: the run belongs to this terminal: Ctrl-C ends it. Otherwise Ctrl-C only stops following.
+        foreground: the run belongs to this terminal: Ctrl-C ends it, and so does closing the window. Otherwise these
+            only stop following.
         output: print what the run prints.
         printed: that, where some of it is known; None: all of it is shown.
+        begin: starts it; None: it has been started.
     """
+    begun = begin is None
 
     def cancel(kill: bool) -> None:
-        Live().cancel(run, kill=kill)
+        if begun:
+            Live().cancel(run, kill=kill)
 
+    def follow(shown: bool, signals: Sequence[int]) -> Seen:
+        nonlocal begun
+        if not begun and begin is not None:
+            begin()
+            begun = True
+            if signals:  # that came before there was anything to end
+                cancel(False)
+        return _follow(run, printed or Stream(run), foreground, output and shown)
+
+    attended = attend(run.id, follow, foreground, cancel)
+    if attended is None:
+        return INTERRUPTED
+    seen, interrupted = attended
+    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
+    return INTERRUPTED if interrupted else seen.exit_code
+
+
+def attend(
+    name: str, follow: Callable[[bool, Sequence[int]], T], foreground: bool, cancel: Callable[[bool], object]
+) -> tuple[T, bool] | None:
+    """What following something comes to, and whether it was interrupted; None: it goes on without this terminal.
+
+    | what happens | it belongs to this terminal | it does not |
+    |---|---|---|
+    | Ctrl-C, SIGTERM | it is cancelled, and followed to its end; the second time it is killed | following ends |
+    | the window is closed (SIGHUP) | it is cancelled, and followed to its end | following ends |
+    | nobody reads what is printed any more (`head`) | the same | an error |
+
+    Args:
+        name: of the run or sweep.
+        follow: follows it to its end; gets whether somebody sees what is printed, and the signals that came so far.
+        foreground: it belongs to this terminal.
+        cancel: ends it; with True at once.
+    """
     try:
         with ctrl_c(foreground, cancel) as signals:
-            seen = _follow(run, printed or Stream(run), foreground, output)
+            try:
+                return follow(True, signals), bool(signals)
+            except OSError as error:
+                if not foreground or error.filename is not None or error.errno not in OUTPUT_GONE:
+                    raise
+                _discard_output(of_terminal=False)
+                if not signals:
+                    cancel(False)
+                return follow(False, signals), True
     except KeyboardInterrupt:
-        print(f"launcher: {run.id} goes on without this terminal", file=sys.stderr)
-        return INTERRUPTED
-    print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
-    return INTERRUPTED if signals else seen.exit_code
+        _tell(f"{name} goes on without this terminal")
+        return None
+
+
+def _discard_output(*, of_terminal: bool) -> None:
+    """What is printed from now on goes nowhere; with `of_terminal` only what would go to a terminal."""
+    with open(os.devnull, "wb") as nowhere:
+        for number in (1, 2):
+            if not of_terminal or stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(nowhere.fileno(), number)
+
+
+def _tell(words: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"launcher: {words}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -54,15 +121,19 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
     signals: list[int] = []
 
     def interrupted(number: int, _: object) -> None:
+        if signals and number == signal.SIGHUP:  # a window that is closed may send it twice
+            return
         signals.append(number)
         if not foreground:
             raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            _discard_output(of_terminal=True)
         first = len(signals) == 1
-        print("launcher: stopping; Ctrl-C again kills" if first else "launcher: killing", file=sys.stderr)
+        _tell("stopping; Ctrl-C again kills" if first else "killing")
         try:
             cancel(not first)
-        except LauncherError as error:
-            print(f"launcher: {error}", file=sys.stderr)
+        except (LauncherError, OSError) as error:
+            _tell(str(error))
 
     previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     printed = Stream(found)
     printed.skip()  # what earlier attempts have printed
-    return submit.conclude(prepared, resume(found, prepared, resolved, overrides), typed.wait, printed)
+    return submit.conclude(prepared, lambda: resume(found, prepared, resolved, overrides), typed.wait, printed)
 
 
 def secrets_again(run: Run) -> dict[str, str]:

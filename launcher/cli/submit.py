@@ -13,6 +13,8 @@ from launcher.errors import BAD_INPUT, ConfigError, LauncherError, near
 from launcher.paths import resource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omegaconf import DictConfig
 
     from launcher.config import Config
@@ -202,7 +204,8 @@ def _run(config: DictConfig) -> int:
 
     ask(prepared, wanted.confirm_above)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return conclude(prepared, submit(prepared, resolved, HydraConfig.get().overrides.task), wanted.wait)
+    overrides = HydraConfig.get().overrides.task
+    return conclude(prepared, lambda: submit(prepared, resolved, overrides), wanted.wait)
 
 
 def typed(config: DictConfig) -> Config:
@@ -247,15 +250,31 @@ def ask(prepared: Prepared, above: float | None, *, again: bool = False) -> None
         tell_and_ask(cost.lines(plan), cost.of_plan(plan), above)
 
 
-def conclude(prepared: Prepared, submitted: Submitted, wait: bool | None, printed: Stream | None = None) -> int:
-    """Tells what was submitted, or stays with it to its end."""
-    wait = wait if wait is not None else not prepared.plan.queued
+def conclude(
+    prepared: Prepared, hand_over: Callable[[], Submitted], wait: bool | None, printed: Stream | None = None
+) -> int:
+    """Submits, tells what was submitted, and stays with it to its end where that is wanted.
+
+    Args:
+        prepared: the run.
+        hand_over: submits it.
+        wait: whether to stay; None: with a run of this machine.
+        printed: what it has printed before; None: nothing.
+    """
+    from launcher.runs import Run
+
+    if not prepared.plan.queued and wait is not False:  # it is this terminal's from its first moment
+        from launcher.cli import follow
+
+        run = Run(Path(prepared.plan.run_dir))
+        return follow.to_the_end(run, foreground=True, printed=printed, begin=hand_over)
+    submitted = hand_over()
+    _tell(prepared, submitted, waits=bool(wait))
     if not wait:
-        _tell(prepared, submitted)
         return 0
     from launcher.cli import follow
 
-    return follow.to_the_end(submitted.run, foreground=not prepared.plan.queued, printed=printed)
+    return follow.to_the_end(submitted.run, foreground=False, printed=printed)
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
@@ -287,8 +306,8 @@ def show(prepared: Prepared) -> int:
     return 0
 
 
-def _tell(prepared: Prepared, submitted: Submitted) -> None:
-    """What was submitted and what to type next."""
+def _tell(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
+    """What was submitted, and what to type next if nobody waits for it here."""
     from launcher.cli.text import program
 
     run = submitted.run
@@ -297,6 +316,6 @@ def _tell(prepared: Prepared, submitted: Submitted) -> None:
         f"job        {submitted.job_id} on {prepared.plan.cluster}"
         + (" (it was there already)" if submitted.again else "")
     )
-    print(f"directory  {run.path}")
-    for number, command in enumerate((f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):
+    print(f"directory  {run.path}", flush=True)
+    for number, command in enumerate(() if waits else (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):
         print(f"{'' if number else 'next':<11}{program()} {command}")

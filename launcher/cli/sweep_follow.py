@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launcher import sweep_control
-from launcher.cli.follow import ctrl_c
+from launcher.cli.follow import attend
 from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
@@ -39,16 +39,14 @@ def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: 
     def cancel(kill: bool) -> None:
         sweep_control.cancel(sweep, points, kill=kill)
 
-    try:
-        with ctrl_c(foreground, cancel) as signals:
-            seen = _follow(sweep, points)
-    except KeyboardInterrupt:
-        print(f"launcher: {sweep.id} goes on without this terminal", file=sys.stderr)
+    attended = attend(sweep.id, lambda *_: _follow(sweep, points), foreground, cancel)
+    if attended is None:
         return INTERRUPTED
+    seen, interrupted = attended
     code = exit_code(seen)
     if on_terminal(sys.stdout):  # else the last line has said so
         print(f"{sweep.id}: {summary(counts(seen))}")
-    return INTERRUPTED if signals else code
+    return INTERRUPTED if interrupted else code
 
 
 def exit_code(seen: Sequence[PointSeen]) -> int:

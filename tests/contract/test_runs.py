@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, Launcher
+from launcher.backends.processes import Process
+from launcher.runs import Run
+from tests.launch import PYTHON, ROOT, Launcher
+from tests.terminal import Terminal
 
 PLACES = ("rank", "local_rank", "world_size", "local_world_size", "node_rank", "nnodes")
 
@@ -233,3 +237,28 @@ def processes_of(launcher: Launcher) -> list[str]:
             if str(launcher.runs_dir) in line:
                 found.append(line)
     return found
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@pytest.mark.parametrize("way", ["the window is closed", "nobody reads it any more"])
+def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: str, tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text("import time\nwhile True:\n    print('at work', flush=True)\n    time.sleep(0.1)\n")
+    command = [
+        PYTHON, "-m", "launcher", "workload=program", f"workload.script={script}", "run_id=a", "launch.grace=5",
+        *launcher.always,
+    ]  # fmt: skip
+    if way == "the window is closed":
+        terminal = Terminal(command, launcher.environ, ROOT)
+        terminal.expect("at work")
+        terminal.hang_up()
+    else:
+        with subprocess.Popen(command, cwd=ROOT, env=launcher.environ, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(60) == 130
+    leader = Process.started(Run(launcher.runs_dir / "a").journal_events())
+    assert leader is not None
+    launcher.until(lambda: not leader.alive(), "it has ended")
+    assert launcher.status()["state"] == "cancelled"

@@ -11,6 +11,7 @@ SBATCH = r"""#!/bin/bash
 cd {folder}
 echo called >>calls
 [ ! -e delay ] || sleep "$(cat delay)"
+while [ -e hold ]; do sleep 0.05; done
 script=${{!#}}
 array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
 last=${{array%%%*}} last=${{last#0-}} count=$(($last + 1))
@@ -88,7 +89,7 @@ class SlurmStandIn:
 
     def set(self, **settings: object) -> None:
         """most_jobs and most_elements: limits; refusal: words in scripts that are refused; delay: seconds that sbatch
-        takes; down: squeue fails. None takes it back."""
+        takes; hold: sbatch waits; down: squeue fails. None takes it back."""
         for name, value in settings.items():
             if value is None:
                 (self.folder / name).unlink(missing_ok=True)
