@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher import event_file
+from launcher.carriage_returns import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -118,13 +119,13 @@ def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> li
 
 
 def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
-    """Matches the lines of these ranks in what agents write. Pure."""
+    """Matches the lines of these ranks in what agents write, and the states of lines (`\\r`). Pure."""
     numbers = "|".join(map(str, ranks))
-    return re.compile(rb"(?m)^\[(?:" + numbers.encode() + rb")\] [^\n]*\n?")
+    return re.compile(rb"(?:\A|(?<=[\r\n]))\[(?:" + numbers.encode() + rb")\] [^\r\n]*(?:\r?\n|\r|\Z)")
 
 
 def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[bytes]:
-    """A range of a file in pieces of whole lines.
+    """A range of a file in pieces of whole lines, or of whole states of one.
 
     Args:
         path: the file; if it cannot be read now, there is nothing in it.
@@ -149,7 +150,7 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
                     yield rest
                 return
             begin += len(block)
-            whole = block.rfind(b"\n") + 1
+            whole = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
             if not whole and len(rest) + len(block) >= LONGEST_LINE:
                 whole = len(block)
             if whole:
@@ -184,7 +185,8 @@ def start_of_last(
                 if start > begin and not whole and len(data) < LONGEST_LINE:
                     tail = data
                     continue
-                starts = [match.start() for match in wanted.finditer(data, whole)]
+                lines = (match for match in wanted.finditer(data, whole) if not match[0].endswith(b"\r"))
+                starts = [match.start() for match in lines]
                 if found + len(starts) >= count:
                     return start + starts[len(starts) - (count - found)], count
                 if starts:
@@ -211,6 +213,12 @@ class Stream:
         self._starts: dict[int, Start] = {}
         self._told: set[int | None] = set()  # attempts whose beginning need not be told any more
         self._shown: Part | None = None  # the part that the last line was of
+        self._lines = Lines()
+
+    @property
+    def states(self) -> list[bytes]:
+        """What progress bars stand at that have not ended their line, the one that moved last at the end."""
+        return self._lines.states
 
     def parts(self) -> list[Part]:
         """The parts that there are now, oldest first."""
@@ -244,7 +252,8 @@ class Stream:
         self._read.update(begin)
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """What was printed since the last call, in pieces of whole lines (also a last half one if `last`)."""
+        """The lines that were printed since the last call, each with its last state alone (also a last half one if
+        `last`, and what `states` has then)."""
         parts = self.parts()
         for part in parts:
             later = part is not parts[-1]
@@ -256,10 +265,14 @@ class Stream:
                 wanted = text if self._wanted is None else b"".join(self._wanted.findall(text))
                 if wanted:
                     yield from self._heading(part)
-                    yield wanted + b"\n" if later and not wanted.endswith(b"\n") else wanted
+                    lines = self._lines.add(wanted)
+                    if lines:
+                        yield lines + b"\n" if later and not lines.endswith(b"\n") else lines
+        if last and (lines := self._lines.end()):
+            yield lines
 
     def _heading(self, part: Part) -> Iterator[bytes]:
         before, self._shown = self._shown, part
         self._told.add(part.attempt)
         if before is not None and (before.path, before.attempt) != (part.path, part.attempt):
-            yield part.heading.encode() + b"\n"
+            yield self._lines.end() + part.heading.encode() + b"\n"

@@ -1,4 +1,8 @@
-"""What ranks wrote to their files, on the agent's own output: whole lines, each with the rank's number before it."""
+"""What ranks wrote to their files, on the agent's own output: whole lines, each with the rank's number before it.
+
+Of a line that is written again and again with carriage returns, as a progress bar is, its state is shown once in STALE
+seconds at most, with a carriage return behind it, and its last one as a line; launcher/carriage_returns.py reads that.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ LONGEST_LINE = 1 << 16  # bytes; what is longer is cut into several
 STALE = 1.0  # seconds after which a line that has no end yet is shown as it is (a prompt, a progress bar that stands)
 PIPE = 4096  # bytes that a pipe takes at once when it can be written to (PIPE_BUF, man 7 pipe)
 WAITS = 0.05  # seconds between two attempts to write to a reader that is slow
-# Ends of lines: a progress bar that returns to the beginning of its line has ended one as well.
-_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")
+_END = re.compile(rb"(\r\n|\n|\r(?!\n|\Z))")  # of a line, or of a state of one; what comes behind a last \r will tell
 
 
 @dataclass
@@ -29,6 +32,27 @@ class _Source:
     offset: int = 0
     partial: bytes = b""
     since: float = field(default=0.0)  # when the partial line last grew
+    rewritten: bool = False  # the line has states
+    state: bytes = b""  # the last whole one
+    shown: bytes = b""  # the one that was shown last
+    shown_at: float = float("-inf")
+
+    def lines(self, data: bytes) -> list[bytes]:
+        """The lines that end in what was written next."""
+        *parts, self.partial = _END.split(self.partial + data)
+        found = []
+        for text, end in zip(parts[::2], parts[1::2], strict=True):
+            if end == b"\r":
+                self.rewritten, self.state = True, text or self.state
+                continue
+            found.append(text or self.state)
+            self.rewritten, self.state, self.shown = False, b"", b""
+        return found
+
+    @property
+    def now(self) -> bytes:
+        """What stands in the line that has not ended."""
+        return self.partial.rstrip(b"\r") or self.state
 
 
 class _Sink:
@@ -97,8 +121,8 @@ class Forwarder:
             if any(sink.busy() for sink in self._sinks):
                 time.sleep(WAITS)
         for source, sink in self._sources:
-            if source.partial:
-                sink.write(source.prefix + source.partial.rstrip(b"\r") + b"\n")
+            if source.now:
+                sink.write(source.prefix + source.now + b"\n")
             os.close(source.descriptor)
         self._sources.clear()
 
@@ -113,14 +137,14 @@ class Forwarder:
         with contextlib.suppress(OSError):  # it is read again in the next call
             data = os.pread(source.descriptor, READ, source.offset)
         source.offset += len(data)
+        lines = source.lines(data) if data else []
         if data:
             source.since = now
-        elif not source.partial or now - source.since < STALE:
-            return False
-        *parts, source.partial = _END.split(source.partial + data)
-        # A progress bar that begins with a return has not written an empty line before it.
-        lines = [line for line, end in zip(parts[::2], parts[1::2], strict=True) if line or end != b"\r"]
-        if len(source.partial) > LONGEST_LINE or not data:
+        stale = not data and source.partial and not source.rewritten and now - source.since >= STALE
+        if len(source.partial) > LONGEST_LINE or stale:
             lines, source.partial = [*lines, source.partial.rstrip(b"\r")], b""
         sink.write(b"".join(source.prefix + line + b"\n" for line in lines))
+        if source.rewritten and source.now != source.shown and now - source.shown_at >= STALE:
+            source.shown, source.shown_at = source.now, now
+            sink.write(source.prefix + source.now + b"\r")
         return len(data) == READ

@@ -162,6 +162,7 @@ def _follow(run: runs.Run, printed: Stream, foreground: bool, output: bool) -> S
                 print(f"queued: {why}", file=sys.stderr, flush=True)
             for text in printed.new(last=seen.state.over) if output else ():
                 show.print(_decoded(text))
+            show.stand(printed.states if output else ())
             _show_progress(show, seen, rate)
             if seen.state.over:
                 return seen

@@ -6,7 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from launcher.carriage_returns import Lines
 from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
+from launcher.cli.progress import StandingBars
 from launcher.errors import RunError
 
 if TYPE_CHECKING:
@@ -61,11 +63,15 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
     pace = Pace(time.monotonic())
     over: Callable[[], bool] | None = None
     before: object = None
+    bars, states = StandingBars(sys.stdout), stream.states
     while True:
         heard = False
         for text in stream.new():
+            bars.clear()
             sys.stdout.buffer.write(text)
             heard = True
+        heard, states = heard or stream.states != states, stream.states
+        bars.show(states)
         sys.stdout.flush()
         now, signs = time.monotonic(), _signs(run)
         if heard or signs != before:
@@ -75,6 +81,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
             pace.asked(now)
             over = over or _over(run)  # after the first output: it loads what asks schedulers
             if over():
+                bars.clear()
                 for text in stream.new(last=True):
                     sys.stdout.buffer.write(text)
                 sys.stdout.flush()
@@ -175,6 +182,13 @@ class OneRank:
         self._run, self._rank, self._attempt = run, rank, attempt
         self._read: dict[Path, int] = {}
         self._shown: int | None = None  # the attempt that the last line was of
+        self._lines = Lines()
+        self._from: Path | None = None  # the file that the last line was of
+
+    @property
+    def states(self) -> list[bytes]:
+        """See `Stream.states`."""
+        return self._lines.states
 
     def _files(self) -> list[tuple[Attempt, Path]]:
         attempts = [each for each in self._run.attempts() if self._attempt in (None, each.number)]
@@ -193,17 +207,22 @@ class OneRank:
                 self._read[path] = path.stat().st_size
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """What was written since the last call, in pieces of whole lines (also a last half one if `last`)."""
+        """See `Stream.new`."""
         from launcher.printed import Part, read, start_of
 
         for attempt, path in self._files():
             for text in read(path, self._read.get(path, 0), None, last=last):
+                lines = b"" if self._from in (None, path) else self._lines.end()
+                self._from = path
                 if self._shown is not None and self._shown != attempt.number and (start := start_of(attempt)):
                     part = Part(path, attempt=attempt.number, job=start.job, began=start.time)
-                    yield part.heading.encode() + b"\n"
+                    lines += part.heading.encode() + b"\n"
                 self._shown = attempt.number
                 self._read[path] = self._read.get(path, 0) + len(text)
-                yield text
+                if lines := lines + self._lines.add(text):
+                    yield lines
+        if last and (lines := self._lines.end()):
+            yield lines
 
 
 def _positive(text: str) -> int:

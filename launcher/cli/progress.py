@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from rich.console import RenderableType
     from rich.progress_bar import ProgressBar
 
 EVERY = 10.0  # seconds between two lines about the same thing where there is no terminal
@@ -125,6 +127,43 @@ def of_download(done: int, total: int, rate: Rate) -> str:
 # -- what is shown
 
 
+class StandingBars:
+    """Bars of a run's own, which have not ended their line: the newest one in the last line of a terminal, and
+    elsewhere a line now and then. Without rich, which takes longer to load than a log to show."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            stream: where what the run prints is shown too.
+            clock: tells the time in seconds.
+        """
+        self._stream, self._clock = stream, clock
+        self._in_place = on_terminal(stream)
+        self._told, self._when = "", clock()
+
+    def show(self, states: Sequence[bytes]) -> None:
+        """Shows the newest of these."""
+        state = states[-1].decode(errors="replace") if states else ""
+        if state == self._told:
+            return
+        if self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{state[:width]}\x1b[K")
+        elif not state or self._clock() - self._when < EVERY:
+            return
+        else:
+            self._stream.write(f"{state}\n")
+        self._stream.flush()
+        self._told, self._when = state, self._clock()
+
+    def clear(self) -> None:
+        """Makes room for a line."""
+        if self._in_place and self._told:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._told = ""
+
+
 class Lines:
     """Where there is no terminal: now and then a line."""
 
@@ -137,6 +176,7 @@ class Lines:
         """
         self._stream, self._every, self._clock = stream, every, clock
         self._shown: dict[str, tuple[float, str]] = {}
+        self._standing = StandingBars(stream, clock)
 
     def print(self, text: str) -> None:
         """A line of its own."""
@@ -153,6 +193,10 @@ class Lines:
             self._shown[name] = now, first
             self.print(f"{name}: {words}" if name else words)
 
+    def stand(self, states: Sequence[bytes]) -> None:
+        """Bars of a run's own."""
+        self._standing.show(states)
+
 
 class Bars:
     """On a terminal: a bar for each name below what is printed."""
@@ -161,11 +205,22 @@ class Bars:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn
         from rich.table import Column
+        from rich.text import Text
+
+        class WithStates(Progress):
+            """Bars, and below them the newest of the run's own."""
+
+            state = ""
+
+            def get_renderables(self) -> Iterator[RenderableType]:
+                yield from super().get_renderables()
+                if self.state:
+                    yield Text.from_ansi(self.state, no_wrap=True, overflow="ellipsis")
 
         self.console = Console(file=stream, highlight=False)
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # or the bar would be what there is no room for
         words = TextColumn("{task.fields[words]}", table_column=rest)
-        self.bars = Progress(
+        self.bars = WithStates(
             TextColumn("{task.description}"), BarColumn(bar_width=16), words,
             console=self.console, transient=not keep, expand=True,
         )  # fmt: skip
@@ -182,6 +237,10 @@ class Bars:
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)
         self.bars.update(self._tasks[name], completed=done, total=total, words=words)
+
+    def stand(self, states: Sequence[bytes]) -> None:
+        """Bars of a run's own."""
+        self.bars.state = states[-1].decode(errors="replace") if states else ""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_history import Past, history
 from launcher.backends.slurm_query import Slurm
+from launcher.carriage_returns import last_state
 from launcher.config import Scheduler
 from launcher.live import Seen
 from launcher.plan import JobPlan
@@ -158,7 +159,7 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
             text = file.read(end - start).decode(errors="replace")
     except OSError:
         return []
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    lines = [last_state(line) for line in text.split("\n")]
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 

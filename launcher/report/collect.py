@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.carriage_returns import last_state
 from launcher.checkpoint import format as checkpoints
 from launcher.health import preflights, stragglers
 from launcher.live import Seen
@@ -162,5 +163,4 @@ def _log(run: Run) -> tuple[str, ...]:
     lines = text.split("\n")[1 if start else 0 :]
     while lines and not lines[-1].strip():
         lines.pop()
-    # What a progress bar has overwritten is no line of its own.
-    return tuple(words.clean(line.rstrip("\r").rpartition("\r")[2])[:LONGEST_LINE] for line in lines[-LOG_LINES:])
+    return tuple(words.clean(last_state(line))[:LONGEST_LINE] for line in lines[-LOG_LINES:])

@@ -139,3 +139,13 @@ def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_pa
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[0] a\n", "[]\n")
+
+
+def test_a_progress_bar_is_one_line(run: Run, shown: Callable[..., str]) -> None:
+    bars = "[0] begins\n[0]   0%\r[1]  10%\r[0]  50%\r[1] one says hello\n[0] 100%\n[1]  60%\r"
+    attempt(run, 0, "7", out_0="begins\n", out_1="")
+    (run.path / "output-7.log").write_text(bars)
+    (run.path / "attempts/0/logs/rank-1.err").write_text("\r  0%\r 10%\none says hello\n\r 60%")
+    assert shown("a") == "[0] begins\n[1] one says hello\n[0] 100%\n[1]  60%\n"
+    assert shown("a", "--rank", "0,1", "--tail", "2") == "[1] one says hello\n[0] 100%\n[1]  60%\n"
+    assert shown("a", "--rank", "1") == " 10%\none says hello\n 60%"

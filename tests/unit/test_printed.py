@@ -102,7 +102,7 @@ def test_whole_lines_are_read_in_pieces(tmp_path_factory: pytest.TempPathFactory
         pieces = list(read(path, 0, None, last=last))
         assert b"".join(read(path, 0, len(text), last=False)) == text
     assert b"".join(pieces) == text + (b"half" if half and last else b"")
-    assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+    assert all(piece.endswith((b"\n", b"\r")) for piece in pieces[:-1])
 
 
 def test_a_line_that_does_not_end_is_shown_when_it_is_long(tmp_path: Path) -> None:
@@ -129,6 +129,8 @@ def test_lines_of_ranks() -> None:
     text = b"[1] a\n[11] b\nlauncher: [1] c\n[2] d\n[1] e"
     assert lines_of([1]).findall(text) == [b"[1] a\n", b"[1] e"]
     assert lines_of([2, 11]).findall(text) == [b"[11] b\n", b"[2] d\n"]
+    bars = b"[0]  1%\r[1]  2%\r[0] [1]\n[1]  3%\r[1] done\n"
+    assert lines_of([1]).findall(bars) == [b"[1]  2%\r", b"[1]  3%\r", b"[1] done\n"]
 
 
 # -- a run's

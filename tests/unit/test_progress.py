@@ -15,6 +15,7 @@ from launcher.cli.progress import (
     Bars,
     Lines,
     Rate,
+    StandingBars,
     of_download,
     of_sweep,
     of_training,
@@ -173,3 +174,31 @@ def test_a_download_tells_how_far_it_is(
     first, *rest = capsys.readouterr().err.splitlines()
     assert first == "images.gz: 1.0 MB of 9.9 MB"
     assert len(rest) == 1 and rest[0].startswith("images.gz: 9.9 MB of 9.9 MB")
+
+
+# -- bars of a run's own
+
+
+def test_a_standing_bar_is_rewritten_on_a_terminal_and_makes_room_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "9")
+    stream = Terminal()
+    bars = StandingBars(stream)
+    for states in ([b"[0] 10%"], [b"[0] 10%"], [b"[0] 10%", b"[1] 20% of much"]):
+        bars.show(states)
+    bars.clear()
+    stream.write("a line\n")
+    bars.clear()
+    bars.show([])
+    assert stream.getvalue() == "\r[0] 10%\x1b[K\r[1] 20% \x1b[K\r\x1b[Ka line\n"
+
+
+def test_a_standing_bar_is_a_line_now_and_then_elsewhere() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    bars = StandingBars(stream, lambda: now)
+    for second in range(25):
+        now = float(second)
+        bars.show([b"[0] %d%%" % second])
+        bars.clear()
+    assert stream.getvalue() == "[0] 10%\n[0] 20%\n"

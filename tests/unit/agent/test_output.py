@@ -75,11 +75,39 @@ def test_a_line_that_has_no_end_is_not_held_back_for_ever(files: Files) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[b"\r  0%\r 50%", b"\r100%\n"], [b"  0%\r", b" 50%\r", b"100%\r\n"]])
-def test_a_progress_bar_is_shown_as_it_moves(files: Files, pieces: list[bytes]) -> None:
+def test_of_a_progress_bar_a_state_is_shown_now_and_then_and_the_last_one_as_a_line(
+    files: Files, pieces: list[bytes]
+) -> None:
     for piece in pieces:
         files.write("0.err", piece)
         files.forwarder.forward()
-    assert files.copied("err") == b"[0]   0%\n[0]  50%\n[0] 100%\n"
+    copied = files.copied("err")
+    assert copied.endswith(b"%\r[0] 100%\n")
+    assert copied.count(b"\r") == 1  # no second has passed
+
+
+def test_a_progress_bar_of_an_hour_takes_a_state_a_second(files: Files) -> None:
+    for tenth in range(600):
+        files.now = tenth / 10
+        files.write("0.err", b"\r%3d%%" % (tenth // 6))
+        files.forwarder.forward()
+    files.now += output.STALE
+    files.forwarder.forward()
+    states = files.copied("err").split(b"\r")
+    assert 55 <= len(states) <= 65
+    assert states[-2:] == [b"[0]  99%", b""]  # that stands, and has not ended
+    files.now += output.STALE
+    files.forwarder.forward()
+    assert files.copied("err").split(b"\r") == states
+    files.write("0.err", b"\n")
+    files.forwarder.forward()
+    assert files.copied("err").endswith(b"\r[0]  99%\n")
+
+
+def test_a_progress_bar_that_never_ended_its_line_is_kept(files: Files) -> None:
+    files.write("0.err", b"\r 10%\r 20%\r")
+    files.forwarder.finish()
+    assert files.copied("err") == b"[0]  20%\r[0]  20%\n"
 
 
 def test_much_output_is_copied_in_pieces(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
