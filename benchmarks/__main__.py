@@ -1,36 +1,42 @@
-"""`python -m benchmarks`: every claim about speed, measured now on this machine, as one table."""
+"""Every claim about speed, measured now on this machine, as one table.
+
+    python -m benchmarks [--short] [NAME ...]
+
+Each benchmark runs in a process of its own, one after the other. One that fails is a row of the table with its reason,
+and the others still run. Exit status: 0 if all targets were met, 1 if one was missed or a benchmark failed.
+
+`--short` shows that the benchmarks work, in about a minute: small sizes and one round, so its numbers say nothing about
+speed and are held to no target.
+"""
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.measure import Result
-
-MODULES = (
-    "login_node", "sub_commands", "start_up", "scale", "training_input", "checkpoint", "stop", "invariant", "restart",
-    "preflight", "rendezvous", "pbs", "fabric", "sweep", "logs", "status",
-)  # fmt: skip
+from benchmarks.suite import BENCHMARKS, Failed, exit_status, measure, results, table
 
 
-def table(results: list[Result]) -> str:
-    """claim | ratio | target | met"""
-    rows = [("claim", "ratio", "target", "met"), *(result.shown for result in results)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def main() -> int:
-    """Runs the benchmarks one after the other; returns 1 if a target was missed."""
-    results: list[Result] = []
-    for name in MODULES:
-        for result in importlib.import_module(f"benchmarks.{name}").results():
-            print(result.line, file=sys.stderr, flush=True)
-            results.append(result)
-    print(table(results))
-    return 0 if all(result.met for result in results) else 1
+    parser.add_argument("--short", action="store_true", help="small sizes and one round, held to no target")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; all of them without")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+        parser.error(f"no such benchmark: {', '.join(unknown)}")
+    outcomes: list[Result | Failed] = []
+    for name in options.names or BENCHMARKS:
+        outcome = measure(name, partial(results, name, options.short))
+        outcomes += [outcome] if isinstance(outcome, Failed) else outcome
+        if not options.short and not isinstance(outcome, Failed):
+            print(*(result.line for result in outcome), sep="\n", file=sys.stderr, flush=True)
+    print(table(outcomes, options.short))
+    return exit_status(outcomes, options.short)
 
 
 if __name__ == "__main__":

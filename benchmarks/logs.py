@@ -19,14 +19,13 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, medians, report
 
-SIZE = 1 << 30  # bytes
 RANKS = 64
 CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("--rank", "3-5"), "logs -f": ("-f",)}
 
 
 @contextlib.contextmanager
-def _run(folder: Path) -> Iterator[str]:
-    """A run of 64 ranks that is done and printed 1 GB."""
+def _run(folder: Path, size: int) -> Iterator[str]:
+    """A run of 64 ranks that is done and printed `size` bytes."""
     from launcher import event_file
     from launcher.runs import Run
     from tests.unit.plans import plan_of
@@ -42,7 +41,7 @@ def _run(folder: Path) -> Iterator[str]:
     event_file.append(attempt / "events" / "script.jsonl", "ended", code=0)
     lines = b"".join(b"[%d] step %d/100000  loss 0.1234  samples/s 5678\n" % (n % RANKS, n) for n in range(20_000))
     with open(run.path / "output-7.log", "wb") as file:
-        for _ in range(SIZE // len(lines)):
+        for _ in range(size // len(lines)):
             file.write(lines)
     yield run.id
 
@@ -71,8 +70,8 @@ def _memory(arguments: tuple[str, ...], env: Mapping[str, str]) -> float:
     return usage.ru_maxrss / 1024
 
 
-def results(repeats: int = 15) -> list[Result]:
-    with tempfile.TemporaryDirectory() as folder, _run(Path(folder)) as run:
+def results(repeats: int = 15, size: int = 1 << 30) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder, _run(Path(folder), size) as run:
         env = environment(LAUNCHER_RUNS_DIR=folder, PYTHONPATH=str(ROOT))
         logs = ("-m", "launcher", "logs", run)
         calls = {name: (*logs, *options) for name, options in CALLS.items()}
@@ -82,10 +81,10 @@ def results(repeats: int = 15) -> list[Result]:
     told = medians(seconds)
     return [
         *(
-            Result(f"{name} of 1 GB: first output", statistics.median(seconds[name]), 0.3, told, unit="s")
+            Result(f"{name} of {size >> 20} MiB: first output", statistics.median(seconds[name]), 0.3, told, unit="s")
             for name in CALLS
         ),
-        Result("logs of 1 GB: memory", mib, 64, "largest resident set of the whole process", unit="MiB"),
+        Result(f"logs of {size >> 20} MiB: memory", mib, 64, "largest resident set of the whole process", unit="MiB"),
     ]
 
 

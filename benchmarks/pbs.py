@@ -23,37 +23,35 @@ from launcher.backends.pbs import PBSExecutor
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
 
-BATCH = 100
-MANY = 1000
 
-
-def results(repeats: int = 5) -> list[Result]:
+def results(repeats: int = 5, batch: int = 100, many: int = 1000) -> list[Result]:
+    """Jobs are submitted in batches of `batch`; the array has `many`."""
     with tempfile.TemporaryDirectory() as scratch, _site(Path(scratch) / "site") as against:
         folder = Path(scratch)
         with _counted(folder / "bin") as calls:
-            jobs = _executor(folder / "many").map_array(abs, range(MANY))
+            jobs = _executor(folder / "many").map_array(abs, range(many))
             qsubs, before = calls("qsub"), calls("qstat")
             pending = [job.state for job in jobs].count("PENDING")
             qstats = calls("qstat") - before
             _delete(jobs[0].job_id)
-        if pending != MANY:
-            raise RuntimeError(f"{pending} of {MANY} held jobs are pending")
+        if pending != many:
+            raise RuntimeError(f"{pending} of {many} held jobs are pending")
         (folder / "bare.sh").write_text("#!/bin/bash\ntrue\n")
         (folder / "submits").mkdir(mode=0o700)
         seconds = interleaved(
             {
-                "a batch": lambda: _batch(folder / "batches"),
-                "one by one": lambda: _one_by_one(folder / "submits"),
-                "bare qsub": lambda: _bare(folder / "bare.sh"),
+                "a batch": lambda: _batch(folder / "batches", batch),
+                "one by one": lambda: _one_by_one(folder / "submits", batch),
+                "bare qsub": lambda: _bare(folder / "bare.sh", batch),
             },
             repeats,
         )
-    detail = f"{BATCH} held jobs; {medians(seconds)}; {against}"
+    detail = f"{batch} held jobs; {medians(seconds)}; {against}"
     return [
         Result("PBSExecutor, a batch / bare qsub", median_ratio(seconds, "a batch", "bare qsub"), 1.5, detail),
         Result("PBSExecutor, one by one / bare qsub", median_ratio(seconds, "one by one", "bare qsub"), 1.5, detail),
-        Result(f"array of {MANY} functions", qsubs, 1, against, unit="qsub"),
-        Result(f"states of {MANY} jobs", qstats, 1, against, unit="qstat"),
+        Result(f"array of {many} functions", qsubs, 1, against, unit="qsub"),
+        Result(f"states of {many} jobs", qstats, 1, against, unit="qstat"),
     ]
 
 
@@ -63,31 +61,31 @@ def _executor(folder: Path) -> PBSExecutor:
     return executor
 
 
-def _batch(folder: Path) -> float:
+def _batch(folder: Path, count: int) -> float:
     executor = _executor(folder)
     started = time.perf_counter()
     with executor.batch():
-        jobs = [executor.submit(abs, number) for number in range(BATCH)]
+        jobs = [executor.submit(abs, number) for number in range(count)]
     taken = time.perf_counter() - started
     _delete(jobs[0].job_id)
     return taken
 
 
-def _one_by_one(folder: Path) -> float:
+def _one_by_one(folder: Path, count: int) -> float:
     executor = _executor(folder)
     started = time.perf_counter()
-    jobs = [executor.submit(abs, number) for number in range(BATCH)]
+    jobs = [executor.submit(abs, number) for number in range(count)]
     taken = time.perf_counter() - started
     for job in jobs:
         _delete(job.job_id)
     return taken
 
 
-def _bare(script: Path) -> float:
+def _bare(script: Path, count: int) -> float:
     started = time.perf_counter()
     ids = [
         subprocess.run(["qsub", "-h", str(script)], capture_output=True, text=True, check=True).stdout.strip()
-        for _ in range(BATCH)
+        for _ in range(count)
     ]
     taken = time.perf_counter() - started
     for job_id in ids:

@@ -1,6 +1,6 @@
 """How long simulated agents take to meet, and what that and their heartbeats cost the one that leads, in one run.
 
-    python -m benchmarks.rendezvous [--agents 1024] [--short]
+    python -m benchmarks.rendezvous [--agents 1024]
 
 All agents are on this machine: the leader in this process, the others as threads of two more. The ratio is to plain
 clients of torch's TCPStore that connect and read one key, fewer of them, because they stall where name servers do not
@@ -157,10 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=AGENTS, help="agents, the leader included")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="clients of torch's store")
-    parser.add_argument("--short", action="store_true", help="a look at 128 agents")
     options = parser.parse_args()
-    if options.short:
-        return report(results(128, 16, 3.0))
     return report(results(options.agents, options.clients))
 
 

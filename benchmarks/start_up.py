@@ -26,7 +26,7 @@ TORCHRUN = (
 )  # fmt: skip
 
 
-def results(repeats: int = 7) -> list[Result]:
+def results(repeats: int = 7, warmup: int = 1) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         stamp = Path(folder) / "stamp"
         # One thread for each rank: torchrun's default, said for both.
@@ -39,7 +39,7 @@ def results(repeats: int = 7) -> list[Result]:
             return float(stamp.read_text()) - started
 
         seconds = interleaved(
-            {"launcher": lambda: until_stamp(*LAUNCHER), "torchrun": lambda: until_stamp(*TORCHRUN)}, repeats
+            {"launcher": lambda: until_stamp(*LAUNCHER), "torchrun": lambda: until_stamp(*TORCHRUN)}, repeats, warmup
         )
     ratio = median_ratio(seconds, "launcher", "torchrun")
     return [Result(f"first all_reduce of {RANKS} ranks / torchrun", ratio, 0.6, medians(seconds))]
