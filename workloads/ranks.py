@@ -10,7 +10,7 @@ import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import torch.distributed as dist
+from launcher.worker import rank_objects
 
 if TYPE_CHECKING:
     from launcher.node import Env
@@ -35,10 +35,8 @@ def introduce(env: Env) -> None:
 
 
 def gather(value: T, env: Env) -> list[T]:
-    """Every rank's `value`, in the order of ranks, on every rank. Values are pickled: keep them small."""
-    values: list[T] = [value] * env.world_size
-    dist.all_gather_object(values, value)
-    return values
+    """Every rank's `value`, in the order of ranks, on every rank: keep them small."""
+    return rank_objects.all_gather(value) if env.world_size > 1 else [value]
 
 
 def raise_together(error: str | None, env: Env) -> None:

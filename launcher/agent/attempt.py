@@ -233,7 +233,7 @@ class _Agent:
         means.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
         ]
-        ranks_store: object = None
+        ranks_store: store.RanksStore | None = None
         try:
             self._lives = history.round if history.listened else 0
             self._start(meeting, ranks)
@@ -242,7 +242,8 @@ class _Agent:
             self._workers.open_gate()
             return Supervisor(means, self._control, self._workers, meeting, place, history).run()
         finally:
-            del ranks_store
+            if ranks_store is not None:
+                ranks_store.close()
             self._workers.close()
             if sockets is not None:
                 shutil.rmtree(sockets, ignore_errors=True)
@@ -278,15 +279,15 @@ class _Agent:
             cause = describe(failure_to_end(error.left, self.me.host, time.time()))
             raise self._cannot_start(meeting, cause) from None
 
-    def _serve(self, meeting: Meeting, listener: socket.socket) -> object:
+    def _serve(self, meeting: Meeting, listener: socket.socket) -> store.RanksStore:
         """The store of the ranks, on the leader.
 
         Raises:
             AttemptFailed: torch cannot serve it, for want of threads or file descriptors.
         """
         try:
-            return store.serve(listener)
-        except RuntimeError as error:
+            return store.RanksStore(listener, meeting.addresses)
+        except (RuntimeError, OSError) as error:
             raise self._cannot_start(meeting, f"{self.me.host} cannot serve the ranks' store: {error}") from None
 
     def _cannot_start(self, meeting: Meeting, cause: str) -> AttemptFailed:

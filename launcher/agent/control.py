@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -86,6 +87,7 @@ class Control:
         self._channel: Channel | None = None
         self._mine = me  # with the addresses of the connection
         self._inbox: list[Message] = []
+        self._store_listener: socket.socket | None = None
         self._leader_lost = ""
         self._next_beat = self._heard = self._looked = 0.0
         self._round = 0
@@ -432,15 +434,17 @@ class Control:
         self, history: History, leader: int, wanted: Collection[int], timeout: float
     ) -> tuple[History, Meeting]:
         """A round of which this agent is the leader, or is not yet connected to it."""
-        key = f"{self._key}/round {history.round}" if history.round else self._key
-        ports = rendezvous.candidate_ports(key, self._port_range)
+        ports = rendezvous.candidate_ports(rendezvous.secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.me.index:
             if self._hub is None:
-                listener = rendezvous.listen(ports, loopback=self._loopback)
+                listener = rendezvous.listen(ports, rendezvous.LOOPBACK if self._loopback else "")
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
-                self.coordinator = Coordinator(self._limits, self._names, self.me, claim=self._claim, blame=self._blame)
+                self.coordinator = Coordinator(
+                    self._limits, self._names, self.me, claim=self._claim, listen=self._listen_for_ranks,
+                    blame=self._blame,
+                )  # fmt: skip
             return self._lead(history, wanted, timeout)
         deadline = time.monotonic() + timeout
         # A little earlier than the leader gives up: who could not reach it knows why, and the leader does not.
@@ -449,18 +453,28 @@ class Control:
 
     def _lead(self, history: History, wanted: Collection[int], timeout: float) -> tuple[History, Meeting]:
         assert self._hub is not None and self.coordinator is not None
-        ports = rendezvous.candidate_ports(f"{self._key}/store {history.round}", self._port_range)
-        listener = rendezvous.listen(ports, loopback=self._loopback)
+        self._store_listener = None
         try:
-            self.coordinator.gather(history, wanted, listener.getsockname()[1], timeout, time.monotonic())
+            self.coordinator.gather(history, wanted, timeout, time.monotonic())
             self._deliver()
             history, meeting = self._await_begin(None)
         except BaseException:
-            listener.close()
+            if self._store_listener is not None:
+                self._store_listener.close()
             raise
-        return history, replace(meeting, listener=listener)
+        return history, replace(meeting, listener=self._store_listener)
 
-    def _claim(self, number: int, members: Sequence[Member], port: int) -> str | None:
+    def _listen_for_ranks(self, members: Sequence[Member]) -> int:
+        """The port of the round's store, which listens where the members have reached this agent.
+
+        Raises:
+            RendezvousError: none is free.
+        """
+        ports = rendezvous.free_ports(self._port_range)
+        self._store_listener = rendezvous.listen(ports, rendezvous.where_reached(members))
+        return int(self._store_listener.getsockname()[1])
+
+    def _claim(self, number: int, members: Sequence[Member]) -> str | None:
         assert self._hub is not None
         try:
             return self._rounds.claim(number, self.me, self._hub.port, members, self._names[self.me.index])
@@ -478,7 +492,7 @@ class Control:
         """
         self._disconnect()
         deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), rendezvous.NO_ANSWER
-        host = "127.0.0.1" if self._loopback else host
+        host = rendezvous.LOOPBACK if self._loopback else host
         while True:
             found = rendezvous.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
             self._signals.clear()
@@ -527,11 +541,8 @@ class Control:
         self._round = history.round
         self.status = {}
         if self.leads:
-            members = tuple(map(Member.of, message["members"]))
-            return history, Meeting("localhost", message["port"], members, rendezvous.interface_of_leader(members))
-        leader = Member.of(message["members"][0])
-        host = "127.0.0.1" if self._loopback else self._hosts[leader.index]
-        meeting = rendezvous.meeting_of(dict(message), host, self._mine)
+            return history, rendezvous.meeting_of_leader(message["port"], [*map(Member.of, message["members"])])
+        meeting = rendezvous.meeting_of(dict(message), self._mine)
         if meeting.place_of(self.me.index) is None:
             raise RendezvousError(f"{self._names[self.me.index]} came too late: the others have begun without it")
         return history, meeting

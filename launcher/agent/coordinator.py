@@ -40,14 +40,15 @@ from typing import Any
 
 from launcher.agent.channel import Message
 from launcher.agent.hangs import Blamed
-from launcher.agent.rendezvous import Gathering, Member, refused, some_of
+from launcher.agent.rendezvous import Gathering, Member, RendezvousError, refused, some_of
 from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
 from launcher.agent.stop_agreement import LeaderSide
 
 STACKS = 10.0  # seconds in which all agents have sent the stacks of their ranks, and what NCCL has recorded
 HEARSAY = 2.0  # seconds in which every agent that is asked to stop has said so
 
-Claim = Callable[[int, Sequence[Member], int], "str | None"]
+Claim = Callable[[int, Sequence[Member]], "str | None"]
+Listen = Callable[[Sequence[Member]], int]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Coordinator:
     """The state of all agents, on the leader."""
 
     def __init__(
-        self, limits: Limits, names: Sequence[str], me: Member, *, claim: Claim,
+        self, limits: Limits, names: Sequence[str], me: Member, *, claim: Claim, listen: Listen,
         blame: Callable[[Iterable[Mapping[str, Any]]], Blamed],
     ) -> None:  # fmt: skip
         """
@@ -115,10 +116,12 @@ class Coordinator:
             limits: see there.
             names: what to call each member of the job in an error.
             me: the leader.
-            claim: makes a round known, with its members and port; words against it.
+            claim: makes a round known, with its members; words against it.
+            listen: opens the port of the store for a round of these members.
             blame: finds the ranks to blame for a hang from the stacks of all.
         """
         self.limits, self._names, self._me, self._claim, self._blame = limits, names, me, claim, blame
+        self._listen = listen
         self.history = History()
         self.gathering: Gathering | None = None
         self.verdict: dict[str, Any] | None = None
@@ -129,7 +132,6 @@ class Coordinator:
         self._known: dict[int, Member] = {me.index: me}
         self._outbox: list[tuple[tuple[int, ...], Message]] = []
         self._announced: set[str] = set()
-        self._port = 0
         self._watching = self._over = False
         self._looked: float | None = None
         self._join_by: float | None = None
@@ -155,17 +157,16 @@ class Coordinator:
         """Indices of the members of the round that are connected."""
         return {index for index, agent in self._agents.items() if not agent.gone}
 
-    def gather(self, history: History, wanted: Collection[int], port: int, timeout: float, now: float) -> None:
+    def gather(self, history: History, wanted: Collection[int], timeout: float, now: float) -> None:
         """The leader is ready for a round, and waits for others.
 
         Args:
             history: its number is that of the round.
             wanted: indices of the members that are waited for; the leader's own may be among them.
-            port: of the store to be.
             timeout: seconds that they have to come.
             now: by the monotonic clock, as everywhere here.
         """
-        self.history, self._port = history, port
+        self.history = history
         self._ready[self._me.index] = self._me
         wanted = {*wanted, self._me.index}
         if history.round:  # who is gone since the verdict is not waited for; who has come is in
@@ -194,7 +195,13 @@ class Coordinator:
 
     def _begin(self, gathering: Gathering, now: float) -> None:
         members = gathering.members()
-        problem = gathering.problem() or self._claim(self.history.round, members, self._port)
+        port, problem = 0, gathering.problem()
+        if problem is None:
+            try:
+                port = self._listen(members)
+            except RendezvousError as error:
+                problem = str(error)
+        problem = problem or self._claim(self.history.round, members)
         self.gathering = None
         if problem is not None:
             self._send(list(gathering.arrived), refused(problem))
@@ -209,7 +216,7 @@ class Coordinator:
         self._stops = LeaderSide(self._agents)
         self.reports.clear()
         rows = [member.row() for member in members]
-        begin = {"type": "begin", "round": self.history.round, "port": self._port, "history": asdict(self.history)}
+        begin = {"type": "begin", "round": self.history.round, "port": port, "history": asdict(self.history)}
         self._send(self.members, {**begin, "members": rows})
 
     # -- what happens

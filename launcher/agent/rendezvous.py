@@ -1,8 +1,8 @@
 """All agents of an attempt find each other, verified, before any rank starts.
 
 One of them leads: member 0 unless that is lost. It listens on the first free port of a list that every agent derives
-from the job, so nothing has to travel over a file system that may lag behind. Both ends prove that they know the
-attempt's secret (see `channel`), so two jobs on one node never take each other for their own, and no stranger gets in.
+from the attempt's secret, so nothing has to travel over a file system that may lag behind. Both ends prove that they
+know the secret (see `channel`), so two jobs on one node never take each other for their own, and no stranger gets in.
 The leader's port stays open for the whole attempt. Whoever is missing when time is up is named, on every agent.
 """
 
@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import random
+import secrets
 import selectors
 import socket
 import struct
@@ -28,6 +29,7 @@ from launcher.agent.hub import Hub, refused
 CANDIDATES = 16  # ports tried on the leader's host
 STAGGER = 0.2  # seconds after which the next port is tried while this one says nothing
 EXCHANGE = 5.0  # seconds for a whole handshake
+LOOPBACK = "127.0.0.1"
 NO_ANSWER = "it did not answer in time; see cluster.interface and cluster.port_range"
 _ADDRESS_OF_INTERFACE = 0x8915  # man 7 netdevice, SIOCGIFADDR
 
@@ -83,10 +85,10 @@ class Meeting:
     """Who takes part in a round, in order, and where their ranks find a store.
 
     Attributes:
-        host, port: of the store; `localhost` on the leader itself.
+        host, port: of the store: the address at which this member reached the leader.
         members: the leader first.
         interface: this agent's network interface to the others, if it is known.
-        listener: on the leader, the listening socket on which the store is to be made.
+        listener: on the leader, the listening socket of the store that is to be made.
     """
 
     host: str
@@ -99,6 +101,11 @@ class Meeting:
     def hosts(self) -> tuple[str, ...]:
         """Host of each node, by node rank."""
         return tuple({member.node_rank: member.host for member in self.members}.values())
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses from which members have reached the leader."""
+        return [member.local_address for member in self.members if member.local_address]
 
     @property
     def world_size(self) -> int:
@@ -118,32 +125,34 @@ def secret_of(shared: bytes, key: str) -> bytes:
     return hashlib.sha256(b"launcher attempt\0" + shared + b"\0" + key.encode()).digest()
 
 
-def candidate_ports(key: str, port_range: tuple[int, int]) -> list[int]:
-    """The ports that this key's leader may listen on, in the order of preference. Pure."""
+def candidate_ports(secret: bytes, port_range: tuple[int, int]) -> list[int]:
+    """The ports that a leader may listen on, in the order of preference; only who knows the secret foresees them.
+    Pure."""
     low, high = port_range
-    seed = hashlib.sha256(key.encode()).digest()
+    seed = hashlib.sha256(b"launcher ports\0" + secret).digest()
     return random.Random(seed).sample(range(low, high + 1), min(CANDIDATES, high - low + 1))  # noqa: S311
 
 
-def listen(ports: Sequence[int], *, loopback: bool = False) -> socket.socket:
-    """A listening socket on the first free port, IPv6 and IPv4 where the host has both.
+def free_ports(port_range: tuple[int, int]) -> list[int]:
+    """Ports to try for a service whose port is told to those who are to know it."""
+    return candidate_ports(secrets.token_bytes(16), port_range)
+
+
+def listen(ports: Sequence[int], address: str = "") -> socket.socket:
+    """A listening socket on the first free port.
 
     Args:
         ports: in the order of preference.
-        loopback: only for processes of this host.
+        address: of the interface; empty: all interfaces, IPv6 and IPv4 where the host has both.
 
     Raises:
         RendezvousError: none is free.
     """
-    both = socket.has_dualstack_ipv6() and not loopback
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     for port in ports:
         try:
-            return socket.create_server(
-                ("127.0.0.1" if loopback else "", port),
-                family=socket.AF_INET6 if both else socket.AF_INET,
-                dualstack_ipv6=both,
-                backlog=4096,
-            )
+            return socket.create_server((address, port), family=family, dualstack_ipv6=both, backlog=4096)
         except OSError:
             continue
     raise RendezvousError(
@@ -373,7 +382,8 @@ def meet(
     if me.index != 0:
         return _visit(me, names, master, secret, ports, deadline - min(3.0, timeout / 5), timeout)
     gathering = Gathering(names, 0, len(names), set(range(len(names))), deadline, {0: me})
-    hub, listener = Hub(listen(ports), secret, members=range(1, len(names))), listen(ports)
+    hub = Hub(listen(ports), secret, members=range(1, len(names)))
+    listener = None
     try:
         while not gathering.decided(time.monotonic()):
             for index, message in hub.poll(max(0.0, gathering.deadline - time.monotonic())):
@@ -383,17 +393,18 @@ def meet(
                     gathering.arrived[index] = Member.of(message["member"])
         problem, members = gathering.problem(), gathering.members()
         others = [member.index for member in members if member.index != 0]
-        port = listener.getsockname()[1]
-        rows = [member.row() for member in members]
-        answer = {"type": "begin", "port": port, "members": rows} if problem is None else refused(problem)
+        answer = refused(problem or "")
+        if problem is None:
+            listener = listen(ports, where_reached(members))
+            port = listener.getsockname()[1]
+            answer = {"type": "begin", "port": port, "members": [member.row() for member in members]}
         hub.broadcast(others, answer)
         hub.drain(others, EXCHANGE)
     finally:
         hub.close()
-    if problem is not None:
-        listener.close()
-        raise RendezvousError(problem, final=True)
-    return Meeting("localhost", port, members, interface_of_leader(members), listener)
+    if listener is None:
+        raise RendezvousError(problem or "", final=True)
+    return meeting_of_leader(port, members, listener)
 
 
 def _visit(
@@ -421,7 +432,7 @@ def _visit(
                 raise RendezvousError(f"{names[me.index]} lost {master} (rank 0): {error}") from None
         if messages[0]["type"] == "refused":
             raise RendezvousError(messages[0]["reason"], from_leader=True)
-        return meeting_of(messages[0], master, Member.of(mine["member"]))
+        return meeting_of(messages[0], Member.of(mine["member"]))
 
 
 def hello(me: Member, channel: Channel) -> dict[str, Any]:
@@ -430,17 +441,31 @@ def hello(me: Member, channel: Channel) -> dict[str, Any]:
     return {"type": "hello", "index": me.index, "member": mine.row()}
 
 
-def meeting_of(begin: dict[str, Any], master: str, me: Member) -> Meeting:
+def meeting_of(begin: dict[str, Any], me: Member) -> Meeting:
     """The meeting that a leader tells its members of, as one of them sees it."""
     members = tuple(map(Member.of, begin["members"]))
-    address = "127.0.0.1" if len({member.host for member in members}) == 1 else me.local_address
-    return Meeting(master, begin["port"], members, interface_with(address))
+    address = LOOPBACK if len({member.host for member in members}) == 1 else me.local_address
+    return Meeting(me.master_address, begin["port"], members, interface_with(address))
 
 
-def interface_of_leader(members: Sequence[Member]) -> str | None:
-    """The network interface at which other hosts have reached the leader, which is the first of these."""
+def meeting_of_leader(port: int, members: Sequence[Member], listener: socket.socket | None = None) -> Meeting:
+    """The same meeting as its leader sees it, which is the first of the members."""
     reached = (member.master_address for member in members if member.host != members[0].host)
-    return interface_with(next(reached, "127.0.0.1"))
+    interface = interface_with(next(reached, LOOPBACK))
+    return Meeting(where_reached(members) or LOOPBACK, port, tuple(members), interface, listener)
+
+
+def where_reached(members: Sequence[Member]) -> str:
+    """The address at which all members have reached their leader, which is the first of them. Pure.
+
+    | members came to | it is |
+    |---|---|
+    | one address | that |
+    | several addresses | empty: all interfaces |
+    | nobody came: the leader is alone | the loopback interface |
+    """
+    addresses = {member.master_address for member in members[1:]} or {LOOPBACK}
+    return addresses.pop() if len(addresses) == 1 else ""
 
 
 def interface_with(address: str) -> str | None:

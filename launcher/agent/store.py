@@ -1,28 +1,241 @@
-"""The store of a round's ranks: torch's TCPStore, served by the leading agent on a port that all members know.
+"""The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts reach.
 
-It is made when the leader has forked its own ranks: the thread that serves it looks up the names of whoever connects,
-and a process forked at that moment would inherit glibc's resolver lock, held, and wait for ever in its own first
-look-up. Ranks that connect before wait in the backlog of the listening socket.
+A TCPStore serves whoever connects, and ranks trust what is in it: whoever can write there can take a rank's place, and
+send the others pickles. So it listens on the loopback interface, where the kernel drops what does not come from the
+gate; the gate listens where the ranks connect to, knows whose each connection is, and passes bytes on.
+
+| a connection comes from | it is served |
+|---|---|
+| this host, a process of this user | yes |
+| this host, a process of another user | no |
+| an address of another host of the job | yes: what runs there is not known here |
+| any other address | no |
+
+The store is made when the leader has forked its own ranks: threads serve it, and a process forked meanwhile may inherit
+a lock that is held. Ranks that connect before wait in the backlog of the listening socket.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
+import os
 import socket
+import struct
+import sys
+import threading
+from collections.abc import Collection
 from datetime import timedelta
+from functools import partial
+from ipaddress import IPv6Address, ip_address
 
 from torch.distributed import Store
 
 from launcher.worker.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
+TRIES = 5  # stores that are made until nobody else has come to one before it was closed to them
+PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
+REFUSALS = 10  # hosts of which it is said that they were refused
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
+_SO_ATTACH_FILTER = 26  # man 7 socket
+# The three instructions of a classic BPF program that are needed (Linux, Documentation/networking/filter.rst).
+_LOAD_HALF_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x15, 0x06
+
+Address = tuple[str, int]  # an IP address and a port
 
 
-def serve(listener: socket.socket) -> Store:
-    """The store, served from now on until it is garbage.
+class RanksStore:
+    """The store and its gate, from now on until `close`."""
 
-    Args:
-        listener: belongs to the store from now on.
+    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+        """
+        Args:
+            listener: where the ranks connect to; belongs to this object from now on.
+            hosts: addresses of the hosts of the job.
+
+        Raises:
+            OSError, RuntimeError: there are no threads or file descriptors left for it.
+        """
+        self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
+        self._refused: set[str] = set()
+        self._ends: set[_End] = set()
+        listener.setblocking(False)
+        self._store, self._inner = _inner_store()
+        self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = threading.Thread(target=self._run, name="store's gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it, with all connections."""
+        with contextlib.suppress(RuntimeError):  # its thread has ended
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._thread.join()
+        self._listener.close()
+        self._inner.close()
+        del self._store
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop), contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._accepting)
+
+    async def _accept(self) -> None:
+        try:
+            while True:
+                try:
+                    connection, _ = await self._loop.sock_accept(self._listener)
+                except OSError:  # out of file descriptors, or whoever knocked is gone
+                    await asyncio.sleep(PAUSE)
+                    continue
+                try:
+                    await self._serve(connection)
+                except OSError:
+                    connection.close()
+        finally:
+            for end in list(self._ends):
+                end.transport.abort()
+            await asyncio.sleep(0)  # for the transports to close their sockets
+
+    async def _serve(self, connection: socket.socket) -> None:
+        peer, own = _address(connection.getpeername()), _address(connection.getsockname())
+        if peer[0] not in self._hosts and sockets_connected_to(own).get(peer) != os.geteuid():
+            connection.close()
+            self._say_refused(peer[0])
+            return
+        inner = socket.socket()
+        try:
+            inner.setblocking(False)
+            inner.bind(("127.0.0.1", 0))
+            admit_only(self._inner, inner.getsockname()[1])
+            await self._loop.sock_connect(inner, self._inner.getsockname())
+        except OSError:
+            inner.close()
+            raise
+        finally:
+            admit_only(self._inner, None)
+        ends = _End(self._ends), _End(self._ends)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        for end, sock in zip(ends, (inner, connection), strict=True):  # the rank speaks first, so its end comes last
+            await self._loop.connect_accepted_socket(partial(_same, end), sock)
+
+    def _say_refused(self, host: str) -> None:
+        if host not in self._refused and len(self._refused) < REFUSALS:
+            self._refused.add(host)
+            with contextlib.suppress(OSError):
+                text = "launcher: refused a connection to the ranks' store from {}: not a process of this job"
+                print(text.format(host), file=sys.stderr, flush=True)
+
+
+class _End(asyncio.Protocol):
+    """One of two connections of which each gets what the other one sends."""
+
+    other: _End
+
+    def __init__(self, ends: set[_End]) -> None:
+        self._ends = ends
+        self._closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._ends.add(self)
+        if self.other._closed:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._closed = True
+        self._ends.discard(self)
+        if self.other in self._ends:
+            self.other.transport.close()
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.other.transport.resume_reading()
+
+
+def _same(end: _End) -> _End:
+    return end
+
+
+def _inner_store() -> tuple[Store, socket.socket]:
+    """A TCPStore on the loopback interface that nobody can connect to any more, and its listening socket."""
+    for _ in range(TRIES):
+        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        handle = listener.dup()  # the store takes the other one
+        store = store_on(listener, "127.0.0.1", TIMEOUT)
+        admit_only(handle, None)
+        # The store has connected to itself; somebody else may have done so as well.
+        if set(sockets_connected_to(handle.getsockname()).values()) <= {os.geteuid()}:
+            return store, handle
+        handle.close()
+    raise RuntimeError("another user of this host connects to each store of the ranks that is made")
+
+
+def admit_only(listener: socket.socket, port: int | None) -> None:
+    """Lets a listening socket of TCP accept connections from one port only, or none; those that are there stay.
+
+    A connection keeps the filter with which it was accepted.
+
+    Raises:
+        OSError: this kernel has no socket filters.
     """
-    address = listener.getsockname()[0]
-    host = "localhost" if address in ("::", "0.0.0.0") else address  # noqa: S104  a comparison
-    return store_on(listener, host, TIMEOUT)
+    program = [
+        (_LOAD_HALF_WORD, 0, 0, 0),  # a TCP packet begins with the port that it comes from
+        (_JUMP_IF_EQUAL, 0, 1, port or 0),  # nothing comes from port 0
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+        (_RETURN, 0, 0, 0),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+
+
+def sockets_connected_to(address: Address) -> dict[Address, int]:
+    """Addresses of this host's sockets that are connected to an address, and whose they are (user ids).
+
+    Another network namespace counts as another host. A socket that its process has closed already is root's.
+    """
+    found = {}
+    suffix = f":{address[1]:04X}"
+    for table in TABLES:
+        with contextlib.suppress(FileNotFoundError), open(table) as lines:  # without IPv6 there is one
+            for row in map(str.split, lines):
+                if row[2].endswith(suffix) and _of_hex(row[2]) == address:
+                    found[_of_hex(row[1])] = int(row[7])
+    return found
+
+
+def _of_hex(text: str) -> Address:
+    """An address as the kernel's tables have it: words of 4 bytes in this machine's order. Pure."""
+    digits, _, port = text.partition(":")
+    data = bytes.fromhex(digits)
+    words = struct.unpack(f"={len(data) // 4}I", data)
+    return _plain(str(ip_address(struct.pack(f">{len(words)}I", *words)))), int(port, 16)
+
+
+def _is_here(host: str) -> bool:
+    """Whether an IP address is this host's own: only from there one reaches it without another address."""
+    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # of a datagram socket, which sends nothing
+            return _address(probe.getsockname())[0] == _plain(host)
+    except OSError:
+        return False
+
+
+def _address(name: tuple[object, ...]) -> Address:
+    return _plain(str(name[0])), int(str(name[1]))
+
+
+def _plain(host: str) -> str:
+    """One text for each IP address: an IPv4 address is never told as an IPv6 address, nor one with its interface."""
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)

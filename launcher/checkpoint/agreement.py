@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from launcher.checkpoint.files import together, words
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import RESUME
+from launcher.worker import rank_objects
 from launcher.worker.torch_compat import destroy_without_gil
 
-MESSAGE = 1 << 10  # bytes of a message that is sent at once
 LONGEST_PAUSE = 0.05  # seconds between two looks at the store
 _RANKS = 1 << 20  # more than there are; counts of ranks share a number in the store
 
@@ -131,42 +129,17 @@ class Peers:
         """Of all ranks on rank 0, elsewhere nothing."""
         if not self.many:
             return [mine]
-        all_of_them: list[Any] = [None] * self.world_size if self.rank == 0 else []
-        dist.gather_object(mine, all_of_them if self.rank == 0 else None, dst=0, group=self.group)
-        return all_of_them
+        return rank_objects.gather(mine, self.group)
 
     def on_first(self, function: Callable[[], T]) -> T:
         """The function's result on rank 0, or what it raised there, on all ranks."""
         told = _attempt(function) if self.rank == 0 else (None, None)
-        return cast(T, _result(self._broadcast(told) if self.many else told))
-
-    def _broadcast(self, told: T) -> T:
-        """Rank 0's, in one message if it is small (broadcast_object_list always needs two)."""
-        message = pickle.dumps(told)
-        first = torch.zeros(MESSAGE, dtype=torch.uint8)
-        if self.rank == 0:
-            head = len(message).to_bytes(8, "big") + message[: MESSAGE - 8]
-            first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        dist.broadcast(first, src=0, group=self.group)
-        head = bytes(first.tolist())
-        size = int.from_bytes(head[:8], "big")
-        if size <= MESSAGE - 8:
-            message = head[8 : 8 + size]
-        else:
-            rest = torch.empty(size, dtype=torch.uint8)
-            if self.rank == 0:
-                rest = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-            dist.broadcast(rest, src=0, group=self.group)
-            message = bytes(rest.tolist())
-        return cast(T, pickle.loads(message))  # noqa: S301  # as torch's own collectives of objects do
+        return cast(T, _result(rank_objects.broadcast(told, self.group) if self.many else told))
 
     def on_all(self, function: Callable[[], T]) -> list[T]:
         """The function's results on all ranks; or what it raised on any of them, as one error on all."""
         mine = _attempt(function)
-        told: list[Any] = [mine]
-        if self.many:
-            told = [None] * self.world_size
-            dist.all_gather_object(told, mine, group=self.group)
+        told: list[Any] = rank_objects.all_gather(mine, self.group) if self.many else [mine]
         errors = {rank: error for rank, (_, error) in enumerate(told) if error is not None}
         if errors:
             raise together(errors, self.world_size)

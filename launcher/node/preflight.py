@@ -67,7 +67,7 @@ class Preflight:
         self._least = plan.min_nodes * plan.tasks_per_node
         self._nodes = nodes_of(meeting.members, control.names)
         self._children: list[tuple[Any, Connection]] = []
-        self._store: object = None
+        self._store: store.RanksStore | None = None
         self._together = TOGETHER + PER_RANK * meeting.world_size
 
     def run(self) -> Verdict:
@@ -101,8 +101,8 @@ class Preflight:
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
-            ports = rendezvous.candidate_ports(f"{self._plan.run_id}/{key}", self._plan.port_range)
-            listener = rendezvous.listen(ports)
+            ports = rendezvous.free_ports(self._plan.port_range)
+            listener = rendezvous.listen(ports, rendezvous.where_reached(self._meeting.members))
             port = listener.getsockname()[1]
             self._control.publish(key, port)
         else:
@@ -119,7 +119,7 @@ class Preflight:
             theirs.close()  # so that its end is seen here
             self._children.append((process, ours))
         if listener is not None:
-            self._store = store.serve(listener)
+            self._store = store.RanksStore(listener, self._meeting.addresses)
 
     def _send(self, word: str) -> None:
         for _, pipe in self._children:
@@ -165,7 +165,9 @@ class Preflight:
                 process.kill()
                 process.join(1)  # one in state D stays, and the agent goes on
             pipe.close()
-        self._store = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     # -- agents
 

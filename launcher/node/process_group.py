@@ -15,13 +15,12 @@ import torch.distributed as dist
 
 from launcher import shared_secret
 from launcher.agent import rendezvous
-from launcher.agent import store as stores
 from launcher.agent.rendezvous import Member, RendezvousError, meet
 from launcher.node import pulse, topology
 from launcher.node.events import Reporter, current_attempt
-from launcher.worker import devices, joining
+from launcher.worker import devices, joining, rank_objects
 from launcher.worker.devices import BackendError
-from launcher.worker.torch_compat import destroy_without_gil
+from launcher.worker.torch_compat import destroy_without_gil, store_on
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 
@@ -219,19 +218,20 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     if place.world_size == 1:
         _use_interface("lo")
         return dist.HashStore()
-    key = f"{os.getuid()}/{place.job}"
+    secret = rendezvous.secret_of(shared_secret.of_user(), f"{os.getuid()}/{place.job}")
     meeting = meet(
         Member(place.rank, place.node_rank, host, 1, place.local_rank),
         names=[f"rank {rank}" for rank in range(place.world_size)],
         master=place.master,
-        secret=rendezvous.secret_of(shared_secret.of_user(), key),
-        ports=rendezvous.candidate_ports(key, PORTS),
+        secret=secret,
+        ports=rendezvous.candidate_ports(secret, PORTS),
         timeout=timeout,
     )
     _use_interface(meeting.interface)
-    if meeting.listener is not None:
-        return dist.PrefixStore("ranks", stores.serve(meeting.listener))
     patience = timedelta(seconds=timeout)
+    if meeting.listener is not None:
+        # Without the gate of `agent.store`: what holds the interpreter in this process would hold up all other ranks.
+        return dist.PrefixStore("ranks", store_on(meeting.listener, meeting.host, patience))
     client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=patience, wait_for_workers=False)
     return dist.PrefixStore("ranks", client)
 
@@ -283,9 +283,7 @@ def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.N
 
 def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
     """The same where there is no store of ours: MPI, and process groups that somebody else has made."""
-    told: list[tuple[int | None, str]] = [(0, host)] * dist.get_world_size()
-    if len(told) > 1:
-        dist.all_gather_object(told, _told_of(place, host))
+    told = rank_objects.all_gather(_told_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
     return topology.numbered(told, place.hosts)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.stacks import span
+from launcher.worker import rank_objects
 from launcher.worker.devices import BackendError
 
 _SHOWN = 4  # values, and nodes of each, that a refusal lists
@@ -179,12 +180,8 @@ def require_alike_in_group(facts: Facts) -> None:
     Raises:
         RanksDiffer: the ranks cannot work together.
     """
-    first = dist.get_rank() == 0
-    everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
-    dist.gather_object(facts, everyone)
-    verdict = [[refusal.text for refusal in compare(everyone)] if everyone is not None else None]
-    dist.broadcast_object_list(verdict)
-    _require_none(verdict[0] or [])
+    everyone = rank_objects.gather(facts)
+    _require_none(rank_objects.broadcast([refusal.text for refusal in compare(everyone)]))
 
 
 def _require_none(refused: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from launcher.node import spawn
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))
+OUTSIDER = "10.213.0.200"  # a host on the same network that is no node
 
 
 def _ip(*words: str, check: bool = True) -> str:
@@ -52,7 +53,7 @@ class Namespaces:
 
     def __init__(self) -> None:
         self.prefix = f"launcher-{secrets.token_hex(4)}"
-        self._switch = f"{self.prefix}-switch"
+        self._switch = self.outsider = f"{self.prefix}-switch"
 
     def name(self, node: int) -> str:
         return f"{self.prefix}-{node}"
@@ -73,6 +74,7 @@ class Namespaces:
     def _build(self) -> None:
         _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "address", "add", f"{OUTSIDER}/24", "dev", "bridge")
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         for node, host in enumerate(HOSTS):
             _ip("netns", "add", self.name(node))

@@ -112,6 +112,7 @@ def _rank(
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{folder}/{name}{rank}", os.O_CREAT | os.O_WRONLY, 0o600), descriptor)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["LAUNCHER_SECRET"] = "the secret of a test's ranks"
     from datetime import timedelta
 
     import torch

@@ -120,7 +120,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "WorkerGroup", lambda *_, **__: FakeWorkers(script))
     monkeypatch.setattr(module, "Supervisor", lambda *_: SimpleNamespace(run=lambda: script.call("supervise")))
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
-    monkeypatch.setattr(module.store, "serve", lambda listener: script.call("serve"))
+    monkeypatch.setattr(module.store, "RanksStore", lambda *_: script.call("serve"))
     monkeypatch.setattr(module._Agent, "_preload", lambda self: None)
     return script
 

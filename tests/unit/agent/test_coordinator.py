@@ -35,9 +35,11 @@ class Cluster:
         self.reports: list[Mapping[str, Any]] = []
         self.sent: list[tuple[int, dict[str, Any]]] = []
         names = [f"n{index}" for index in range(size)]
-        self.coordinator = Coordinator(Limits(**values), names, self.members[0], claim=self._claim, blame=self._blame)
+        self.coordinator = Coordinator(
+            Limits(**values), names, self.members[0], claim=self._claim, listen=lambda _: 29500, blame=self._blame
+        )  # fmt: skip
 
-    def _claim(self, number: int, members: Iterable[Member], port: int) -> str | None:
+    def _claim(self, number: int, members: Iterable[Member]) -> str | None:
         if self.against is None:
             self.claims.append((number, [member.index for member in members]))
         return self.against
@@ -95,7 +97,7 @@ class Cluster:
 
     def gather(self, history: History | None = None, wanted: Iterable[int] | None = None) -> None:
         wanted = range(self.size) if wanted is None else wanted
-        self.coordinator.gather(history or History(), list(wanted), 29500, 60, self.now)
+        self.coordinator.gather(history or History(), list(wanted), 60, self.now)
 
     def begin(self, *, resumable: bool = True, step: int = 5) -> Cluster:
         """Round 0 runs with all agents."""

@@ -22,6 +22,7 @@ from launcher.agent.channel import MAGIC, Channel
 from launcher.agent.hub import Hub
 from launcher.agent.rendezvous import (
     CANDIDATES,
+    LOOPBACK,
     Gathering,
     Meeting,
     Member,
@@ -32,6 +33,7 @@ from launcher.agent.rendezvous import (
     meet,
     secret_of,
     some_of,
+    where_reached,
 )
 
 KEYS = (f"test/{number}/{random.randrange(2**60)}" for number in itertools.count())  # another one for every meeting
@@ -52,7 +54,7 @@ def member(index: int, key: str, size: int, *, port_range: tuple[int, int] = RAN
     """The part of one member of `size`, each on a node of its own."""
     options: dict[str, Any] = {
         "names": [f"node{number}" for number in range(size)], "master": "localhost", "secret": secret_of(SECRET, key),
-        "ports": candidate_ports(key, port_range), "timeout": ENOUGH,
+        "ports": candidate_ports(key.encode(), port_range), "timeout": ENOUGH,
     }  # fmt: skip
     me = Member(index, index, f"node{index}", ranks=index + 1)
 
@@ -186,7 +188,7 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
         return came.is_set() and 1 not in self.arrived
 
     monkeypatch.setattr(Gathering, "decided", decided)
-    ports, secret = candidate_ports(key, RANGE), secret_of(SECRET, key)
+    ports, secret = candidate_ports(key.encode(), RANGE), secret_of(SECRET, key)
 
     def leaves() -> None:
         found: Channel | str = ""
@@ -286,7 +288,7 @@ STRANGERS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
     key = next(KEYS)
-    with STRANGERS[stranger](candidate_ports(key, RANGE)[0]):
+    with STRANGERS[stranger](candidate_ports(key.encode(), RANGE)[0]):
         meetings = together(all_of(2, key))
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
 
@@ -295,7 +297,7 @@ def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.M
     monkeypatch.setattr(rendezvous, "STAGGER", 0.02)
     key = next(KEYS)
     with ExitStack() as stack:
-        for port in candidate_ports(key, RANGE)[:-2]:  # one for the leader, and one for the store
+        for port in candidate_ports(key.encode(), RANGE)[:-2]:  # one for the leader, and one for the store
             stack.enter_context(silent(port))
         meetings = together(all_of(3, key))
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
@@ -304,7 +306,7 @@ def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.M
 def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
     key = next(KEYS)
     opened: list[socket.socket] = []
-    first, leads = candidate_ports(key, RANGE)[0], threading.Event()
+    first, leads = candidate_ports(key.encode(), RANGE)[0], threading.Event()
     real = rendezvous.listen
 
     def listening(*args: Any, **options: Any) -> socket.socket:
@@ -329,7 +331,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
 
 def test_only_strangers_is_told_as_that() -> None:
     key = next(KEYS)
-    port = candidate_ports(key, (LOW + 4000, LOW + 4001))[0]
+    port = candidate_ports(key.encode(), (LOW + 4000, LOW + 4001))[0]
     with STRANGERS["chatty"](port):
         (error,) = together([member(1, key, 2, timeout=0.5, ports=[port])])
         assert str(error).endswith(f"port {port} belongs to something else")
@@ -340,7 +342,7 @@ def test_only_strangers_is_told_as_that() -> None:
 def test_a_search_leaves_no_connection_open() -> None:
     """Neither to strangers nor to ports that it did not need any more."""
     key = next(KEYS)
-    ports = candidate_ports(key, RANGE)[:3]
+    ports = candidate_ports(key.encode(), RANGE)[:3]
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
         found = rendezvous.find_leader("127.0.0.1", ports, b"", rendezvous.time.monotonic() + 0.7)
@@ -355,7 +357,7 @@ def test_a_search_leaves_no_connection_open() -> None:
 
 def test_a_signal_ends_the_search_at_once() -> None:
     key = next(KEYS)
-    port = candidate_ports(key, RANGE)[0]
+    port = candidate_ports(key.encode(), RANGE)[0]
     reader, writer = socket.socketpair()
     with reader, writer, silent(port):
         writer.send(b"\0")
@@ -365,7 +367,7 @@ def test_a_signal_ends_the_search_at_once() -> None:
 
 def test_who_waits_for_a_leader_that_ends_says_so() -> None:
     key = next(KEYS)
-    ports, secret = candidate_ports(key, RANGE), secret_of(SECRET, key)
+    ports, secret = candidate_ports(key.encode(), RANGE), secret_of(SECRET, key)
 
     def ends() -> None:
         leader = Hub(listen(ports), secret, members=[1])
@@ -382,26 +384,26 @@ def test_who_waits_for_a_leader_that_ends_says_so() -> None:
 
 
 def test_listening_takes_the_first_free_port() -> None:
-    ports = candidate_ports(next(KEYS), RANGE)
+    ports = candidate_ports(next(KEYS).encode(), RANGE)
     with listen(ports) as first, listen(ports) as second:
         assert [first.getsockname()[1], second.getsockname()[1]] == ports[:2]
 
 
 def test_a_leader_of_one_host_listens_to_this_host_only() -> None:
-    with listen(candidate_ports(next(KEYS), RANGE), loopback=True) as listener:
+    with listen(candidate_ports(next(KEYS).encode(), RANGE), LOOPBACK) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
 @given(st.text(max_size=20), st.integers(1024, 60000), st.integers(1, 100))
 def test_ports_depend_on_the_key_alone_and_stay_in_the_range(key: str, low: int, width: int) -> None:
-    ports = candidate_ports(key, (low, low + width))
-    assert ports == candidate_ports(key, (low, low + width))
+    ports = candidate_ports(key.encode(), (low, low + width))
+    assert ports == candidate_ports(key.encode(), (low, low + width))
     assert len(ports) == len(set(ports)) == min(CANDIDATES, width + 1)
     assert all(low <= port <= low + width for port in ports)
 
 
 def test_ports_and_secrets_of_different_attempts_differ() -> None:
-    assert candidate_ports("run/0", (20000, 32767)) != candidate_ports("run/1", (20000, 32767))
+    assert candidate_ports(b"run/0", (20000, 32767)) != candidate_ports(b"run/1", (20000, 32767))
     assert len({secret_of(b"a", "run/0"), secret_of(b"a", "run/1"), secret_of(b"b", "run/0")}) == 3
 
 
@@ -466,3 +468,14 @@ def test_the_leader_comes_first_and_the_others_in_order() -> None:
 def test_a_member_travels_as_a_row() -> None:
     member = Member(3, 1, "node1", 2, 4, "10.0.0.2", "10.0.0.1")
     assert Member.of(member.row()) == member
+
+
+@pytest.mark.parametrize(("reached", "address"), [
+    ([], LOOPBACK),
+    ([LOOPBACK, LOOPBACK], LOOPBACK),
+    (["10.0.0.1", "10.0.0.1"], "10.0.0.1"),
+    (["10.0.0.1", "fd00::1"], ""),
+])  # fmt: skip
+def test_the_store_listens_where_the_leader_was_reached(reached: list[str], address: str) -> None:
+    others = [Member(number, number, "n", 1, master_address=each) for number, each in enumerate(reached, 1)]
+    assert where_reached([Member(0, 0, "n0", 1), *others]) == address

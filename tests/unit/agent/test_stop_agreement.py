@@ -134,8 +134,10 @@ def test_agents_whose_ranks_have_ended_are_not_waited_for() -> None:
 def test_the_coordinator_passes_on_what_the_leader_of_the_agreement_says() -> None:
     members = [Member(index, index, f"node{index}", 1) for index in (0, 1)]
     limits = Limits(1, None, None, None, None, heartbeat=30.0, max_restarts=0)
-    coordinator = Coordinator(limits, ["node0", "node1"], members[0], claim=lambda *_: None, blame=hangs.blame)
-    coordinator.gather(History(), [0, 1], port=1, timeout=10.0, now=0.0)
+    coordinator = Coordinator(
+        limits, ["node0", "node1"], members[0], claim=lambda *_: None, listen=lambda _: 1, blame=hangs.blame
+    )
+    coordinator.gather(History(), [0, 1], timeout=10.0, now=0.0)
     coordinator.receive(1, {"type": "hello", "member": members[1].row()}, 0.0)
     coordinator.tick(0.0)
     coordinator.watch(0.0)

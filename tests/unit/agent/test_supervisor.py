@@ -176,13 +176,13 @@ class Job:
         )
         names = [f"n{index}" for index in range(agents)]
         self.coordinator = Coordinator(
-            limits, names, self.members[0], claim=lambda *_: None, blame=lambda _: self.blamed
+            limits, names, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed
         )
         history = history or History()
         self.attempt = runs.Attempt(runs.Run(folder), 0)
         self.attempt.logs.mkdir(parents=True)
         self.attempt.events_file("node-0").parent.mkdir()
-        self.coordinator.gather(history, range(agents), 1, 60, self.now)
+        self.coordinator.gather(history, range(agents), 60, self.now)
         for member in self.members[1:]:
             self.coordinator.receive(member.index, {"type": "hello", "member": member.row()}, self.now)
         self.coordinator.tick(self.now)

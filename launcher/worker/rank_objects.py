@@ -1,0 +1,130 @@
+"""Objects that ranks send each other: pickles that carry a MAC.
+
+To unpickle is to run whatever the sender likes, and gloo takes whoever connects for a rank (docs/security.md). So
+torch's own `all_gather_object` and its kin are not used: only what was made with the ranks' secret is unpickled. All
+ranks of the group call the same function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import pickle
+from functools import cache
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher import shared_secret
+from launcher.node.events import current_attempt
+
+MAC = hashlib.sha256().digest_size  # bytes
+SMALL = 1 << 10  # bytes of a broadcast that is sent at once
+LENGTH = 8  # bytes
+
+T = TypeVar("T")
+
+
+class NotFromARank(RuntimeError):
+    """What has arrived was not made by a rank of this job."""
+
+
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all ranks on rank 0; nothing on the others.
+
+    Raises:
+        NotFromARank: see there.
+    """
+    mine, sizes = _padded(value, group)
+    received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
+    dist.gather(mine, received or None, dst=0, group=group)
+    return [_open(_bytes(each)[:size]) for each, size in zip(received, sizes, strict=bool(received))]
+
+
+def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all ranks, in their order.
+
+    Raises:
+        NotFromARank: see there.
+    """
+    mine, sizes = _padded(value, group)
+    received = [torch.empty_like(mine) for _ in sizes]
+    dist.all_gather(received, mine, group=group)
+    return [_open(_bytes(each)[:size]) for each, size in zip(received, sizes, strict=True)]
+
+
+def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
+    """Rank 0's value, whatever the others give; a small one takes a single message.
+
+    Raises:
+        NotFromARank: see there.
+    """
+    device = _device(group)
+    sealed = _seal(value) if dist.get_rank() == 0 else b""
+    head = _tensor(len(sealed).to_bytes(LENGTH, "big") + sealed[: SMALL - LENGTH], SMALL, device)
+    dist.broadcast(head, src=0, group=group)
+    data = _bytes(head)
+    size = int.from_bytes(data[:LENGTH], "big")
+    if size > SMALL - LENGTH:
+        rest = _tensor(sealed[SMALL - LENGTH :], size - (SMALL - LENGTH), device)
+        dist.broadcast(rest, src=0, group=group)
+        data += _bytes(rest)
+    return cast(T, _open(data[LENGTH : LENGTH + size]))
+
+
+def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
+    """A rank's value, as long as the longest of all, and how long that of each rank is."""
+    device, sealed = _device(group), _seal(value)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
+    numbers = [int(size.item()) for size in sizes]
+    return _tensor(sealed, max(numbers), device), numbers
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    cuda = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def _tensor(data: bytes, size: int, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    tensor = tensor.cpu()
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel())
+
+
+# -- MACs
+
+
+def _seal(value: object) -> bytes:
+    data = pickle.dumps(value)
+    return _mac(data) + data
+
+
+def _open(sealed: bytes) -> T:  # type: ignore[type-var]  # whatever the sender gave
+    if not hmac.compare_digest(sealed[:MAC], _mac(sealed[MAC:])):
+        raise NotFromARank(
+            "an object that another rank should have sent does not carry the secret of this job's ranks. Outside of a "
+            f"run, set {shared_secret.VARIABLE} to the same random text on all ranks, unless they share the home folder"
+        )
+    return cast(T, pickle.loads(sealed[MAC:]))  # noqa: S301  # made by a rank of this job
+
+
+def _mac(data: bytes) -> bytes:
+    return hmac.new(_secret(), b"launcher ranks\0" + data, hashlib.sha256).digest()
+
+
+@cache
+def _secret() -> bytes:
+    """Of the run; outside of one, of the user.
+
+    Raises:
+        RunError: it cannot be had.
+    """
+    attempt = current_attempt()
+    return attempt.run.secret() if attempt else shared_secret.of_user()

@@ -1,0 +1,141 @@
+"""The ranks' store serves this user's processes on the job's hosts, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from launcher.agent import store
+from launcher.agent.store import RanksStore, sockets_connected_to
+from tests.two_users import as_somebody_else
+
+ENOUGH = timedelta(seconds=60)  # on any machine; nobody waits for it
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., tuple[str, int]]]:
+    """Starts a store; its address."""
+    opened: list[RanksStore] = []
+
+    def started(*hosts: str, address: str = "127.0.0.1") -> tuple[str, int]:
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        place = listener.getsockname()[:2]
+        opened.append(RanksStore(listener, hosts))
+        return place
+
+    yield started
+    for each in opened:
+        each.close()
+
+
+def client(place: tuple[str, int]) -> TCPStore:
+    return TCPStore(*place, is_master=False, wait_for_workers=False, timeout=ENOUGH)
+
+
+def answer(place: tuple[str, int]) -> bytes:
+    """What a store says to whoever asks it as torch does; nothing: it hangs up."""
+    with socket.create_connection(place) as connection:
+        connection.settimeout(ENOUGH.total_seconds())
+        try:
+            # torch/csrc/distributed/c10d/TCPStoreBackend.hpp: VALIDATE with its number, PING with ours
+            connection.sendall(b"\0" + (0x3C85F7CE).to_bytes(4, "little") + b"\x0d" + (7).to_bytes(4, "little"))
+            return connection.recv(64)
+        except ConnectionError:
+            return b""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_ranks_of_this_host_use_it(serve: Callable[..., tuple[str, int]], address: str) -> None:
+    place = serve(address=address)
+    large = "x" * (1 << 22)
+
+    def rank(number: int) -> tuple[bytes, bytes]:
+        mine = client(place)
+        mine.set(f"rank {number}", large if number == 0 else f"{number}")
+        return mine.get(f"rank {(number + 1) % 8}"), mine.get("rank 0")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(rank, range(8)))
+    assert all(whole == large.encode() for _, whole in found)
+    assert [text for text, _ in found[:7]] == [f"{number}".encode() for number in range(1, 8)]
+
+
+def test_a_rank_that_ends_does_not_end_the_others(serve: Callable[..., tuple[str, int]]) -> None:
+    place = serve()
+    one, other = client(place), client(place)
+    one.set("key", "value")
+    del one
+    assert other.get("key") == b"value"
+    assert client(place).get("key") == b"value"
+
+
+def test_a_host_outside_of_the_job_is_refused(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its sockets are in no table of ours."""
+    monkeypatch.setattr(store, "_is_here", lambda host: False)
+    inside, outside = serve("127.0.0.1"), serve("10.9.9.9")
+    monkeypatch.setattr(store, "sockets_connected_to", lambda address: {})
+    assert answer(inside)
+    assert not answer(outside)
+    assert not answer(outside)
+    assert capfd.readouterr().err.count("refused a connection to the ranks' store from 127.0.0.1") == 1
+
+
+def test_an_address_of_this_host_is_no_other_host(serve: Callable[..., tuple[str, int]]) -> None:
+    """With two names of one machine, its own address is among those of the job."""
+    place = serve("127.0.0.1", "::1")
+    assert as_somebody_else(lambda: answer(place)) == b""
+    assert answer(place)
+
+
+def test_another_user_of_this_host_is_refused(serve: Callable[..., tuple[str, int]]) -> None:
+    place = serve()
+    assert as_somebody_else(lambda: answer(place)) == b""
+    assert answer(place)
+
+
+def test_nobody_gets_past_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        opened = RanksStore(listener, [])
+        with socket.socket() as stranger, pytest.raises(TimeoutError):
+            stranger.settimeout(0.2)  # it would be for ever
+            stranger.connect(opened._inner.getsockname())
+        opened.close()
+
+
+def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([{("127.0.0.1", 1): os.geteuid() + 1}, {("127.0.0.1", 2): os.geteuid()}])
+    monkeypatch.setattr(store, "sockets_connected_to", lambda address: next(looks))
+    made, handle = store._inner_store()
+    assert next(looks, None) is None
+    handle.close()
+    del made
+    monkeypatch.setattr(store, "sockets_connected_to", lambda address: {("127.0.0.1", 1): os.geteuid() + 1})
+    with pytest.raises(RuntimeError, match="another user of this host connects to each store"):
+        store._inner_store()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_whose_a_connection_is(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        place = listener.getsockname()[:2]
+        with socket.create_connection(place) as connection:
+            assert sockets_connected_to(place) == {connection.getsockname()[:2]: os.geteuid()}
+
+
+@pytest.mark.parametrize("text, address", [
+    ("0100007F:814F", ("127.0.0.1", 33103)),
+    ("0000000000000000FFFF00000100007F:0016", ("127.0.0.1", 22)),
+    ("00000000000000000000000001000000:0016", ("::1", 22)),
+])  # fmt: skip
+def test_addresses_of_the_kernels_tables(text: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if store.sys.byteorder == "little":
+        assert store._of_hex(text) == address

@@ -1,0 +1,92 @@
+"""What ranks unpickle was made by one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from workload_ranks import run_ranks
+
+from launcher.node import Env
+from launcher.worker import rank_objects
+from launcher.worker.rank_objects import MAC, NotFromARank
+
+SIZES = [0, rank_objects.SMALL - 200, rank_objects.SMALL, 1 << 20]  # of a text
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LAUNCHER_SECRET", "sixteen letters!")
+    rank_objects._secret.cache_clear()
+    yield
+    rank_objects._secret.cache_clear()
+
+
+def exchange(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    found = []
+    for size in SIZES:
+        mine = (env.rank, "x" * (size + env.rank))
+        gathered = [rank for rank, _ in rank_objects.gather(mine)]
+        everyone = [len(text) - size for _, text in rank_objects.all_gather(mine)]
+        found.append([gathered, everyone, len(rank_objects.broadcast(mine)[1]) - size])
+    return {"found": found}
+
+
+def test_ranks_exchange_objects_of_any_size() -> None:
+    for rank, result in enumerate(run_ranks(exchange, {}, 3)):
+        assert result.metrics["found"] == [[[0, 1, 2] if rank == 0 else [], [0, 1, 2], 0]] * len(SIZES)
+
+
+def pretend(config: dict[str, Any], env: Env) -> dict[str, Any]:
+    """Rank 1 is a stranger, who knows all but the secret."""
+    if env.rank == 1:
+        rank_objects._secret.cache_clear()
+        rank_objects._mac = lambda data: bytes(MAC)
+        mine, _ = rank_objects._padded(Evil(config["proof"]), None)
+        dist.gather(mine, None, dst=0)
+        return {}
+    try:
+        rank_objects.gather("mine")
+    except NotFromARank as error:
+        return {"refused": str(error)}
+    return {}
+
+
+class Evil:
+    """When it is unpickled, a file is made."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
+
+
+def test_what_a_stranger_sends_is_not_unpickled(tmp_path: Path) -> None:
+    first, _ = run_ranks(pretend, {"proof": str(tmp_path / "ran")}, 2)
+    assert "does not carry the secret of this job's ranks" in first.metrics["refused"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("part", ["mac", "data", "all", "other secret"])
+def test_an_altered_object_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = rank_objects._seal({"a": torch.ones(2)})
+    rank_objects._open(sealed)
+    altered = {"mac": b"\1" + sealed[1:], "data": sealed[:-1] + b"!", "all": b"", "other secret": sealed}[part]
+    if part == "other secret":
+        monkeypatch.setenv("LAUNCHER_SECRET", "another sixteen!")
+        rank_objects._secret.cache_clear()
+    with pytest.raises(NotFromARank):
+        rank_objects._open(altered)
+
+
+@pytest.mark.parametrize("package", ["launcher", "workloads"])
+def test_no_module_lets_torch_unpickle_what_ranks_send(package: str) -> None:
+    calls = re.compile(r"\w*(gather_object|object_list)\(")
+    modules = [*(Path(__file__).parents[3] / package).rglob("*.py")]
+    assert modules and not [path for path in modules if calls.search(path.read_text())]
