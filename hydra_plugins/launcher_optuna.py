@@ -13,6 +13,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from launcher.paths import is_ours
+
 
 class OptunaSearchSweeper(Sweeper):
     """Optuna's sweeper, which finds the trials of an earlier life again."""
@@ -32,7 +34,7 @@ class OptunaSearchSweeper(Sweeper):
 
 
 class OptunaSearchConfig(SearchPathPlugin):
-    """Gives the sweeper's own schema our class.
+    """Gives the sweeper's own schema our class, in our own commands alone: Hydra loads this in every Hydra app.
 
     Hydra comes here when it has loaded all plug-ins. In which order it loads them depends on where they are installed,
     and of two configs of one name the later one counts.
@@ -40,7 +42,7 @@ class OptunaSearchConfig(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         theirs: Any = sys.modules.get("hydra_plugins.hydra_optuna_sweeper.config")
-        if theirs is None:
+        if theirs is None or not is_ours(each.path for each in search_path.get_path()):
             return
 
         @dataclass

@@ -47,6 +47,8 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
+    if "--" in before and name == "run":
+        return []  # the script's own arguments; the shell offers files
     module = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
     parser = Parser(name, None)
     module.configure(parser)
@@ -90,7 +92,7 @@ def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
     if name == "ACTION" or name == "fetch":
         return _starting(getattr(module, "ACTIONS", ACTIONS.get(command, ())), word)
     if name == "KEY=VALUE":
-        return overrides(word, ())
+        return overrides(word, ("workload=program",) if command == "run" else ())
     if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":

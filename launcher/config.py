@@ -371,6 +371,8 @@ class Program(Workload):
     script: str | None = None  # a Python file or an executable one, seen from the folder that you submit in
     module: str | None = None  # instead of a script: what `python -m` runs
     args: Any = field(default_factory=list)  # its arguments: a list, or a text that is split as a shell would
+    flags: dict[str, Any] = field(default_factory=dict)  # more of them by name, to sweep: flags.lr=0.1 is --lr 0.1
+    overrides: dict[str, Any] = field(default_factory=dict)  # the same for a Hydra app: overrides.lr=0.1 is lr=0.1
     python: str | None = None  # interpreter; empty: the one that the launcher runs with
     fork: bool = False  # fork ranks from the agent, which has torch loaded, instead of starting a Python for each
     stop_signal: StopSignal = StopSignal.SIGTERM  # tells it to stop: SIGTERM, SIGINT, SIGUSR1 or SIGUSR2

@@ -62,5 +62,5 @@ def near(word: str, known: Iterable[str]) -> str:
     """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
     from difflib import get_close_matches  # for an error only
 
-    matches = get_close_matches(word, list(known), n=3, cutoff=0.6)
+    matches = get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -12,6 +13,11 @@ def resource(name: str) -> Path:
     """Our folder `conf` or `templates`: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+def is_ours(search_path: Iterable[str]) -> bool:
+    """Whether Hydra searches our conf/: else it is another Hydra app, in a Python that has us installed."""
+    return any(path.removeprefix("file://") == str(resource("conf")) for path in search_path)
 
 
 def code_root() -> Path | None:

@@ -15,8 +15,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import hydra_text
 from launcher.config import Function, Program
 from launcher.errors import ConfigError, near
+from launcher.node.arguments import options, runs_as_it_is, with_options, words
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -64,7 +66,7 @@ def checked_program(program: Program, place: Place) -> Program:
         _check_script(program, place)
     elif program.python is None:  # what another interpreter finds is not known here
         _program(str(program.module), place)
-    return replace(program, args=_arguments(program.args))
+    return replace(program, args=_arguments(program), flags={}, overrides={})
 
 
 def checked_function(function: Function, place: Place) -> Function:
@@ -115,8 +117,6 @@ def _program(module: str, place: Place) -> ModuleSpec | None:
 
 
 def _check_script(program: Program, place: Place) -> None:
-    from launcher.node.arguments import runs_as_it_is
-
     key = f"workload.script={program.script}"
     path = place.workdir / Path(str(program.script)).expanduser()
     if path.is_dir():
@@ -126,7 +126,8 @@ def _check_script(program: Program, place: Place) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{key}: there is no folder {folder} (paths are seen from {place.workdir})")
         files = [each.name for each in folder.iterdir() if each.is_file()]
-        raise ConfigError(f"{key}: there is no file {path.name} in {folder}.{near(path.name, files)}")
+        module = f" It is a module: run --module {program.script}" if _is_module(str(program.script), place) else ""
+        raise ConfigError(f"{key}: there is no file {path.name} in {folder}.{near(path.name, files)}{module}")
     if not path.is_file():
         raise ConfigError(f"{key} is no ordinary file")
     if not os.access(path, os.R_OK):
@@ -138,6 +139,13 @@ def _check_script(program: Program, place: Place) -> None:
         raise ConfigError(f"{key} is neither a Python file nor executable: chmod u+x {path}")
     if program.python is None:  # another one may read another Python
         _parsed(path, key)
+
+
+def _is_module(name: str, place: Place) -> bool:
+    try:
+        return _found(name, replace(place, sure=True), "workload.module") is not None
+    except ConfigError:
+        return False
 
 
 def _check_executable(program: Program, path: Path, key: str) -> None:
@@ -170,15 +178,33 @@ def _require_interpreter(program: Program) -> None:
         raise ConfigError(f"workload.python={program.python} cannot be executed: name bin/python of an environment")
 
 
-def _arguments(given: Any) -> list[str]:
-    from launcher.node.arguments import words
-
+def _arguments(program: Program) -> list[str]:
+    """All of its arguments: as they were given, then the named ones."""
     try:
-        return words(given)
+        given = words(program.args)
     except ValueError as error:
         raise ConfigError(
-            f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text (workload.args='--lr 0.1')"
+            f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text "
+            "(\"workload.args='--lr 0.1'\"); what stands behind `--` needs no quotes: "
+            "launcher run train.py -- --lr 0.1"
         ) from None
+    try:
+        flags = options(program.flags)
+    except ValueError as error:
+        raise ConfigError(f"workload.flags: {error}") from None
+    return [*with_options(given, flags), *_overrides(program.overrides)]
+
+
+def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Named arguments of a Hydra app: `optimizer.lr=0.1`."""
+    found = []
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found += _overrides(value, f"{key}.")
+        else:
+            found.append(f"{key}={hydra_text.element(value)}")
+    return found
 
 
 def _parsed(path: Path, key: str) -> ast.Module:

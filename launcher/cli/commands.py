@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # Name, which is its file's too (`-` is `_` there), and one line for the list.
 COMMANDS = {
+    "run": "A script of yours, with its own arguments behind `--`.",
     "status": "State of runs, with one question to the scheduler for all.",
     "logs": "What a run printed, or one of its ranks.",
     "cancel": "End runs.",
@@ -51,6 +53,9 @@ class Parser(argparse.ArgumentParser):
             prog, description=description, allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
         )  # fmt: skip
+        self.behind: str | None = (
+            None  # where words behind `--` go to as they are; None: they are arguments like others
+        )
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments in `words`.
@@ -60,13 +65,22 @@ class Parser(argparse.ArgumentParser):
             SystemExit: only the help was wanted, and has been printed.
         """
         known = [name for name in self._option_string_actions if name.startswith("--")]
+        behind: Sequence[str] | None = None
+        if self.behind is not None and "--" in words:
+            at = words.index("--")
+            words, behind = words[:at], words[at + 1 :]
         for word in takewhile(lambda word: word != "--", words):  # first, or a wrong one's value might pass for a RUN
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                raise ConfigError(f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}")
+                more = f". Arguments of your own program stand behind `--`: {self.usage}" if self.behind else ""
+                raise ConfigError(
+                    f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}{more}"
+                )
         arguments, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
+        if self.behind is not None:
+            setattr(arguments, self.behind, behind)
         return arguments
 
     def error(self, message: str) -> NoReturn:
@@ -82,6 +96,8 @@ def main(arguments: list[str]) -> int:
         _overview()
         return 0
     if name not in COMMANDS:
+        if os.path.isfile(name):
+            raise ConfigError(f"{name} is a file, and no command: `{PROGRAM} run {name}` runs it")
         raise ConfigError(
             f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}, help; "
             "anything else is KEY=VALUE and submits a run"

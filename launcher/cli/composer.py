@@ -109,7 +109,8 @@ class Composer:
 
 def _slot(override: Override) -> tuple[object, ...]:
     """What two overrides have in common that differ in plain values only."""
-    plain = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+    sets = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
+    plain = sets and override.package is None and not override.is_sweep_override()
     # A reference would be one that the shape does not know of; sections are merged with what was there.
     value = override.value()
     if not plain or "${" in str(override.input_line) or value == MISSING or isinstance(value, dict):

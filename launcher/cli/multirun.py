@@ -126,7 +126,7 @@ class Multirun:
         from omegaconf.errors import OmegaConfBaseException
 
         from launcher import sweeps
-        from launcher.cli.submit import explain
+        from launcher.cli.override_errors import explain
         from launcher.submit_sweep import Wanted
 
         try:

@@ -39,14 +39,9 @@ def explain(text: str) -> str | None:
     key = next(iter(re.findall(r"full_key: (\S+)", told)), "")
     if re.search(r"Key '[^']+' (is )?not in", told):
         return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher --help` lists all"
-    if choice := NO_CHOICE.search(told):
-        known = [word.strip() for word in choice[2].split(",")]
-        short = _short(key, group)
-        return f"{where}: {short}={choice[1]}: it is one of {', '.join(known)}.{near(choice[1], known)}"
-    if value := WRONG_TYPE.search(told):
-        return f"{where}: {_short(key, group)}={value[1]}: it must be {KINDS.get(value[2], value[2])}"
-    if shape := SHAPE.search(told):
-        return f"{where}: {_short(key, group)}: it must be {SHAPES[shape[1]]}"
+    if why := wrong_value(told):
+        value = NO_CHOICE.search(told) or WRONG_TYPE.search(told)
+        return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
     if "Cannot merge" in told:
         at = f"{_short(key, group)}: " if key else ""
         return f"{where}: {at}a list stands where a section of its own ({{NAME: VALUE}}) must be, or vice versa"
@@ -55,6 +50,17 @@ def explain(text: str) -> str | None:
     lines = [line.strip() for line in told.splitlines()[1:] if line.strip()]
     first = next((line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), told)
     return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
+
+
+def wrong_value(told: str) -> str | None:
+    """What a value must be, for a composition error about its type; None: it is about something else."""
+    if choice := NO_CHOICE.search(told):
+        known = [word.strip() for word in choice[2].split(",")]
+        return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
+    if value := WRONG_TYPE.search(told):
+        return f"it must be {KINDS.get(value[2], value[2])}"
+    shape = SHAPE.search(told)
+    return f"it must be {SHAPES[shape[1]]}" if shape else None
 
 
 def in_yaml(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find
 from launcher.errors import ConfigError, RunError
+from launcher.hydra_text import quoted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -31,7 +32,7 @@ def run(arguments: Namespace) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.cli import confirm, schema, submit
+    from launcher.cli import confirm, override_errors, schema, submit
     from launcher.live import Live
     from launcher.printed import Stream
     from launcher.submit import prepare, require_over, resume
@@ -55,7 +56,7 @@ def run(arguments: Namespace) -> int:
         typed: Any = submit.typed(config)
         prepared = prepare(typed, run_id=found.id, new_snapshot=arguments.new_snapshot)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(submit.explain(error, overrides)) from None
+        raise ConfigError(override_errors.explain(error, overrides)) from None
     if typed.dry_run:
         return submit.show(prepared)
     require_over(found, Live())  # before a question; `resume` looks again
@@ -92,7 +93,7 @@ def _place(run: Run) -> list[str]:
     from launcher.sweeps import sweep_of
 
     sweep = sweep_of(run)
-    runs_dir = f"runs_dir={_quoted(str((sweep or run).path.parent))}"
+    runs_dir = f"runs_dir={quoted(str((sweep or run).path.parent))}"
     return [runs_dir] if sweep else [f"run_id={run.id}", runs_dir]
 
 
@@ -123,8 +124,3 @@ def merged(before: list[str], now: list[str]) -> list[str]:
 
 def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
-
-
-def _quoted(path: str) -> str:
-    """A path as a value in Hydra's grammar, whatever characters it has."""
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from launcher import config
 from launcher.paths import default_runs_dir
 
-OPEN_KEYS = ("cluster.directives", "cluster.environment", "workload.kwargs")  # their keys are the user's own
+OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
+OPEN_KEYS = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # their keys are the user's own
 WORKLOADS = {
     "p2p": config.P2P,
     "collective": config.Collective,
@@ -103,6 +104,15 @@ SECTIONS = (
 def all_keys() -> list[str]:
     """Every key of every group, for near matches."""
     return [key.name for section in SECTIONS for key in keys_of(section.kind, section.prefix)]
+
+
+def workloads_with(key: str) -> list[str]:
+    """The workloads that have a key of this whole name (`workload.lr`)."""
+    return [
+        section.title.rpartition("=")[2]
+        for section in SECTIONS
+        if section.prefix == "workload." and key in (each.name for each in keys_of(section.kind, section.prefix))
+    ]
 
 
 def groups_help(width: int = 79) -> str:

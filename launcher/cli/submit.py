@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli.schema import OWN_ARGUMENTS
+from launcher.config import MISSING
 from launcher.errors import BAD_INPUT, ConfigError, LauncherError, near
+from launcher.hydra_text import element
 from launcher.paths import resource
+from launcher.sweeps import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # flags and Hydra's own settings among the arguments
-OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
 DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
@@ -33,10 +35,10 @@ def main(arguments: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import confirm, profile_errors, schema
+    from launcher.cli import confirm, override_errors, profile_errors, schema
 
     schema.register()
-    arguments = opened(confirm.without_yes(arguments))
+    arguments = opened(confirm.without_yes(with_arguments(arguments)))
     try:
         if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := compose_run(arguments)) is None:
             return _hydra_main(arguments)
@@ -44,15 +46,32 @@ def main(arguments: list[str]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
-        print(f"launcher: {explain(error, arguments)}", file=sys.stderr)
+        print(f"launcher: {override_errors.explain(error, arguments)}", file=sys.stderr)
         return BAD_INPUT
     except YAMLError as error:
         raise ConfigError(profile_errors.in_yaml(error)) from None
 
 
 def opened(arguments: list[str]) -> list[str]:
-    """The arguments of a function are its own: new keys, which Hydra wants a plus in front of. Pure."""
-    return [f"++{word}" if word.startswith("workload.kwargs.") else word for word in arguments]
+    """The arguments of a function or a program are its own: new keys, which Hydra wants a plus in front of. Pure."""
+    return [f"++{word}" if word.startswith(tuple(f"{key}." for key in OWN_ARGUMENTS)) else word for word in arguments]
+
+
+def with_arguments(words: list[str]) -> list[str]:
+    """What stands behind `--` as the program's arguments, each of them a text as it was typed. Pure.
+
+    Raises:
+        ConfigError: there are arguments in front of it as well, or one cannot be written into a config.
+    """
+    if "--" not in words:
+        return words
+    at = words.index("--")
+    before, given = words[:at], words[at + 1 :]
+    if twice := next((word for word in before if key_of(word) == "workload.args"), None):
+        raise ConfigError(f"{twice} and arguments behind `--` exclude each other: use one of them")
+    if MISSING in given:
+        raise ConfigError(f"{MISSING} cannot be an argument: in a config it stands for a value that is missing")
+    return [*before, f"workload.args={element(given)}"]
 
 
 def compose_run(arguments: list[str]) -> DictConfig | None:
@@ -84,7 +103,7 @@ def config_of(overrides: list[str]) -> Config:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import profile_errors, schema
+    from launcher.cli import override_errors, profile_errors, schema
 
     schema.register()
     try:
@@ -92,7 +111,7 @@ def config_of(overrides: list[str]) -> Config:
         assert composed is not None  # only settings of Hydra's own need more, and there are none
         return typed(composed)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from None
+        raise ConfigError(override_errors.explain(error, overrides)) from None
     except YAMLError as error:  # it names the file and the line
         raise ConfigError(profile_errors.in_yaml(error)) from None
 
@@ -115,6 +134,9 @@ def _hydra_main(arguments: list[str]) -> int:
         except LauncherError as error:  # past Hydra, which would add a line of its own
             problems.append(error)
 
+    _require_known_options(arguments)
+    # Hydra's parser wants the overrides in one piece.
+    arguments = sorted(arguments, key=lambda word: not word.startswith("-") and ("=" in word or word.startswith("~")))
     # Our help takes 40 ms to compose, so the config does not name it.
     help_wanted = not {"-h", "--help"}.isdisjoint(arguments)
     sys.argv = [program(), *arguments, *(["hydra/help=launcher"] if help_wanted else [])]
@@ -129,62 +151,22 @@ def _hydra_main(arguments: list[str]) -> int:
     return max(codes)
 
 
-def explain(error: Exception, arguments: list[str]) -> str:
-    """A composition error in our words: what was wrong, and the near matches."""
-    from hydra.errors import MissingConfigException
+def _require_known_options(arguments: list[str]) -> None:
+    """
+    Raises:
+        ConfigError: one of the arguments is an option that Hydra does not have.
+    """
+    from hydra._internal.utils import get_args_parser
 
-    from launcher.cli import profile_errors, schema
+    from launcher.cli import schema
 
-    text = str(error)
-    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
-    if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
-        return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
-    if told := profile_errors.explain(text):
-        return told
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        options = [option for option in error.options if option != "user"]
-        return f"there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
-    if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
-        key = match[1].lstrip("+")
-        if key.rpartition(".")[0] in schema.OPEN_KEYS:
-            return f"{key} is a new key: put a + in front of it (+{key}=...)"
-        return f"there is no key {key!r}.{near(key, schema.all_keys())} `python -m launcher --help` lists all"
-    if hint := _grammar(text, arguments):
-        return hint
-    if match := re.search(r"missing EQUAL at '<EOF>'", text):
-        word = next((word for word in arguments if "=" not in word and not word.startswith("-")), "")
-        return f"{word!r} is neither a command nor KEY=VALUE"
-    cause = str(error.__cause__ or error)
-    first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
-    key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
-    value = next((word for word in reversed(arguments) if key and word.startswith(f"{key}=")), key)
-    return f"{value}: {first}" if value else first
-
-
-def _grammar(text: str, arguments: list[str]) -> str | None:
-    """What to write instead of a word that Hydra's grammar reads in another way than it was meant."""
-    import shlex
-
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
-        key, value = match.groups()
-        as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
-        return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
-    if not re.search(r"mismatched input|extraneous input|no viable alternative|token recognition", text):
-        return None
-    parser = OverridesParser.create()
+    known = list(get_args_parser()._option_string_actions)
     for word in arguments:
-        key, equals, value = word.partition("=")
-        try:
-            parser.parse_override(word)
-        except HydraException:
-            if equals and key and not word.startswith("-"):
-                quoted = shlex.quote(f'{key}="{value}"')
-                return f"{word}: the value has characters that Hydra reads in its own way; quote it: {quoted}"
-    return None
+        option = word.partition("=")[0]
+        if option.startswith("-") and option not in known:
+            key = option.lstrip("-").replace("-", "_")
+            meant = f" Keys have no dashes: {key}=VALUE" if key in schema.all_keys() else near(option, known)
+            raise ConfigError(f"there is no option {option!r}.{meant}")
 
 
 def _run(config: DictConfig) -> int:
@@ -216,9 +198,10 @@ def typed(config: DictConfig) -> Config:
     """
     from omegaconf import OmegaConf
 
+    from launcher.cli.override_errors import no_workload
+
     if OmegaConf.is_missing(config, "workload"):
-        names = sorted(path.stem for path in (resource("conf") / "workload").glob("*.yaml"))
-        raise ConfigError(f"no workload: add workload=NAME, with one of {', '.join(names)}")
+        raise ConfigError(no_workload())
     _refuse_unknown(config)
     if OmegaConf.is_missing(config.cluster, "scheduler"):
         named = "" if OmegaConf.is_missing(config.cluster, "name") else f" of cluster={config.cluster.name}"

@@ -128,3 +128,49 @@ def test_points_of_a_function_differ_in_its_arguments(launcher: Launcher, tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads((launcher.runs_dir / "mine" / str(point) / "result.json").read_text()) for point in (0, 1)]
     assert results == [{"tenfold": 10, "name": "b"}, {"tenfold": 20, "name": "b"}]
+
+
+APP = """import hydra
+import os
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(config):
+    print("here", os.environ["RANK"], config.model.width, config.optimizer.lr, config.get("note"))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"], indirect=True)
+def test_run_hands_arguments_on_as_they_were_typed(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    words = ["--lr", "0.1", "--name", "a=b", "[1,2]", "${oc.env:HOME}", "it's", "back\\", "", "a\tb", "--", "-m"]
+    done = launcher("run", f"{tmp_path}/my train.py", "wait=true", "nodes=2", *launcher.always, "--", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = launcher.last()
+    assert run.id.startswith("my_train-")
+    for rank in (0, 1):
+        assert json.loads((run.attempts()[0].logs / f"rank-{rank}.out").read_text()) == words
+
+
+@local
+def test_a_hydra_app_is_swept_by_name_and_keeps_its_own_configs(launcher: Launcher, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    for folder in (app / "conf" / "model", launcher.config_dir / "model"):
+        folder.mkdir(parents=True)
+    (app / "app.py").write_text(APP)
+    (app / "conf" / "config.yaml").write_text("defaults: [model: small, _self_]\noptimizer: {lr: 0.1}\n")
+    for name, width in (("small", 8), ("big", 80)):
+        (app / "conf" / "model" / f"{name}.yaml").write_text(f"width: {width}\n")
+        (launcher.config_dir / "model" / f"{name}.yaml").write_text("width: 7\n")  # of the launcher's own user
+    swept = ["workload.overrides.optimizer.lr=0.2,0.3", "workload.overrides.model=big"]
+    where = "hydra.run.dir=${oc.env:LAUNCHER_RUN_DIR}/hydra"
+    done = launcher("run", "-m", f"{app}/app.py", *swept, "sweep.id=lrs", *launcher.always, "--", where, "+note=a b")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for point, rate in enumerate(("0.2", "0.3")):
+        logs = launcher("logs", f"lrs/{point}", "--rank", "0")
+        assert logs.stdout == f"here 0 80 {rate} a b\n"
+        assert (launcher.runs_dir / "lrs" / str(point) / "hydra" / ".hydra" / "config.yaml").exists()
+    results = launcher("sweep", "results", "lrs")
+    assert results.stdout.split()[:2] == ["POINT", "overrides.optimizer.lr"]

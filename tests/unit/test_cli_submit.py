@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import schema
-from launcher.cli.submit import explain
+from launcher.cli import confirm, schema, submit
+from launcher.cli.override_errors import explain
+from launcher.cli.submit import with_arguments
+from launcher.errors import ConfigError
 from launcher.paths import resource
 
 
@@ -54,19 +58,85 @@ def explained(*arguments: str) -> str:
             "there is no key 'cluster.partitoin'. Did you mean cluster.partition",
         ),
         (["workload=ddp_mnist", "workload.batchsize=8"], "Did you mean workload.batch_size"),
-        (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher --help` lists all"),
+        (["workload=p2p", "zzz=2"], "there is no key 'zzz'. `python -m launcher help --all` lists all"),
         (["workload=p2p", "stauts"], "'stauts' is neither a command nor KEY=VALUE"),
         (["workload=p2p", "cluster.exclude=node[3,7]"], "quote it: 'cluster.exclude=\"node[3,7]\"'"),
         (["workload=p2p", "name=a,b"], "'name=[a,b]' for a list, 'name=\"a,b\"' for a text, or add -m for a sweep"),
-        (["workload=p2p", "nodes=two"], "nodes=two: Value 'two' of type 'str' could not be converted to Integer"),
-        (
-            ["workload=p2p", "launch.mode=both"],
-            "launch.mode=both: Invalid value 'both', expected one of [agent, tasks]",
-        ),
+        (["workload=p2p", "nodes=two"], "nodes=two: it must be a whole number"),
+        (["workload=p2p", "launch.mode=both"], "launch.mode=both: it is one of agent, tasks"),
+        (["workload=p2p", "cluster.setup=x"], "cluster.setup=x: it must be a list ([one, two])"),
+        (["workload.sizes=1M"], "no workload: add workload=NAME, with one of collective, "),
+        (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
+        (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
+        (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program stand behind `--`"),
+        (["workload=p2p", "name=my run!"], "name=my run!: the value has characters that Hydra reads in its own way"),
     ],
 )
 def test_the_error_names_what_was_typed_and_what_was_meant(arguments: list[str], words: str) -> None:
     assert words in explained(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("value", "means"),
+    [
+        ("[--lr,0.1,--name,a=b]", ["--lr", 0.1, "--name", "a=b"]),
+        ("[--name,it's,--x,$(y)=1]", ["--name", "it's", "--x", "$(y)=1"]),
+        ("--lr=1", "--lr=1"),
+        ("a=(b", "a=(b"),
+    ],
+)
+def test_what_is_to_be_quoted_means_what_was_meant_when_it_is(value: str, means: object) -> None:
+    told = explained("workload=program", f"workload.args={value}")
+    (word,) = shlex.split(told.partition("quote it: ")[2].partition("; or, without quotes, behind `--`")[0])
+    with initialize_config_dir(str(resource("conf")), version_base="1.3"):
+        assert compose("config", ["workload=program", word]).workload.args == means
+
+
+@pytest.mark.parametrize(
+    ("words", "composed"),
+    [
+        (["nodes=2"], ["nodes=2"]),
+        (
+            ["nodes=2", "--", "--lr", "0.1", "a=b", "--", "${x}"],
+            ["nodes=2", "workload.args=['--lr','0.1','a=b','--','\\${x}']"],
+        ),
+        (["--"], ["workload.args=[]"]),
+    ],
+)
+def test_what_stands_behind_two_dashes_is_text(words: list[str], composed: list[str]) -> None:
+    assert with_arguments(words) == composed
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["workload.args=[1]", "--", "2"], "workload.args=[1] and arguments behind `--` exclude each other"),
+        (["--", "???"], "??? cannot be an argument"),
+    ],
+)
+def test_arguments_that_cannot_be_taken_are_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        with_arguments(words)
+
+
+def test_an_option_among_the_scripts_arguments_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[str] = []
+    monkeypatch.setattr(submit, "compose_run", lambda arguments: composed.extend(arguments))
+    monkeypatch.setattr(submit, "_hydra_main", lambda _: 0)
+    submit.main(["workload=program", "--", "--yes", "-m"])
+    assert (composed, confirm.skip) == (["workload=program", "workload.args=['--yes','-m']"], False)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
+        (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
+    ],
+)
+def test_an_option_that_there_is_not(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        submit.main(words)
 
 
 @pytest.mark.parametrize("key", ["cluster.environment.A", "cluster.directives.licenses"])

@@ -116,7 +116,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("stauts", "there is no command 'stauts'. Did you mean status? Known: status, logs, cancel, "),
+        ("stauts", "there is no command 'stauts'. Did you mean status? Known: run, status, logs, cancel, "),
         ("stauts --help", "there is no command 'stauts'"),
         ("status --al", "there is no option '--al'. Did you mean --all"),
         ("status --all=3", "--all: ignored explicit argument '3'"),
@@ -130,6 +130,14 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("logs a --rank 3-1", "--rank: '3-1' is an empty range: write 1-3"),
         ("logs a --attempt two", "--attempt: 'two' is not a whole number from 0 up"),
         ("logs a --tail 0", "--tail: '0' is not a whole number from 1 up"),
+        ("run", "required: SCRIPT; "),
+        ("run nodes=2", "name the script before its KEY=VALUE 'nodes=2'"),
+        ("run train.py 0.1", "'0.1' is not KEY=VALUE; arguments of train.py stand behind `--`"),
+        (
+            "run train.py --lr 0.1",
+            "Arguments of your own program stand behind `--`: python -m launcher run [-m] SCRIPT",
+        ),
+        ("pyproject.toml", "pyproject.toml is a file, and no command: `python -m launcher run pyproject.toml` runs it"),
         ("cancel", "required: RUN"),
         ("wait", "required: RUN"),
         ("wait a b", "unexpected argument 'b'"),

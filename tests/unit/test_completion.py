@@ -80,6 +80,11 @@ RUNS = ["latest", "bench-20261121-120000-bbbb", "mnist-20261120-120000-aaaa"]
         (["--cfg", ""], ["job", "hydra", "all"]),
         (["--mul"], ["--multirun"]),
         (["time=1"], []),
+        (["run", "tr"], []),  # a file, which the shell completes
+        (["run", "train.py", "nod"], ["nodes="]),
+        (["run", "-m", "train.py", "workload.res"], ["workload.resumable="]),
+        (["run", "train.py", "--mul"], ["--multirun"]),
+        (["run", "train.py", "--", "nod"], []),
     ],
 )  # fmt: skip
 def test_what_is_offered(words: list[str], offered: list[str]) -> None:

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.cli import schema
 from launcher.cli.composer import Composed, Composer
-from launcher.cli.submit import explain, typed
+from launcher.cli.override_errors import explain
+from launcher.cli.submit import typed
 from launcher.errors import LauncherError
 from launcher.paths import resource
 
@@ -67,6 +68,11 @@ POINTS: list[Point] = [
     ("workload=p2p", "cluster=pbs", "+cluster.environment.X=2", "cluster.setup=[]"),
     ("workload=p2p", "launch=tasks", "++launch.grace=5", "wait=true"),
     ("workload=p2p", "launch=tasks", "++launch.grace=6", "wait=null"),
+    ("workload=program", "++workload.flags.lr=0.1", "workload.args=['--lr','a=b']"),
+    ("workload=program", "++workload.flags.lr=1", "workload.args=['${x}']"),
+    ("workload=program", "++workload.flags.lr={a: 1}", "workload.args=['\\${x}']"),
+    ("workload=program", "++workload.overrides.model.lr=1", "nodes=2"),
+    ("workload=program", "++workload.overrides.model.lr='a,b'", "nodes=2"),
     ("workload=p2p", "+nod=2"),
     ("workload=p2p", "~workload.pair"),
     ("workload=p2p", "~cluster"),
@@ -81,7 +87,7 @@ WORDS = [
     "workload.backend=gloo", "workload.backend=mpi", "workload.sizes=[1K,'2M']", "workload.sizes=8:1G:2", "time=5",
     "workload.sizes=${mem}", "sweep.objective=[a,b]", "sweep.objective=a", "sweep.objective={c: 1}", "cluster=slurm",
     "cluster=pbs", "launch=tasks", "workload.seed=3", "workload.seed=${nodes}", "checkpoint.best=a",
-    "checkpoint={keep: 3}",
+    "checkpoint={keep: 3}", "++cluster.environment.X=5", "++nodes=4",
     "checkpoint.keep=4", "~cluster.environment", "preflight=yes", "runs_dir=/a", "runs_dir=???", "baseline=7",
 ]  # fmt: skip
 
@@ -204,6 +210,7 @@ P2P, DDP = "workload=p2p", "workload=ddp_mnist"
         pytest.param([(P2P, "name=x-${seed}", f"seed={seed}") for seed in (1, 2, 3)], 1, id="beside a reference"),
         pytest.param([(P2P, f"name={name}") for name in ("a", "b")], 1, id="in place of a reference"),
         pytest.param([(P2P, f"+cluster.environment.X={value}") for value in "ab"], 2, id="new keys"),
+        pytest.param([("workload=program", f"++workload.flags.lr={a}") for a in (1, 2)], 1, id="keys that may be new"),
         pytest.param([(P2P, "seed=1"), (P2P, "seed=1", "nodes=2")], 2, id="more keys"),
         pytest.param([(P2P, "seed=1", "seed=2"), (P2P, "seed=1", "seed=2")], 2, id="one key twice"),
     ],

@@ -108,8 +108,14 @@ def test_what_can_run_passes_and_is_not_executed(place: Place, keys: dict[str, A
         ({"module": "pkg.sub"}, "there is no module pkg.sub.__main__"),
         ({"module": "pkg.mod.deeper"}, "pkg.mod is a module ({dir}/pkg/mod.py), no package"),
         ({"module": "pkg/mod.py"}, "is no name of a module"),
-        ({"script": "train.py", "args": ["a", ["b"]]}, "workload.args: ['b'] is neither text nor a number"),
-        ({"script": "train.py", "args": [None]}, "workload.args: None is neither text nor a number"),
+        (
+            {"script": "train.py", "args": ["a", ["b"]]},
+            "workload.args: argument 2, ['b'], is neither text nor a number",
+        ),
+        ({"script": "train.py", "args": ["--lr", None]}, "argument 2 is null, which is no text: leave it out"),
+        ({"script": "train.py", "flags": {"lr": {"a": 1}}}, "workload.flags: lr is a section"),
+        ({"script": "train.py", "flags": {"lr": [[1]]}}, "workload.flags: argument 1, [1], is neither text nor"),
+        ({"script": "pkg.mod"}, "there is no file pkg.mod in {dir}. It is a module: run --module pkg.mod"),
         ({"script": "train.py", "args": "--name 'a b"}, "workload.args: No closing quotation"),
     ],
 )
@@ -129,6 +135,25 @@ def test_what_cannot_run_is_refused_with_the_fix(place: Place, keys: dict[str, A
 )
 def test_arguments_become_text(place: Place, given: Any, meant: list[str]) -> None:
     assert checked_program(program(script="train.py", args=given), place).args == meant
+
+
+@pytest.mark.parametrize(
+    ("args", "flags", "overrides", "meant"),
+    [
+        (["--lr", "1"], {"lr": 0.1}, {}, ["--lr", "1", "--lr", "0.1"]),  # the last one counts, as parsers have it
+        (["-x", "--", "file"], {"b": 32, "amp": True}, {}, ["-x", "-b", "32", "--amp", "--", "file"]),
+        ([], {"amp": False, "note": None, "no-decay": True}, {}, ["--no-decay"]),
+        ([], {"sizes": [1, "a b"], "eps": 1e-05}, {}, ["--sizes", "1", "a b", "--eps", "1e-05"]),
+        (["+x=3"], {}, {"optimizer": {"lr": 0.1}, "model": "big"}, ["+x=3", "optimizer.lr=0.1", "model='big'"]),
+        ([], {}, {"a": [1, "b"], "c": None, "d": True}, ["a=[1,'b']", "c=null", "d=true"]),
+    ],
+)
+def test_named_arguments_stand_behind_the_others(
+    place: Place, args: list[str], flags: dict[str, Any], overrides: dict[str, Any], meant: list[str]
+) -> None:
+    checked = checked_program(program(script="train.py", args=args, flags=flags, overrides=overrides), place)
+    assert checked.args == meant
+    assert checked_program(checked, place).args == meant  # once is enough
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from launcher import sweeps
 from launcher.cli.multirun import Multirun
+from launcher.cli.override_errors import explain
 from launcher.cli.search import PointFailed, Search, objectives, values_of
-from launcher.cli.submit import explain
 from launcher.config import BestIs, Config, Scheduler, Sweep
 from launcher.errors import ConfigError
 from launcher.submit_sweep import Wanted

@@ -1,0 +1,114 @@
+"""What is wrong with the words of a command line, in our words: which word, and what to write instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import MissingMandatoryValue
+
+from launcher.cli import profile_errors, schema
+from launcher.cli.text import program
+from launcher.completion import choices, keys
+from launcher.errors import near
+from launcher.hydra_text import quoted
+from launcher.sweeps import key_of
+
+OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
+
+
+def explain(error: Exception, arguments: list[str]) -> str:
+    """A composition error in our words: what was wrong, and the near matches.
+
+    Args:
+        error: Hydra's or OmegaConf's.
+        arguments: what was composed.
+    """
+    text = str(error)
+    missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
+    if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
+        return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
+    if told := profile_errors.explain(text):
+        return told
+    if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):
+        return no_workload()
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        options = [option for option in error.options if option != "user"]
+        return f"there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
+    if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
+        key = match[1].lstrip("+")
+        if key.rpartition(".")[0] in schema.OPEN_KEYS:
+            return f"{key} is a new key: put a + in front of it (+{key}=...)"
+        return _unknown_key(key, arguments)
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = match.groups()
+        as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
+        return f"{key}={value}: write {as_list} for a list, {as_text} for a text, or add -m for a sweep"
+    if hint := _unreadable(arguments):
+        return hint
+    cause = str(error.__cause__ or error)
+    first, *rest = [line.strip() for line in cause.splitlines() if line.strip()]
+    key = next((line.removeprefix("full_key: ") for line in rest if line.startswith("full_key: ")), "")
+    value = next((word for word in reversed(arguments) if key and key_of(word) == key), key)
+    why = profile_errors.wrong_value(cause) or first
+    return f"{value}: {why}" if value else why
+
+
+def no_workload() -> str:
+    """What to do where none was chosen."""
+    return (
+        f"no workload: add workload=NAME, with one of {', '.join(choices('workload'))}; or, for a script of your own, "
+        f"{program()} run SCRIPT"
+    )
+
+
+def _unknown_key(key: str, arguments: list[str]) -> str:
+    """Names the keys of the chosen workload that are like it, and the workloads that do have it."""
+    words = f"there is no key {key!r}.{near(key, keys(arguments))}"
+    if owners := schema.workloads_with(key):
+        words += f" There is one with workload={' or '.join(owners)}."
+    if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
+        words += " Arguments of your own program stand behind `--`."
+    return f"{words} `{program()} help --all` lists all"
+
+
+def _unreadable(arguments: list[str]) -> str | None:
+    """What to write instead of the first word that Hydra's grammar cannot read; None: it can read all."""
+    for number, word in enumerate(arguments):
+        key, equals, value = word.partition("=")
+        if word.startswith("-") or _reads(word):
+            continue
+        if equals and key:
+            readable = _readable(key, value)
+            hint = f"{word}: the value has characters that Hydra reads in its own way; quote it: {readable}"
+            behind = "; or, without quotes, behind `--` (run SCRIPT -- ARGUMENTS)"
+            return hint + (behind if key_of(word) == "workload.args" else "")
+        if not (number and arguments[number - 1].startswith("-")):  # else it is an option's value
+            return f"{word!r} is neither a command nor KEY=VALUE"
+    return None
+
+
+def _readable(key: str, value: str) -> str:
+    """The same in quotes, for the shell too; of a list each element that needs them."""
+    if value.startswith("[") and value.endswith("]"):
+        elements = [each if _reads(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
+        if _reads(whole := f"{key}=[{','.join(elements)}]"):
+            return shlex.quote(whole)
+    return shlex.quote(f"{key}={_in_quotes(value)}")
+
+
+def _in_quotes(text: str) -> str:
+    """In double quotes where they will do: a shell's words are in single ones."""
+    return quoted(text) if any(each in text for each in '"\\$') else f'"{text}"'
+
+
+def _reads(word: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""`run`: a script of the user's own as workload=program, named after the script."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from launcher.cli.commands import Parser
+
+USAGE = "run [-m] SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]"
+BEHIND = "; arguments of {} stand behind `--`"
+
+
+def configure(parser: Parser) -> None:
+    parser.usage = parser.prog.removesuffix("run") + USAGE
+    parser.behind = "arguments"
+    parser.epilog = (
+        "Whatever stands behind `--` reaches the script as it is, and needs no quotes but your shell's. What is to be "
+        "swept (-m) has a name: workload.flags.lr=0.1,0.01 is --lr 0.1, then --lr 0.01, behind the other arguments; "
+        "for a script that is a Hydra app workload.overrides.lr=0.1,0.01 is lr=0.1, then lr=0.01."
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or one that is executable")
+    parser.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="cluster=slurm nodes=2 time=2h ..."
+    )
+    parser.add_argument("--module", action="store_true", help="SCRIPT is a module: as `python -m` runs it")
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: one run for each combination")
+    parser.add_argument("--yes", action="store_true", help="submit without a question (confirm_above)")
+    parser.add_argument("--cfg", choices=("job", "hydra", "all"), help="show the config instead, and stop")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: all references filled in")
+    parser.add_argument("--config-dir", metavar="DIR", help="one more folder of configs")
+
+
+def run(arguments: Namespace) -> int:
+    """Run a script of your own, written for torchrun or for nothing at all, once for each rank. The run has the
+    script's name. KEY=VALUE are the keys of every run and of workload=program."""
+    from launcher.cli import submit  # not for --help
+
+    words = overrides(arguments.script, arguments.overrides, module=arguments.module)
+    words += [f"--{name}" for name in ("multirun", "yes", "resolve") if getattr(arguments, name)]
+    words += [f"--cfg={arguments.cfg}"] if arguments.cfg else []
+    words += [f"--config-dir={arguments.config_dir}"] if arguments.config_dir else []
+    return submit.main(words if arguments.arguments is None else [*words, "--", *arguments.arguments])
+
+
+def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
+    """The overrides of a run of this script, with those that were given. Pure.
+
+    Raises:
+        ConfigError: one that was given is none.
+    """
+    from launcher.hydra_text import quoted  # not for --help
+    from launcher.sweeps import key_of
+
+    if "=" in script:
+        raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {USAGE}")
+    for word in given:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"{word!r} is not KEY=VALUE{BEHIND.format(script)}: {USAGE}")
+    own = {
+        "name": quoted(name_of(script, module=module)),
+        "workload": "program",
+        f"workload.{'module' if module else 'script'}": quoted(script),
+    }
+    said = {key_of(word) for word in given}
+    return [*(f"{key}={value}" for key, value in own.items() if key not in said), *given]
+
+
+def name_of(script: str, *, module: bool = False) -> str:
+    """What a run of this script or module is called: `train` for dir/train.py and for pkg.train. Pure."""
+    from launcher.plan import LONGEST_NAME
+
+    base = script.rpartition("." if module else "/")[2]
+    stem = base if module else base.rpartition(".")[0] or base
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", stem).lstrip("-+.")[:LONGEST_NAME] or "program"

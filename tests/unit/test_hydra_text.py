@@ -1,0 +1,43 @@
+"""Any value is the same value again when Hydra and OmegaConf have read it, once in a run and twice in a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from launcher.config import MISSING
+from launcher.hydra_text import element
+
+TEXTS = st.text(alphabet="ab0e \\'\"${}[](),:=\n?.-/~@", max_size=12).filter(lambda text: text != MISSING)
+
+
+def read(text: str) -> Any:
+    """What comes of a value on the command line; in a sweep, Hydra writes it out and reads it again."""
+    parser = OverridesParser.create()
+    override = parser.parse_override(f"key={text}")
+    again = parser.parse_override(f"key={override.get_value_element_as_str()}")
+    assert again.value() == override.value()
+    config = OmegaConf.create({"key": None})
+    OmegaConf.update(config, "key", override.value())
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    return resolved["key"]
+
+
+@given(TEXTS)
+@example("${oc.env:HOME}")
+@example("\\${a}\\")
+@example("it's \\'so\\'")
+def test_a_text_is_that_text(text: str) -> None:
+    assert read(element(text)) == text
+    assert read(element([text, "b"])) == [text, "b"]
+
+
+@pytest.mark.parametrize("value", [0.1, -3, 1e-05, True, None, "true", "null", "0.1", [], {"a": [1, "b"]}])
+def test_other_values_keep_their_type(value: Any) -> None:
+    assert read(element(value)) == value
+    assert type(read(element(value))) is type(value)

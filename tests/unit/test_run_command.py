@@ -1,0 +1,48 @@
+"""`run SCRIPT`: which overrides it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from launcher.cli.run import name_of, overrides
+from launcher.plan import check_name
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "given", "meant"),
+    [
+        ("train.py", False, [], ["name='train'", "workload=program", "workload.script='train.py'"]),
+        (
+            "a b/it's.py",
+            False,
+            ["nodes=2"],
+            ["name='it_s'", "workload=program", "workload.script='a b/it\\'s.py'", "nodes=2"],
+        ),
+        ("pkg.train", True, [], ["name='train'", "workload=program", "workload.module='pkg.train'"]),
+        ("t.py", False, ["name=x", "~wait"], ["workload=program", "workload.script='t.py'", "name=x", "~wait"]),
+        ("t.py", False, ["workload=mine"], ["name='t'", "workload.script='t.py'", "workload=mine"]),
+    ],
+)
+def test_a_script_is_a_run_of_its_name(script: str, module: bool, given: Sequence[str], meant: Sequence[str]) -> None:
+    assert overrides(script, given, module=module) == meant
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"),
+        ("./dir/train.v2.py", "train.v2"),
+        ("run", "run"),
+        ("my train.py", "my_train"),
+        ("-x.py", "x"),
+        (".hidden", "hidden"),
+        ("..py", "program"),
+        ("ü.py", "_"),
+        ("7.py", "7"),
+        ("x" * 80 + ".py", "x" * 64),
+    ],
+)
+def test_the_name_is_one_that_every_system_takes(script: str, name: str) -> None:
+    assert check_name("name", name_of(script)) == name
