@@ -281,8 +281,9 @@ def parse_accounting(text: str) -> dict[str, SchedulerJob]:
     """
     jobs = {}
     for line in text.splitlines():
-        job_id, end, *told = line.split("|", 4)
-        if len(told) == 3 and "." not in job_id:
+        fields = line.split("|", 4)
+        if len(fields) == 5 and "." not in fields[0]:
+            job_id, end, *told = fields
             job = _job(job_id, *told)
             over = job.state is JobState.UNKNOWN and end[:1].isdigit()
             jobs[job_id] = replace(job, state=JobState.GONE) if over else job

@@ -46,8 +46,8 @@ _WORDS = {
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
     "CANCELLED": Kind.CANCELLED,
 }
-# Signals by which schedulers end the ranks of a job that is cancelled.
-_CANCELS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+# How a rank ends when its job is cancelled: by one of these signals (negative), or as a shell tells of it.
+_CANCELLED = {code for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT) for code in (-number, 128 + number)}
 TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
 
 
@@ -106,10 +106,8 @@ class Evidence:
     @property
     def by_itself(self) -> bool:
         """Whether the rank that failed first left with an exit code, or crashed: nobody had cancelled it."""
-        code = (self.fault or {}).get(
-            "code"
-        )  # of its process; a signal is negative, or 128 more where a shell tells it
-        return isinstance(code, int) and not {-code, code - 128} & {*_CANCELS}
+        code = (self.fault or {}).get("code")  # None: it is not about one rank
+        return code is not None and code not in _CANCELLED
 
 
 @dataclass(frozen=True)

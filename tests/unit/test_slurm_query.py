@@ -120,6 +120,7 @@ SACCT = """\
 8|2026-11-21T20:00:00|OUT_OF_MEMORY|None|tok a|b
 9|2026-11-21T20:00:00|NEW_STATE_OF_2031|None|
 10|Unknown|NEW_STATE_OF_2031|None|
+a site's own remark
 """
 
 
