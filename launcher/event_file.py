@@ -22,6 +22,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "fault": {"cause": str},
     "setup_failed": {"line": int, "host": str},
     "stop": {"cause": str},
+    "stop_requested": {"signal": str, "host": str},
     "stays": {"what": str, "why": str},
     "progress": {"step": (int, float), "total": (int, float)},
     "saved": {"step": int},

@@ -73,7 +73,7 @@ class Seen:
     @property
     def exit_code(self) -> int:
         """What a command that waited for the run exits with."""
-        if self.state is RunState.FAILED and self.story.ended == errors.NO_RETRY:
+        if self.state is RunState.FAILED and self.story.code == errors.NO_RETRY:
             return errors.NO_RETRY
         return self.state.exit_code
 
@@ -318,7 +318,11 @@ def read(run: Run) -> Story:
     """The story that the run's own record tells."""
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
-    return tell(run.journal_events(), last.number if last else None, last.latest_events() if last else ())
+    if last is None:
+        return tell(run.journal_events(), None, ())
+    events = last.latest_events()
+    recorded = any(event["event"] == "ended" for event in events)
+    return tell(run.journal_events(), last.number, events, None if recorded else last.exit_code())
 
 
 def look(run: Run, live: Live, known: tuple[JobPlan, Story] | None = None) -> Seen:

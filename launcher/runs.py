@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import event_file, locks, shared_secret
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.os_errors import naming
-from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, tried
+from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, read_text, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
@@ -375,6 +375,15 @@ class Attempt:
         if outcome != Ok(True):  # a full disk, say; then the script goes by the scheduler's status
             reason = "its folder is gone" if isinstance(outcome, Ok) else outcome.reason
             print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
+
+    def exit_code(self) -> int | None:
+        """What `write_exit_code` wrote; None: nothing, or not all of it.
+
+        Raises:
+            UnavailableError: it cannot be read now.
+        """
+        text = known(read_text(f"{self.path}/exit_code")) or ""
+        return int(text) if text.strip().isdecimal() else None
 
     def events_file(self, writer: str) -> Path:
         """The file of one writer: `script`, `node-3`, `rank-0`."""

@@ -7,11 +7,13 @@
 | | job in a state that is not known here | unknown: it may be alive again |
 | last attempt ended with 75 | no job | stopped (cancelled, if that was asked for) |
 | last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
+| last attempt ended with a signal's code | job cancelled | cancelled |
 | an attempt has begun and not ended | job running | running |
 | | job pending | queued |
-| | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | job done or gone, or no such job | cancelled if asked for, else lost |
 | | no answer, or a state that is not known here | unknown |
+| the same, and its agents wrote an exit code | job over, or no such job | as if it had ended with that code |
+| the same, and they wrote none | job ended badly or cancelled | cancelled if asked for or said, else failed |
+| | job done or gone, or no such job | cancelled if asked for, stopped if it was told to end, else lost |
 | no attempt yet | job pending | queued |
 | | job ended badly or cancelled | cancelled if asked for or said, else failed |
 | | job done or gone, or no such job | cancelled if asked for, else lost |
@@ -65,6 +67,7 @@ class Story:
     events: tuple[Mapping[str, Any], ...]
     waiting: tuple[str, ...] = ()  # jobs of a chain that are to follow the last job
     submitted: float = 0.0  # when it was last handed over, in seconds since the epoch
+    exit_code: int | None = None  # what the last attempt's agents wrote down, if its script could not record its end
 
     def last(self, event: str) -> Mapping[str, Any] | None:
         """The latest event of this name."""
@@ -82,20 +85,30 @@ class Story:
         return None if event is None else int(event["code"])
 
     @property
+    def code(self) -> int | None:
+        """The same, or what its agents wrote down before their script was killed."""
+        return self.exit_code if self.ended is None else self.ended
+
+    @property
     def fault(self) -> Mapping[str, Any] | None:
         """The first fault of the last attempt."""
         return next((entry for entry in self.events if entry["event"] in ("fault", "setup_failed")), None)
 
 
-def tell(journal: Sequence[Mapping[str, Any]], attempt: int | None, events: Sequence[Mapping[str, Any]]) -> Story:
-    """The story in a journal and in the last attempt's events."""
+def tell(
+    journal: Sequence[Mapping[str, Any]],
+    attempt: int | None,
+    events: Sequence[Mapping[str, Any]],
+    exit_code: int | None = None,
+) -> Story:
+    """The story in a journal, and in the last attempt's events and exit code."""
     submitted = [number for number, entry in enumerate(journal) if entry["event"] == "submitted"]
     cancelled = [number for number, entry in enumerate(journal) if entry["event"] == "cancelled"]
     job_id, *waiting = _jobs(journal[submitted[-1]] if submitted else None, events) or [None]
     wanted = bool(cancelled) and cancelled[-1] > (submitted[-1] if submitted else -1)  # or it was resumed since
     handing = ("submitting", "submitted", "process")
     times = [float(entry.get("time", 0.0)) for entry in journal if entry["event"] in handing]
-    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting), max(times, default=0.0))
+    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting), max(times, default=0.0), exit_code)
 
 
 def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -137,12 +150,17 @@ def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> R
         return RunState.RUNNING if job is JobState.RUNNING else RunState.QUEUED
     if answered and job is JobState.UNKNOWN:
         return RunState.UNKNOWN
-    if story.ended is not None:
-        if story.cancelled:
-            return RunState.CANCELLED
-        return RunState.STOPPED if story.ended == errors.RESUME else RunState.FAILED
-    if not answered:
-        return RunState.UNKNOWN
-    if story.cancelled or job is JobState.CANCELLED:
+    code = story.ended
+    if code is None:
+        if not answered:
+            return RunState.UNKNOWN
+        code = story.exit_code
+        if code == errors.DONE:
+            return RunState.DONE
+    if story.cancelled or (job is JobState.CANCELLED and (code is None or code > 128)):
         return RunState.CANCELLED
-    return RunState.FAILED if job is JobState.FAILED else RunState.LOST
+    if code is not None:
+        return RunState.STOPPED if code == errors.RESUME else RunState.FAILED
+    if job is JobState.FAILED:
+        return RunState.FAILED
+    return RunState.LOST if story.last("stop_requested") is None else RunState.STOPPED

@@ -6,8 +6,9 @@ What pbsdsh does not do, files in the attempt's folder `tasks/` do:
 - pbsdsh exits 0 whatever the task did: the task writes its exit status to `N.exit`
 - a task's output goes to the terminal or the job's file, past any pipe or file of ours: it writes to `N.out`, and we
   copy that to our own stdout. One writer per file, because over NFS appending to a common one loses lines.
-- pbsdsh hands SIGTERM on, but leaves at once and sees no more of the task, so it is kept out of the way of signals:
-  tasks are signalled by the process group in `N.pid`, through a pbsdsh of its own
+- pbsdsh hands SIGTERM on, but leaves at once and sees no more of the task, so it is kept out of the way of signals
+- PBS signals the first node of a job only, and starts nothing in one that it deletes: all tasks look at the file
+  `signal`, and send themselves the one that is named there
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher import errors, event_file, secret
+from launcher.node import guard
 from launcher.node.events import current_attempt
 from launcher.public import SECRETS
 from launcher.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
+LOOK = 1.0  # seconds between a task's looks at the file `signal`
+SIGNAL, NO_SIGNAL = "signal", "NONE"  # names are as long, and can be written over it on a full disk
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
 
 # What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
@@ -43,8 +47,36 @@ SCRIPT = """\
 umask 077
 exec >>{folder}/"$1".out 2>&1 </dev/null
 echo "$$" >{folder}/"$1".pid
-[ ! -e {folder}/stop ] || exit 143  # the run was stopped while this was on its way
-trap : TERM INT HUP  # the command is told as well; how it ends is still to be recorded
+read -r launcher_signal <{folder}/{signal}
+case $launcher_signal in
+  TERM | KILL)  # the run was stopped while this was on its way
+    echo 143 >{folder}/"$1".exit
+    exit
+    ;;
+esac
+trap : TERM INT HUP  # the command gets them as well; how it ends is still to be recorded
+launcher_watch() {{
+  local idle name sent=
+  trap '' TERM INT HUP
+  exec {{idle}}<> <(:)  # nothing ever comes from there
+  while kill -0 "$$" 2>/dev/null; do
+    read -r name <{folder}/{signal}
+    case $name in
+      "$sent") ;;
+      TERM | KILL)
+        sent=$name
+        kill -s "$name" -- "-$$"
+        [ "$name" = TERM ] || [ -s {folder}/"$1".exit ] || echo 137 >{folder}/"$1".exit
+        ;;
+    esac
+    read -r -t {look} -u "$idle"
+  done
+}}
+set -m  # in a process group of its own, which the signal does not reach
+launcher_watch "$1" &
+launcher_watch=$!
+disown
+set +m
 {environment}
 export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2" {guard}={folder}/"$1"
 if cd {cwd}; then
@@ -54,6 +86,7 @@ else
   (exit 93)
 fi
 echo "$?" >{folder}/"$1".exit
+kill -KILL "$launcher_watch"
 """
 
 
@@ -113,19 +146,38 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
     return Handed("\n".join(lines), shared, written)
 
 
+def write_script(folder: Path, environment: Handed, cwd: str, command: Sequence[str]) -> None:
+    """What all tasks of the folder run, and the file by which they are signalled.
+
+    Args:
+        folder: of the tasks' files.
+        environment: what they are to read.
+        cwd: where they run the command.
+        command: the same for all.
+    """
+    (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
+    (folder / "task.sh").write_text(
+        SCRIPT.format(
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            cwd=shlex.quote(cwd), command=shlex.join(command), signal=SIGNAL, look=LOOK,
+        )
+    )  # fmt: skip
+
+
 class PbsTask:
     """One task. Its files are opened anew at each look, which is what makes NFS show the newest."""
 
     def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
         self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]
         self._host, self._folder, self._number = host, folder, number
-        self._copied, self._sent = 0, dict.fromkeys((signal.SIGTERM, signal.SIGKILL), 0.0)
+        self._copied = 0
         self._wanted: signal.Signals | None = None
+        self._sent: signal.Signals | None = None
+        self._killed: float | None = None
         self._half_over: float | None = None
         self._unread_since: float | None = None
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._messengers: list[subprocess.Popen[bytes]] = []
         self._task = [str(folder / "task.sh"), str(number), str(node)]
 
     def start(self) -> None:
@@ -147,19 +199,21 @@ class PbsTask:
             else:
                 self._code = self._judge(_line(found), gone)
             if self._code is not None:
-                for process in (self._process, *self._messengers):  # they wait for nodes that are gone
-                    process.kill()
-                    process.wait()
+                self._process.kill()  # it may wait for a node that is gone
+                self._process.wait()
         return self._code
 
     def terminate(self) -> None:
+        """Asks this task and all others of the folder to end; those that are only about to start will not."""
         self._wanted = self._wanted or signal.SIGTERM
         self._signal()
 
     def kill(self) -> None:
-        """At once; what is only about to start will not."""
-        self._wanted = signal.SIGKILL
+        """The same, at once."""
+        self._wanted, self._killed = signal.SIGKILL, self._killed or time.monotonic()
         self._signal()
+        if self._process is not None and not self._read("pid"):  # not started in all that time
+            self._process.kill()
 
     def _unread(self, found: Unavailable) -> int | None:
         """How a task ended whose exit status cannot be read: nobody can tell, and after a while it can be resumed."""
@@ -174,16 +228,15 @@ class PbsTask:
         """How it ended, or None when that is still open."""
         self._unread_since = None
         if not (written or gone):
-            killed = self._sent[signal.SIGKILL]
-            if not killed or time.monotonic() < killed + UNREACHABLE:
+            if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
                 return None
             self._blame("was killed and nobody says that it is gone")
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
         status = self._pbs_status()
         over = (gone and (written or status)) or self._wanted is signal.SIGKILL
-        # Of a job that is being deleted, PBS tells no pbsdsh any more that its task has ended.
-        over = over or (bool(written) and self._wanted is not None)
+        # In a job that is being deleted PBS starts no task, and tells no pbsdsh any more that its task has ended.
+        over = over or (self._wanted is not None and bool(written or not self._read("pid")))
         if not over and time.monotonic() < self._half_over + PATIENCE:
             return None
         if written:
@@ -210,23 +263,13 @@ class PbsTask:
             event_file.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
 
     def _signal(self) -> None:
-        """Sends what is wanted, once, as soon as the task has told its process group."""
-        wanted = None if self._read("exit") else self._wanted
-        if wanted is None or self._sent[wanted]:
+        """Has the tasks of the folder send themselves what is wanted, if that was not done yet."""
+        if self._wanted is None or self._wanted is self._sent:
             return
-        (self._folder / "stop").touch()
-        if pid := self._read("pid"):
-            self._sent[wanted] = time.monotonic()
-            script = 'kill -s "$0" -- "-$1" 2>/dev/null'
-            messenger = subprocess.Popen(
-                [*self._start, "-c", script, wanted.name.removeprefix("SIG"), pid], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-            self._messengers.append(messenger)
-        elif wanted is signal.SIGKILL:  # not started in all that time, and now it will not be
-            self._sent[wanted] = time.monotonic()
-            if self._process is not None:
-                self._process.kill()
+        with contextlib.suppress(OSError), open(self._folder / SIGNAL, "r+") as file:  # else there is a next look
+            file.write(f"{self._wanted.name.removeprefix('SIG')}\n")
+            file.flush()
+            self._sent = self._wanted
 
     def _copy_output(self) -> None:
         with contextlib.suppress(OSError), open(self._file("out"), "rb") as file:

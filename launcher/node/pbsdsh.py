@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import errors
-from launcher.node import guard, pbs_task, spawn
+from launcher.node import pbs_task, spawn
 from launcher.node.hostlist import hosts_of
 
 
@@ -83,15 +82,7 @@ def run(
     places = spawn.environments(hosts, tasks_per_node)
     folder.mkdir()
     environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
-    (folder / "task.sh").write_text(
-        pbs_task.SCRIPT.format(
-            folder=shlex.quote(str(folder)),
-            environment=environment.shell,
-            guard=guard.VARIABLE,
-            cwd=shlex.quote(os.getcwd()),
-            command=shlex.join(command),
-        )
-    )
+    pbs_task.write_script(folder, environment, os.getcwd(), command)
     tasks = [
         pbs_task.PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
         for node in range(nodes)

@@ -78,10 +78,19 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
             kill_at = time.monotonic() + grace
             for task in left:
                 task.terminate()
+            if told:
+                _record(signal.Signals(told[0]))
         elif kill_at is not None and time.monotonic() > kill_at:
             for task in left:
                 task.kill()
         time.sleep(pause)
+
+
+def _record(request: signal.Signals) -> None:
+    """Notes at once why this attempt ends: PBS may kill its script before that can record the end."""
+    from launcher.node.events import Events, current_attempt  # takes as long as all else here, and few attempts need it
+
+    Events(current_attempt(), "spawn")("stop_requested", signal=request.name, host=socket.gethostname())
 
 
 def task_files() -> Path:

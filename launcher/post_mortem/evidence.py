@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import event_file
+from launcher import errors, event_file
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_history import Past, history
@@ -38,7 +38,7 @@ def of(seen: Seen) -> Evidence:
     evidence = _from_events(
         seen.plan, story.events, Evidence(seen.state, begun=story.attempt is not None, word=seen.word)
     )
-    evidence = replace(evidence, cancelled=story.cancelled)
+    evidence = replace(evidence, cancelled=story.cancelled, ended=story.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
         return evidence
     attempt = None if story.attempt is None else Attempt(seen.run, story.attempt)
@@ -60,7 +60,8 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
             evidence = _with_texts(seen.run, attempt, None, evidence)
     else:
         events = attempt.events()
-        evidence = _from_events(seen.plan, events, Evidence(_earlier(events)))
+        code = _code(attempt, events)
+        evidence = replace(_from_events(seen.plan, events, Evidence(_earlier(code, events))), ended=code)
         evidence = _with_texts(seen.run, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
@@ -71,12 +72,18 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
     return evidence
 
 
-def _earlier(events: Sequence[Event]) -> RunState:
-    """The state that the run was in between this attempt and the next."""
+def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
+    """What an attempt ended with, by its script, or else by its agents."""
     ended = next((event["code"] for event in reversed(events) if event["event"] == "ended"), None)
-    if ended is None:
-        return RunState.LOST
-    return {0: RunState.DONE, 75: RunState.STOPPED}.get(ended, RunState.FAILED)
+    return attempt.exit_code() if ended is None else int(ended)
+
+
+def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
+    """The state that the run was in between this attempt and the next. Pure."""
+    if code is None:
+        told = any(event["event"] == "stop_requested" for event in events)
+        return RunState.STOPPED if told else RunState.LOST
+    return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
 
 
 def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
@@ -89,13 +96,12 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 
         lines = [line for line, _ in setup_lines(plan)]
         setup = lines[number - 1].partition("\n")[0] if 0 < number <= len(lines) else "?"
-    ended = last.get("ended")
     return replace(
         evidence,
         fault=fault,
         stop=last.get("stop"),
+        request=last.get("stop_requested"),
         stays=last.get("stays"),
-        ended=None if ended is None else int(ended["code"]),
         scheduler=_NAMES.get(plan.scheduler, ""),
         cluster=plan.cluster,
         setup=setup,

@@ -12,7 +12,8 @@ The first line that fits counts:
 | a rank or a node ended without a word, or was told to stop | what the scheduler says of the job, or has written into |
 | | its output, but no cancellation if a rank had left or crashed before; else what the kernel's counters say; else |
 | | the last telling line of the rank's log; else how it ended |
-| no agent said anything | the same, without a rank's log; else the last telling line of the job's output |
+| no agent said anything | the same, without a rank's log; else that it was told to stop; else the last telling line |
+| | of the job's output |
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Evidence:
     Attributes:
         state: of the run, for its last attempt; of an earlier one, STOPPED if it was gone on from, else UNKNOWN.
         fault, stop, stays: the first event `fault` or `setup_failed`, the last `stop` and `stays`.
+        request: the event `stop_requested`: the signal by which the attempt was asked to end, and the host that got it.
         ended: its exit code.
         begun: it has started.
         scheduler: the scheduler's name for a sentence; empty: there is none.
@@ -75,6 +77,7 @@ class Evidence:
     fault: Mapping[str, Any] | None = None
     stop: Mapping[str, Any] | None = None
     stays: Mapping[str, Any] | None = None
+    request: Mapping[str, Any] | None = None
     ended: int | None = None
     begun: bool = True
     scheduler: str = ""
@@ -216,7 +219,7 @@ def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
         return Verdict(Kind.CANCELLED, cause)
     if _NODE.search(told):
         return Verdict(Kind.NODE_LOST, cause)
-    if "all agents were killed" in told:
+    if "all agents were killed" in told and seen.request is None:
         return Verdict(Kind.KILLED, cause, sure=False)
     if "PREEMPTED" in why:
         return Verdict(Kind.PREEMPTED, cause)
@@ -228,24 +231,27 @@ def _without_fault(seen: Evidence) -> Verdict:
     said, kind = seen.said, _WORDS.get(seen.said)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
+    request = f"{seen.request['host']} was told to stop ({seen.request['signal']})" if seen.request else ""
     named = f"{seen.scheduler} says {said}" if said in TELLING else seen.word or said
     found = symptoms.telling(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:
-        heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS else ""
-        words = [f"no rank said why{code}", named, heard]
+        heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS and not request else ""
+        words = [f"{request or 'no rank said why'}{code}", named, heard]
         cause: str | None = "; ".join(word for word in words if word)
     elif seen.cancelled and seen.state is RunState.CANCELLED and said not in TELLING:
         at = f" at step {seen.stop['step']}" if seen.stop and "step" in seen.stop else ""
         cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
     else:
-        cause = named or None
+        cause = "; ".join(word for word in (request, named) if word) or None
     if seen.state is RunState.CANCELLED or (kind is None and seen.cancelled):
         return Verdict(Kind.CANCELLED, cause)
     if kind is not None:
         return Verdict(kind, cause)
     if not seen.begun:
         return Verdict(Kind.NEVER_STARTED, cause)
+    if seen.request is not None:
+        return Verdict(Kind.STOPPED, cause, sure=False)
     if seen.state is RunState.FAILED and found:
         return Verdict(found[0], cause, sign=sign, sure=False)
     if seen.ended == errors.NO_RETRY:

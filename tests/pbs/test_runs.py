@@ -55,6 +55,36 @@ def test_submitting_returns_at_once_and_the_run_is_followed_later(launcher: Laun
     assert launcher.status()["state"] == "cancelled"
 
 
+@pytest.mark.parametrize("how", ["qdel", "cancel"])
+def test_a_run_that_is_deleted_while_its_agents_start_records_its_end(launcher: Launcher, how: str) -> None:
+    """PBS tells the first node only, starts nothing more, and kills what is left."""
+    launcher.submit(*SLEEPS)
+    launcher.until(lambda: launcher.status()["state"] == "running", "it runs")
+    tasks = launcher.last().path / "attempts/0/tasks"
+    launcher.until(lambda: (tasks / "1.pid").exists() and (tasks / "1.pid").read_text(), "the second agent starts")
+    if how == "qdel":
+        subprocess.run(["qdel", str(launcher.status()["job"])], env=launcher.environ, check=True)
+    else:
+        launcher("cancel", "latest")
+    launcher("wait", "latest", "-q")
+    events = {event["event"]: event for event in launcher.last().attempts()[-1].events()}
+    assert events["stop_requested"]["signal"] == "SIGTERM"
+    assert events["ended"]["code"] == 143
+    assert launcher.status()["state"] == "cancelled"
+    launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
+
+
+def test_a_run_that_is_killed_before_it_can_record_its_end_is_what_its_agents_wrote(
+    stand_in: PbsCluster, stand_in_launcher: Launcher
+) -> None:
+    stand_in.set(history=False)
+    stand_in_launcher.submit(*SLEEPS)
+    until_asleep(stand_in_launcher)
+    stand_in_launcher.last().attempts()[-1].write_exit_code(75)
+    subprocess.run(["qdel", "-W", "force", str(stand_in_launcher.status()["job"])], check=True)
+    stand_in_launcher.until(lambda: stand_in_launcher.status()["state"] == "stopped", "it can be resumed")
+
+
 def test_a_run_that_is_out_of_time_says_so(launcher: Launcher) -> None:
     launcher.submit(*SLEEPS, "time=8s", "resume.lead=1s", "launch.grace=2")
     assert launcher("wait", "latest", "-q", timeout=120).returncode == 1

@@ -1414,6 +1414,20 @@ pbsdsh: invalid option -- 'u'
     assert (pbs.cwd / "out").read_text().endswith("rc=1\n")
 
 
+def test_a_job_that_is_being_deleted_starts_nothing_more(pbs: Session) -> None:
+    pbs.script(
+        'trap told=told TERM\ntouch $PBS_O_WORKDIR/begun\nuntil [ "$told" ]; do sleep 0.1; done\n'
+        "setsid pbsdsh -n 1 -- /bin/echo by-task\necho pbsdsh has ended"
+    )
+    job = pbs.submit("-l", "select=2:ncpus=1", "-l", "place=scatter", "-k", "oed", "-j", "oe", "-o", "out", "job.sh")
+    pbs.exists("begun")
+    pbs.sh(f"qdel {job}")
+    pbs.ended(job)
+    printed = (pbs.cwd / "out").read_text()
+    assert "by-task" not in printed
+    assert "pbsdsh has ended" not in printed
+
+
 def test_a_terminated_pbsdsh_leaves_at_once_and_its_task_goes_on(pbs: Session) -> None:
     pbs.script(
         f"pbsdsh -n 1 -- {shlex.join(_handler(pbs, 'log'))} &\n"

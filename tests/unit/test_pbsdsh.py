@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from launcher import held
 from launcher.errors import ConfigError
 from launcher.node import pbs_task, pbsdsh
 from launcher.node.hostlist import hosts_of
-from launcher.node.pbs_task import PATIENCE, PbsTask, exports
+from launcher.node.pbs_task import PATIENCE, Handed, PbsTask, exports
 from launcher.shared_files import IN_A_JOB
 from tests.unit.faults import FileServer
 
@@ -120,28 +121,70 @@ def test_pbsdsh_is_found_where_pbs_is_installed(tmp_path: Path, monkeypatch: pyt
     assert pbsdsh.find() == str(command)
 
 
-def test_a_task_that_was_told_to_stop_is_over_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PBS kills a deleted job soon, and until then its pbsdsh hears nothing of the end of a task."""
+def task_of(tmp_path: Path, pbsdsh: str, command: str) -> PbsTask:
+    """A task that runs a line of shell, by a pbsdsh that does as its own lines say."""
+    program = tmp_path / "pbsdsh"
+    program.write_text(f"#!/bin/bash\nshift 3\n{pbsdsh}\n")
+    program.chmod(0o755)
+    environment = Handed("", tmp_path / "environment.sh", None)
+    pbs_task.write_script(tmp_path, environment, str(tmp_path), ["/bin/bash", "-c", command])
+    return PbsTask(str(program), 0, "here", tmp_path, 0, 0)
+
+
+def ended(task: PbsTask) -> int:
+    while (code := task.poll()) is None:
+        time.sleep(0.01)
+    return code
+
+
+DEAF = 'setsid "$@"\nexec sleep 1000'  # it does not hear that its task has ended
+SAVES = "trap 'exit 75' TERM; touch begun; sleep 1000 & wait; wait"
+
+
+@pytest.mark.parametrize(("how", "code"), [(PbsTask.terminate, 75), (PbsTask.kill, 137)])
+def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[PbsTask], None], code: int
+) -> None:
+    """PBS kills a deleted job soon; until then it starts no other pbsdsh, and tells none that its task has ended."""
     monkeypatch.setattr(pbs_task, "PATIENCE", float("inf"))
-    deaf = tmp_path / "pbsdsh"
-    deaf.write_text('#!/bin/bash\nshift 3\nsetsid "$@"\nexec sleep 1000\n')
-    deaf.chmod(0o755)
-    (tmp_path / "task.sh").write_text(
-        f"trap : TERM\necho $$ >{tmp_path}/0.pid\nsleep 1000\necho 75 >{tmp_path}/0.exit\n"
-    )
-    task = PbsTask(str(deaf), 0, "here", tmp_path, 0, 0)
+    monkeypatch.setattr(pbs_task, "UNREACHABLE", float("inf"))
+    task = task_of(tmp_path, DEAF, SAVES)
     task.start()
     try:
-        while not (tmp_path / "0.pid").read_text():
+        while not (tmp_path / "begun").exists():
             time.sleep(0.01)
         assert task.poll() is None
-        task.terminate()
-        while not ((tmp_path / "0.exit").exists() and (tmp_path / "0.exit").read_text()):
-            time.sleep(0.01)
-        assert task.poll() == 75
+        how(task)
+        assert ended(task) == code
     finally:
         task.kill()
         task.poll()
+
+
+def test_a_task_that_pbs_refuses_to_start_is_over_when_the_job_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pbs_task, "PATIENCE", float("inf"))
+    task = task_of(tmp_path, "echo 'pbsdsh: spawn failed on node 0 err TM_ENOTCONNECTED' >&2", SAVES)
+    task.start()
+    task.terminate()
+    assert ended(task) == -15
+
+
+def test_a_task_that_begins_after_the_job_was_told_to_end_does_not_start_its_command(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 'while [ ! -e go ]; do sleep 0.01; done; "$@"'.replace("go", f"{tmp_path}/go"), SAVES)
+    task.start()
+    task.terminate()
+    (tmp_path / "go").touch()
+    ended(task)
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_signal_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    task = task_of(tmp_path, '"$@"', "touch begun; exit 7")
+    (tmp_path / pbs_task.SIGNAL).unlink()
+    task.start()
+    assert ended(task) == 7
 
 
 def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_failed(

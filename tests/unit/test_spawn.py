@@ -104,3 +104,12 @@ def test_it_does_so_whichever_task_failed_before(tmp_path: Path) -> None:
     start = time.monotonic()
     assert subprocess.run(command, check=False, timeout=30).returncode == 93
     assert time.monotonic() - start < 20
+
+
+def test_an_agent_that_is_done_leaves_with_all_that_it_printed_and_does_not_wait_for_pythons_own_end() -> None:
+    lines = (
+        "import atexit, sys; from launcher.node.__main__ import leave; atexit.register(print, 'late')",
+        "print('early', end=''); print('also', end='', file=sys.stderr); leave(75)",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (75, "early", "also")

@@ -31,10 +31,18 @@ BOTH = (False, True)
 
 
 def story(
-    *, attempt: int | None = None, code: int | None = None, cancelled: bool = False, job: str | None = "7"
+    *,
+    attempt: int | None = None,
+    code: int | None = None,
+    cancelled: bool = False,
+    job: str | None = "7",
+    told: bool = False,
+    agents: int | None = None,
 ) -> Story:
-    events = () if code is None else ({"event": "started"}, {"event": "ended", "code": code})
-    return Story(job, cancelled, attempt, events)
+    events = [] if code is None else [{"event": "started"}, {"event": "ended", "code": code}]
+    if told:
+        events.append({"event": "stop_requested", "signal": "SIGTERM", "host": "n1"})
+    return Story(job, cancelled, attempt, tuple(events), exit_code=agents)
 
 
 def judged(told: Story, job: Any) -> RunState:
@@ -49,7 +57,9 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     *(({"attempt": 0, "code": code}, (U,), BOTH, RunState.UNKNOWN) for code in (1, 75, 93, 143)),
     ({"attempt": 0, "code": 75}, NOT_LIVE, (False,), RunState.STOPPED),
     ({"attempt": 0, "code": 75}, NOT_LIVE, (True,), RunState.CANCELLED),
-    *(({"attempt": 0, "code": code}, NOT_LIVE, (False,), RunState.FAILED) for code in (1, 93, 143)),
+    *(({"attempt": 0, "code": code}, NOT_LIVE, (False,), RunState.FAILED) for code in (1, 93)),
+    ({"attempt": 0, "code": 143, "told": True}, (None, D, F, G), (False,), RunState.FAILED),
+    ({"attempt": 0, "code": 143}, (C,), (False,), RunState.CANCELLED),
     *(({"attempt": 0, "code": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 93, 143)),
     ({"attempt": 2}, (R,), BOTH, RunState.RUNNING),
     ({"attempt": 2}, (P,), BOTH, RunState.QUEUED),
@@ -58,6 +68,16 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 2}, (F,), (False,), RunState.FAILED),
     ({"attempt": 2}, (None, D, G), (False,), RunState.LOST),
     ({"attempt": 2}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
+    ({"attempt": 2, "told": True}, (None, D, G), (False,), RunState.STOPPED),
+    ({"attempt": 2, "told": True}, (F,), (False,), RunState.FAILED),
+    ({"attempt": 2, "told": True}, (C,), BOTH, RunState.CANCELLED),
+    *(({"attempt": 2, "agents": code}, (R,), BOTH, RunState.RUNNING) for code in (0, 1, 75)),
+    *(({"attempt": 2, "agents": code}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN) for code in (0, 1, 75)),
+    ({"attempt": 2, "agents": 0}, NOT_LIVE, BOTH, RunState.DONE),
+    ({"attempt": 2, "agents": 75, "told": True}, NOT_LIVE, (False,), RunState.STOPPED),
+    ({"attempt": 2, "agents": 1}, NOT_LIVE, (False,), RunState.FAILED),
+    *(({"attempt": 2, "agents": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 75)),
+    ({"attempt": 2, "agents": 143}, (C,), BOTH, RunState.CANCELLED),
     ({}, (P,), BOTH, RunState.QUEUED),
     ({}, (R,), BOTH, RunState.RUNNING),
     ({}, NOT_LIVE, (True,), RunState.CANCELLED),

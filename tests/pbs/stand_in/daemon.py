@@ -136,17 +136,29 @@ class Daemon:
             connection.sendall(wire.pack(self._task(run, request)))
 
     def _task(self, run: mom.Run, request: Message) -> Message:
+        """A job that PBS ends starts nothing more: pbsdsh hangs until it is over, also one that waits for a task."""
         if "spawn" in request:
             with self.server.lock:
-                over = run.main.status is not None
-                return {} if over else {"task": self.server.mom.spawn(run, request["line"], request["spawn"]).number}
+                if not run.ending:
+                    return {"task": self.server.mom.spawn(run, request["line"], request["spawn"]).number}
+            self._wait_for_end(run)
+            return {}
         wanted = request.get("wait", request.get("kill"))
-        task = next(task for task in run.tasks if task.number == wanted)
+        task = next((task for task in run.tasks if task.number == wanted), None)
+        if task is None:
+            return {}
         if "wait" in request:
             task.ended.wait()
+            if run.ending:
+                self._wait_for_end(run)
         elif task.status is None and task.session:
             mom.signal_session(task.session, request["signal"])
         return {"status": task.status or 0}
+
+    def _wait_for_end(self, run: mom.Run) -> None:
+        with self.server.lock:
+            while self.server.runs.get(run.job.id) is run:
+                self.server.changed.wait()
 
     # -- what tests ask for
 

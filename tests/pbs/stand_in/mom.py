@@ -71,6 +71,11 @@ class Run:
     status_instead: int | None = None  # -29, -11: what PBS says of a job that it ended itself
     kill_at: float | None = None
 
+    @property
+    def ending(self) -> bool:
+        """Whether PBS has told it to end (qdel, wall time, qrerun), or its main script is over."""
+        return self.kill_at is not None or self.main.status is not None
+
     def signal(self, number: int) -> None:
         """To all processes of the sessions on the first node (resmom/linux/mom_mach.c, kill_job)."""
         for task in [self.main, *self.tasks]:
