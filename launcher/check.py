@@ -6,6 +6,7 @@ Every refusal names the key, the limit, and what to write instead.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -247,7 +248,17 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     if partition.time is not None and plan.time > partition.time:
         limit = format_time(partition.time)
         return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
-    groups = partition.groups
+    return too_much_for(plan, partition.groups, where)
+
+
+def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
+    """Why these nodes could never hold the plan, whatever runs on them, with the fix; None when they could. Pure.
+
+    Args:
+        plan: what each of its nodes must have.
+        groups: the nodes.
+        where: what to call all of them together.
+    """
     for key, wanted, best, fitting, fix in (
         (
             f"gpus_per_node={plan.gpus_per_node}", plan.gpus_per_node, max((g.gpus for g in groups), default=0),
@@ -277,10 +288,11 @@ def _shown(key: str, value: int) -> str:
     return format_size(value) if key.startswith("mem=") else str(value)
 
 
-def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> None:
+def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
     """A plan against the live PBS queue it asks for (the default one if it names none).
 
-    What the nodes of a site can do at most is not compared: PBS itself says of a queued job that it can never run.
+    Returns:
+        The queue that the job stays in; None: that is not known, for the server or the queue hands jobs on to others.
 
     Raises:
         ConfigError: the queue is unknown, or takes no such job.
@@ -288,16 +300,42 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> None:
     known = {queue.name: queue for queue in queues}
     name = (plan.queue or "").partition("@")[0]  # queue@server
     queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
-    if name and queue is None:
+    if name and queue is None and queues:
         raise ConfigError(
             f"cluster.queue={plan.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
     if queue is None:
-        return  # the server has rules of its own for jobs that name no queue
+        return None  # the server has rules of its own for jobs that name no queue
     if problem := _refusal(plan, queue):
         others = [q.name for q in queues if q.accepts and not q.routes and _refusal(plan, q) is None]
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
         raise ConfigError(f"{problem}{hint}")
+    return None if queue.routes else queue.name
+
+
+def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
+    """A plan against the live nodes of a PBS that a job of its queue may get.
+
+    Raises:
+        ConfigError: they could never hold it. PBS would accept the job, and it would wait for ever.
+    """
+    if problem := never(plan, groups):
+        raise ConfigError(problem)
+
+
+def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
+    """Why the nodes of a PBS can never hold a plan, with the fix; None when they can, or it tells of none. Pure."""
+    where = f"queue {plan.queue}" if plan.queue else "this PBS"
+    total = sum(group.nodes for group in groups)
+    if not groups:
+        return None
+    if plan.nodes > total and plan.place is None:
+        has = "1 node" if total == 1 else f"{total} nodes"
+        return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
+    problem = too_much_for(plan if plan.place is None else dataclasses.replace(plan, nodes=1), groups, where)
+    if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
+        problem += "; where GPUs are not counted as ngpus, cluster.gpu_directive=none"
+    return problem
 
 
 def _refusal(plan: JobPlan, queue: Queue) -> str | None:

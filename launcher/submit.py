@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, check, live_index, public, render, secret, snapshot, trackers
+from launcher.backends import pbs_facts
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
 from launcher.backends.once import Refused
@@ -511,10 +512,15 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tu
         return ()
     if plan.scheduler == Scheduler.pbs.value:
         try:
-            if queues := PBS(plan.submit_timeout).queues():
-                check.check_queue(plan, queues)
+            queues = PBS(plan.submit_timeout).queues()
+            queue = check.check_queue(plan, queues)
         except QueryError as error:
             return (f"not compared with the live queues: {error}",)
+        try:
+            nodes = pbs_facts.Facts(PBS(plan.submit_timeout)).nodes()
+        except QueryError as error:
+            return (f"not compared with the live nodes: {error}",)
+        check.check_nodes(plan, pbs_facts.hosts_of(nodes, plan, queue))
         return ()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.submit_timeout).partitions)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.backends.pbs_query import PBS, UNKNOWN_QUEUE, section
+from launcher.check import NodeGroup
+from launcher.plan import JobPlan
 from launcher.units import parse_size
 
 # States in which a node takes no jobs (pbs_node_attributes(7B)); the others are free, job-busy, job-exclusive ...
@@ -120,6 +123,40 @@ def _node(name: str, values: Mapping[str, str]) -> Node:
         name, values.get("state", ""), has, {key: max(number - taken[key], 0) for key, number in has.items()},
         values.get("comment", ""), values.get("queue", ""), others,
     )  # fmt: skip
+
+
+def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[NodeGroup]:
+    """What each host has that a job may get, whatever runs there now. Pure.
+
+    | a resource | the host has |
+    |---|---|
+    | the plan names it in `cluster.chunk` | enough: that counts instead of the plan's own key |
+    | is told by the host's vnodes | their sum, for a chunk may be on several vnodes of a host |
+    | is told as a text (`@host`: another vnode's) | enough: it cannot be added up |
+    | is not told, nor any other (the host was never up) | enough: it may tell when it is |
+    | is not told | none of it |
+
+    Args:
+        nodes: of the site.
+        plan: what is asked for.
+        queue: of the job; None: not known, or it hands jobs on to others. Nodes of other queues are left out.
+    """
+    hosts: dict[str, list[Node]] = {}
+    for node in nodes:
+        if queue is None or node.queue in ("", queue):
+            hosts.setdefault(node.others.get("host", node.name), []).append(node)
+
+    def has(vnodes: Sequence[Node], resource: str) -> int:
+        text = any(resource in node.others for node in vnodes)
+        if resource in plan.chunk or text or not any(node.has for node in vnodes):
+            return sys.maxsize
+        return sum(node.has.get(resource, 0) for node in vnodes)
+
+    counts_gpus = plan.gpu_directive == "ngpus"
+    return [
+        NodeGroup(1, has(vnodes, "ncpus"), has(vnodes, "mem"), has(vnodes, "ngpus") if counts_gpus else sys.maxsize)
+        for vnodes in hosts.values()
+    ]
 
 
 def amount(resource: str, value: str) -> int | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher import check
 from launcher.backends import pbs_facts
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_facts import Facts, Node, QueueFacts
@@ -14,7 +15,7 @@ from launcher.backends.pbs_query import array_of, pbs_id
 from launcher.plan import JobPlan
 from launcher.why import pbs_changes
 from launcher.why.explanation import Explanation, commands
-from launcher.why.pbs_comments import Comment, Kind, held, in_words
+from launcher.why.pbs_comments import CHANGE, Comment, Kind, held, in_words
 
 
 def explain(
@@ -48,6 +49,8 @@ def explain(
         queue, server = facts.queue(str(record.get("queue", plan.queue or ""))), facts.server()
     except QueryError as error:
         notes.append(f"not answered: {error}")
+    if not comment.never and comment.kind is Kind.ROOM:
+        comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
     tried = pbs_changes.options(plan, nodes, now, fixed_nodes=fixed_nodes) if nodes else ()
     better = tried[1:] if comment.kind in (Kind.ROOM, Kind.LIMIT) else ()
     if better:
@@ -95,6 +98,14 @@ def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
     if letter == "T":
         return Comment(Kind.WAITS, "it is on its way to another queue", "ask again in a minute")
     return in_words(comment)
+
+
+def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
+    """The same comment, unless the job can never start, which PBS says only of what all nodes together lack. Pure."""
+    problem = check.never(plan, pbs_facts.hosts_of(nodes, plan, queue))
+    if problem is None:
+        return comment
+    return Comment(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
 
 
 def array_in_words(array: Mapping[str, Any], comment: str) -> Comment:

@@ -31,7 +31,7 @@ class Comment:
     never: bool = False
 
 
-_CHANGE = "cancel it, and resume it with less"
+CHANGE = "cancel it, and resume it with less"
 # Patterns of whole comments behind the prefix, from the special to the general; names are put into the words.
 TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Kind.LIMIT,
@@ -40,7 +40,7 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "too little of {what} is free{more}", "it starts when enough is given back"),
     (r"Not enough free nodes available", Kind.ROOM, "too few nodes are free for all of its chunks at once",
      "it starts when others end"),
-    (r"Not enough total nodes available", Kind.ROOM, "it asks for more nodes than there are", _CHANGE + " (nodes)"),
+    (r"Not enough total nodes available", Kind.ROOM, "it asks for more nodes than there are", CHANGE + " (nodes)"),
     (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Kind.ROOM,
      "too few nodes of the kind that it asks for are free", "it starts when others end"),
     (r"Too few free resources|.* set .* has too few free resources.*|can't fit in the largest placement set.*",
@@ -122,7 +122,7 @@ def in_words(text: str) -> Comment:
             names["more"] = _amounts(names.get("more", ""))
             told = words.format_map({"what": "", "of": "", "who": "", **names})
             if never:
-                return Comment(kind, f"it can never start: {told}", _CHANGE if do.startswith("it starts") else do, True)
+                return Comment(kind, f"it can never start: {told}", CHANGE if do.startswith("it starts") else do, True)
             return Comment(kind, told, do)
     words = f"PBS says: {said}"
     return Comment(Kind.UNKNOWN, f"it can never start; {words}" if never else words, "", never)

@@ -126,7 +126,7 @@ def sleeping(seconds: str) -> list[str]:
 
 
 def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
-    launcher.submit(*P2P, "cpus_per_proc=5000")
+    launcher.submit(*P2P, "cpus_per_proc=5000", "cluster.check=false")
     launcher.until(lambda: "Can Never Run" in (launcher.status()["reason"] or ""), "PBS says so")
     assert launcher.status()["state"] == "queued"
     said = launcher("status", "latest").stdout
@@ -150,6 +150,13 @@ def test_a_job_that_can_never_run_says_why(launcher: Launcher) -> None:
             "queue debug ends jobs after 00:10:00: use time=00:10:00 or less; or clus",
         ),
         (["cluster.queue=small"], "nodes=2: queue small gives a job at most 1 node: ask for less; or cluster.queue="),
+        (["gpus_per_node=9"], "gpus_per_node=9: the nodes of this PBS have at most "),
+        (
+            ["cpus_per_proc=5000"],
+            "procs_per_node=1 x cpus_per_proc=5000 = 5000 CPUs: the nodes of this PBS have ",
+        ),
+        (["mem=900T"], "mem=900T: the nodes of this PBS have at most "),
+        (["nodes=3"], "nodes=3: this PBS has 2 nodes in all: use nodes=2 or less"),
         (["cluster.partition=gpu"], "cluster.partition is a key for slurm, and cluster=pbs is pbs: use cluster.queue"),
         (
             ["cluster.gpu_directive=gres", "gpus_per_node=1"],

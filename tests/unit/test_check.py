@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.pbs_facts import hosts_of, parse_nodes
 from launcher.check import (
     NodeGroup,
     Partition,
@@ -13,11 +14,23 @@ from launcher.check import (
     check_batch,
     check_limits,
     check_names,
+    check_nodes,
     check_partition,
     check_queue,
     check_sweep,
 )
-from launcher.config import P2P, Backend, Collective, DDPMnist, FSDPLm, LaunchMode, Limits, Scheduler, Workload
+from launcher.config import (
+    P2P,
+    Backend,
+    Collective,
+    DDPMnist,
+    FSDPLm,
+    GpuDirective,
+    LaunchMode,
+    Limits,
+    Scheduler,
+    Workload,
+)
 from launcher.errors import ConfigError
 from tests.unit.plans import plan_of
 
@@ -181,6 +194,84 @@ def check_pbs(name: str | None, keys: dict[str, Any], queues: list[Queue]) -> No
 )
 def test_what_a_queue_takes_passes(name: str | None, keys: dict[str, Any]) -> None:
     check_pbs(name, keys, PBS_SITE)
+
+
+# Of one host with two vnodes, and of one that is down and has not told of anything yet.
+TWO_VNODES = """\
+n1
+     Mom = n1
+     state = free
+     resources_available.host = n1
+     resources_available.mem = 8388608kb
+     resources_available.ncpus = 8
+     resources_available.ngpus = 2
+n1[0]
+     state = free
+     resources_available.host = n1
+     resources_available.mem = 8388608kb
+     resources_available.ncpus = 8
+     resources_available.ngpus = 2
+"""
+PLAIN = """\
+{name}
+     Mom = {name}
+     state = {state}
+     resources_available.host = {name}
+     resources_available.mem = 67108864kb
+     resources_available.ncpus = 16
+     resources_available.ngpus = 2
+     resources_assigned.ncpus = 16
+"""
+DOWN = "n9\n     Mom = n9\n     state = state-unknown,down\n     resources_available.host = n9\n"
+BUSY = PLAIN.format(name="n1", state="job-busy") + PLAIN.format(name="n2", state="offline")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "words"),
+    [
+        (BUSY, {"nodes": 2, "gpus_per_node": 2, "procs_per_node": 2, "cpus_per_proc": 8, "mem": "64G"}, None),
+        ("", {"nodes": 99, "gpus_per_node": 99}, None),  # it tells of none
+        (BUSY, {"nodes": 3}, "nodes=3: this PBS has 2 nodes in all: use nodes=2 or less"),
+        (BUSY, {"nodes": 3, "cluster": {"place": "free"}}, None),
+        (BUSY, {"gpus_per_node": 3}, "gpus_per_node=3: the nodes of this PBS have at most 2: use gpus_per_node=2 or "
+                                     "less"),
+        (BUSY, {"cpus_per_proc": 20}, "procs_per_node=1 x cpus_per_proc=20 = 20 CPUs: the nodes of this PBS have at "
+                                      "most 16: use fewer of either, 16 CPUs in all"),
+        (BUSY, {"mem": "900G"}, "mem=900G: the nodes of this PBS have at most 64G: use mem=64G or less"),
+        (BUSY, {"mem": "900G", "cluster": {"chunk": {"mem": "1gb"}}}, None),
+        (BUSY, {"gpus_per_node": 3, "cluster": {"gpu_directive": GpuDirective.none}}, None),
+        (BUSY.replace("     resources_available.ngpus = 2\n", ""), {"gpus_per_node": 1},
+         "gpus_per_node=1: the nodes of this PBS have at most 0: use gpus_per_node=0 or less; where GPUs are not "
+         "counted as ngpus, cluster.gpu_directive=none"),
+        (BUSY + DOWN, {"nodes": 3}, None),
+        (BUSY + DOWN, {"gpus_per_node": 3}, None),
+        (TWO_VNODES, {"gpus_per_node": 4, "cpus_per_proc": 4, "mem": "16G"}, None),
+        (TWO_VNODES, {"gpus_per_node": 5}, "gpus_per_node=5: the nodes of this PBS have at most 4: use "
+                                           "gpus_per_node=4 or less"),
+        (TWO_VNODES.replace("ngpus = 2", "ngpus = @n1"), {"gpus_per_node": 5}, None),
+        (BUSY.replace("state = offline", "state = free\n     queue = gpu"), {"nodes": 2},
+         "nodes=2: this PBS has 1 node in all: use nodes=1 or less"),
+        (BUSY.replace("state = offline", "state = free\n     queue = gpu"),
+         {"nodes": 2, "cluster": {"queue": "workq"}}, "nodes=2: queue workq has 1 node in all: use nodes=1 or less"),
+    ],
+)  # fmt: skip
+def test_what_no_node_of_a_pbs_could_ever_hold_is_refused(text: str, keys: dict[str, Any], words: str | None) -> None:
+    plan = plan_of(**{**keys, "cluster": {"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus,
+                                          **keys.get("cluster", {})}})  # fmt: skip
+    hosts = hosts_of(parse_nodes(text), plan, "workq")
+    if words is None:
+        check_nodes(plan, hosts)
+        return
+    with pytest.raises(ConfigError) as refusal:
+        check_nodes(plan, hosts)
+    assert str(refusal.value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"), [(None, "workq"), ("cpu", "cpu"), ("workq@pbs-srv", "workq"), ("route", None)]
+)
+def test_nodes_are_those_of_the_queue_that_the_job_stays_in(name: str | None, stays: str | None) -> None:
+    assert check_queue(plan_of(cluster={"scheduler": Scheduler.pbs, "queue": name}), PBS_SITE) == stays
 
 
 @pytest.mark.parametrize("queues", [[], NO_DEFAULT_QUEUE])

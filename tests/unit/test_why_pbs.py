@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from launcher.backends import pbs_facts
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_facts import Node
 from launcher.backends.pbs_query import PBS
-from launcher.config import Scheduler
+from launcher.config import GpuDirective, Scheduler
 from launcher.plan import JobPlan
 from launcher.why import pbs, pbs_changes
 from launcher.why.pbs_comments import Kind, in_words
@@ -138,6 +139,26 @@ def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], word
     assert words in pbs.array_in_words(array, "Not Running: Not enough free nodes available").words
 
 
+@pytest.mark.parametrize(
+    ("text", "keys", "words"),
+    [
+        ("Not Running: Insufficient amount of resource: ngpus ", {"gpus_per_node": 3},
+         "it can never start: gpus_per_node=3: the nodes of this PBS have at most 2: use gpus_per_node=2 or less"),
+        ("Not Running: Insufficient amount of resource: ngpus ", {"gpus_per_node": 2}, "too little of ngpus is free"),
+        ("Not Running: Insufficient amount of resource: ncpus ", {"cpus_per_proc": 20}, "it can never start: "
+         "procs_per_node=1 x cpus_per_proc=20 = 20 CPUs: the nodes of this PBS have at most 8: use fewer of either, 8 "
+         "CPUs in all"),
+    ],
+)  # fmt: skip
+def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[str, Any], words: str) -> None:
+    """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
+    nodes = pbs_facts.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
+    plan = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus}, **keys)
+    found = pbs.for_ever(in_words(text), plan, nodes, "workq")
+    assert found.words == words
+    assert found.never == words.startswith("it can never start")
+
+
 def test_nodes_are_read_from_pbsnodes() -> None:
     first, second = pbs_facts.parse_nodes(NODES)
     assert (first.name, first.state, first.broken) == ("pbs-n1", "free", False)
@@ -212,7 +233,7 @@ class Recorded(pbs_facts.Facts):
         self._queue = queue
 
     def nodes(self) -> list[Node]:
-        return [node("a"), node("b", cpus=2)]
+        return [node("a"), dataclasses.replace(node("b"), free=node("b", cpus=2).free)]
 
     def queue(self, name: str) -> pbs_facts.QueueFacts | None:
         if self._queue is None:
