@@ -2,7 +2,7 @@
 
     python -m benchmarks.sub_commands
 
-Once to show its help, and once to look into an empty folder of runs.
+Once to show the launcher's help, once its own, and once to look into an empty folder of runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ def results(repeats: int = 25) -> list[Result]:
         seconds = interleaved(
             {
                 "python -c pass": lambda: python("-c", "pass", env=env)[0],
+                "--help": lambda: python("-m", "launcher", "--help", env=env)[0],
                 "status --help": lambda: python("-m", "launcher", "status", "--help", env=env)[0],
                 "status": lambda: python("-m", "launcher", "status", env=env)[0],
             },
             repeats,
         )
     return [
-        Result(f"{name} / python -c pass", median_ratio(seconds, name, "python -c pass"), 4, medians(seconds))
-        for name in ("status --help", "status")
+        Result(f"{name} / python -c pass", median_ratio(seconds, name, "python -c pass"), most, medians(seconds))
+        for name, most in (("--help", 9), ("status --help", 4), ("status", 4))
     ]
 
 

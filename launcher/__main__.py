@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 
+ABOUT = {"-h", "--help", "--version"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and returns its exit code (launcher/errors.py lists them)."""
@@ -46,9 +48,14 @@ def _run(arguments: list[str]) -> int:
         from launcher.cli import commands
 
         return commands.main(arguments)
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if not arguments or not ABOUT.isdisjoint(ours):
+        from launcher.cli import help
+
+        return help.instead_of(ours)
     from launcher.cli import submit
 
-    return submit.main(arguments or ["--help"])
+    return submit.main(arguments)
 
 
 def _discard_output() -> None:

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-FLAGS = ("--help", "--multirun", "-m", "--cfg", "--resolve", "--info", "--config-dir", "--hydra-help", "--yes")
+FLAGS = (
+    "--help",
+    "--multirun",
+    "-m",
+    "--cfg",
+    "--resolve",
+    "--info",
+    "--config-dir",
+    "--hydra-help",
+    "--version",
+    "--yes",
+)
 VALUES_OF = {"--cfg": ("job", "hydra", "all"), "--info": ("all", "config", "defaults", "plugins", "searchpath")}
 ACTIONS = {"checkpoint": ("list", "inspect", "verify", "extract"), "data": ("fetch",)}
 MOST = 200  # runs that are offered; a terminal shows no more
@@ -91,6 +102,10 @@ def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
         return runs(word, sweeps=True, points=False)
     if name == "ACTION" or name == "fetch":
         return _starting(getattr(module, "ACTIONS", ACTIONS.get(command, ())), word)
+    if name == "WHAT":
+        group, equals, _ = word.partition("=")
+        named = overrides(word, ()) if not equals or group in GROUPS else []
+        return [*_starting(COMMANDS, word), *(each if each in _CHOOSES else each.removesuffix("=") for each in named)]
     if name == "KEY=VALUE":
         return overrides(word, ("workload=program",) if command == "run" else ())
     if name == "NAME" and command == "doctor":
@@ -182,7 +197,8 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
     return [f"{mark}{name}" for name in dict.fromkeys(found) if name.startswith(plain)]
 
 
-GROUPS = ("workload", "cluster", "launch")
+GROUPS = ("workload", "cluster", "launch", "env")
+_CHOOSES = tuple(f"{group}=" for group in GROUPS)
 
 
 def choices(group: str) -> list[str]:

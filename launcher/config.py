@@ -1,7 +1,7 @@
 """The typed schema of everything in conf/.
 
 Each dataclass is one config group (or the root), each field one key that a user may override. The comment behind a
-field says what it means and in which unit; `python -m launcher --help` and the docs are built on the same words.
+field says what it means and in which unit; `python -m launcher help` and the docs are built on the same words.
 It needs nothing but the standard library, so that the login node and the compute nodes can both use it.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -39,9 +40,14 @@ COMMANDS = {
     "data": "Data sets: which are here, and how to get one.",
     "doctor": "This machine and its scheduler: a report to paste into a ticket.",
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
+    "help": "Keys, their defaults and meaning; a command's options.",
 }
-PROGRAM = "python -m launcher"
-HELP = ("help", "-h", "--help")
+
+
+def program() -> str:
+    """How this program was called, for commands that the user may copy."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "launcher" else "python -m launcher"
 
 
 class Parser(argparse.ArgumentParser):
@@ -90,20 +96,15 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str]) -> int:
     """Runs a sub-command and returns its exit code."""
     name, *words = arguments
-    if name == "help" and words and words[0] not in HELP:
-        return main([words[0], "--help"])
-    if name in HELP:
-        _overview()
-        return 0
     if name not in COMMANDS:
         if os.path.isfile(name):
-            raise ConfigError(f"{name} is a file, and no command: `{PROGRAM} run {name}` runs it")
+            raise ConfigError(f"{name} is a file, and no command: `{program()} run {name}` runs it")
         raise ConfigError(
-            f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}, help; "
+            f"there is no command {name!r}.{near(name, COMMANDS)} Known: {', '.join(COMMANDS)}; "
             "anything else is KEY=VALUE and submits a run"
         )
     command = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
-    parser = Parser(f"{PROGRAM} {name}", command.run.__doc__)
+    parser = Parser(f"{program()} {name}", command.run.__doc__)
     command.configure(parser)
     try:
         parsed = parser.parse(words)
@@ -111,9 +112,3 @@ def main(arguments: list[str]) -> int:
         return 0
     code: int = command.run(parsed)
     return code
-
-
-def _overview() -> None:
-    print(f"usage: {PROGRAM} COMMAND ...\n\nEach has a --help; `{PROGRAM} --help` tells how a run is submitted.\n")
-    for name, line in COMMANDS.items():
-        print(f"  {name:<13}{line}")

@@ -11,7 +11,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import MissingMandatoryValue
 
 from launcher.cli import profile_errors, schema
-from launcher.cli.text import program
+from launcher.cli.commands import program
 from launcher.completion import choices, keys
 from launcher.errors import near
 from launcher.hydra_text import quoted

@@ -38,7 +38,7 @@ def explain(text: str) -> str | None:
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
     key = next(iter(re.findall(r"full_key: (\S+)", told)), "")
     if re.search(r"Key '[^']+' (is )?not in", told):
-        return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher --help` lists all"
+        return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher help --all` lists all"
     if why := wrong_value(told):
         value = NO_CHOICE.search(told) or WRONG_TYPE.search(told)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import re
 from collections.abc import Iterator
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from launcher import config
 from launcher.paths import default_runs_dir
@@ -40,8 +43,6 @@ def register() -> None:
         store.store(group="hydra/schema/workload", name=name, node=kind)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", _held_nodes, replace=True)
-    OmegaConf.register_new_resolver("launcher.keys", keys_help, replace=True)
-    OmegaConf.register_new_resolver("launcher.groups", groups_help, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
     for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
         yaml.SafeLoader.yaml_implicit_resolvers[start] = [
@@ -60,20 +61,66 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key that a user may set, and what it means."""
+    """A key that a user may set.
+
+    Attributes:
+        name: the whole name, with the sections that it is in.
+        doc: what it means, and its unit.
+        default: as it is written in an override; None: it has none, or conf/ has it.
+        choices: its values, where there are only some.
+        section: whether it has keys of its own.
+    """
 
     name: str
     doc: str
+    default: str | None
+    choices: tuple[str, ...] = ()
+    section: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """Its words, and the values that they do not list."""
+        missing = [choice for choice in self.choices if choice not in self.doc and choice not in ("true", "false")]
+        return self.doc + (f" ({', '.join(missing)})" if missing else "")
 
 
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """The keys of one dataclass of the schema, its bases' first."""
-    docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        matches = map(_FIELD.match, inspect.getsource(base).splitlines())
-        docs |= {match[1]: match[2] for match in matches if match}
+    docs = {name: doc for base in reversed(kind.__mro__) for name, doc in _docs().get(base.__name__, {}).items()}
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        yield Key(prefix + field.name, docs.get(field.name, ""))
+        hint = hints[field.name]
+        kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type)]
+        enums = [each for each in kinds if issubclass(each, Enum)]
+        choices = [str(member.value) for each in enums for member in each] or ["true", "false"] * (bool in kinds)
+        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        section = dataclasses.is_dataclass(hint)
+        default = None if section or value == config.MISSING else written(value)
+        yield Key(prefix + field.name, docs.get(field.name, ""), default, tuple(choices), section)
+
+
+def written(value: Any) -> str:
+    """A default, or a value of a file, as it looks in an override."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}: {written(each)}" for key, each in value.items()) + "}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@lru_cache(maxsize=1)
+def _docs() -> dict[str, dict[str, str]]:
+    """The comment behind each field of each class; `inspect` would parse the file again for every class."""
+    found: dict[str, dict[str, str]] = {}
+    inside: dict[str, str] = {}
+    for line in Path(config.__file__).read_text().splitlines():
+        if line.startswith("class "):
+            inside = found[re.split(r"\W", line)[1]] = {}
+        elif match := _FIELD.match(line):
+            inside[match[1]] = match[2]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,35 +160,3 @@ def workloads_with(key: str) -> list[str]:
         for section in SECTIONS
         if section.prefix == "workload." and key in (each.name for each in keys_of(section.kind, section.prefix))
     ]
-
-
-def groups_help(width: int = 79) -> str:
-    """The groups and their choices, for --help; the user's own ones among them."""
-    import textwrap
-
-    from launcher.completion import choices
-    from launcher.paths import resource
-
-    groups = sorted(path.name for path in resource("conf").iterdir() if path.is_dir() and path.name != "hydra")
-    lines = [
-        textwrap.fill(f"{group}: {', '.join(choices(group))}", width, initial_indent="  ", subsequent_indent="    ")
-        for group in groups
-    ]
-    return "\n".join([*lines, ""])
-
-
-def keys_help(width: int = 79) -> str:
-    """The keys with their meaning, for --help; two columns, 80 wide."""
-    import textwrap
-
-    lines = []
-    for section in SECTIONS:
-        lines.append(f"== {section.title} ==")
-        for key in keys_of(section.kind):
-            if section.prefix == "workload." and key.name in ("name", "entry", "min_ranks", "seed"):
-                continue
-            doc = textwrap.wrap(key.doc, width - 24) or [""]
-            name = key.name if len(key.name) < 23 else f"{key.name}\n{'':22}"
-            lines += [f"  {name:<21} {doc[0]}", *(f"{'':24}{line}" for line in doc[1:])]
-        lines.append("")
-    return "\n".join(lines)

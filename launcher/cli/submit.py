@@ -137,9 +137,7 @@ def _hydra_main(arguments: list[str]) -> int:
     _require_known_options(arguments)
     # Hydra's parser wants the overrides in one piece.
     arguments = sorted(arguments, key=lambda word: not word.startswith("-") and ("=" in word or word.startswith("~")))
-    # Our help takes 40 ms to compose, so the config does not name it.
-    help_wanted = not {"-h", "--help"}.isdisjoint(arguments)
-    sys.argv = [program(), *arguments, *(["hydra/help=launcher"] if help_wanted else [])]
+    sys.argv = [program(), *arguments]
     wanted = os.environ.get(FULL_ERROR)
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise, so that the words are ours
     try:

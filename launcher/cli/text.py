@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
+from launcher.cli.commands import program as program
 from launcher.public import clean
 from launcher.state import RunState
 from launcher.units import format_size, format_time, plural
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
 
     from launcher.live import Seen
     from launcher.plan import JobPlan
-
-
-def program() -> str:
-    """How this program was called, for commands that the user may copy."""
-    name = os.path.basename(sys.argv[0])
-    return name if name == "launcher" else "python -m launcher"
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:

@@ -27,18 +27,9 @@ def test_every_key_says_what_it_means(kind: type) -> None:
     assert [key.name for key in keys if not key.doc.strip() or "type: ignore" in key.doc] == []
 
 
-def test_every_key_has_its_full_name_and_is_in_the_help() -> None:
+def test_every_key_has_its_full_name() -> None:
     names = schema.all_keys()
     assert {"nodes", "time", "cluster.partition", "cluster.limits.time", "launch.grace", "workload.lr"} <= set(names)
-    text = schema.keys_help()
-    assert max(map(len, text.splitlines())) <= 80
-    for name in names:
-        if not name.startswith("cluster.limits.") and name not in (
-            "workload.name",
-            "workload.entry",
-            "workload.min_ranks",
-        ):
-            assert name.rpartition(".")[2] in text
 
 
 @pytest.fixture

@@ -1,0 +1,300 @@
+"""`help`, `--help`, `--version`, and what a command line without a word says. Needs neither Hydra nor torch."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from launcher import __version__, config
+from launcher.cli.commands import COMMANDS, program
+from launcher.cli.profile_errors import file_of, in_yaml
+from launcher.cli.schema import SECTIONS, WORKLOADS, Key, Section, keys_of, written
+from launcher.completion import choices
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+WIDTH = 80
+MEANING = 28  # column in which meanings begin
+# Keys that most runs need; `help --all` has the others.
+FIRST = (
+    "workload", "workload.script", "workload.args", "cluster", "nodes", "gpus_per_node", "time", "mem", "name",
+    "run_id", "wait", "dry_run",
+)  # fmt: skip
+GROUPS = {"workload": config.Workload, "cluster": config.Cluster, "launch": config.Launch, "env": config.Env}
+USAGE = """\
+usage: {program} run SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]
+       {program} workload=NAME [KEY=VALUE ...]
+       {program} COMMAND ...
+
+Runs PyTorch here, on Slurm, on PBS and inside allocations, from one config.
+
+  run train.py procs_per_node=2 -- --lr 0.1   a script of yours, on this machine
+  run train.py cluster=slurm nodes=2 time=2h  submitted (dry_run=true: shown)
+  workload=ddp_mnist                          a training that comes with it
+
+Keys that most runs need (KEY=DEFAULT; null is empty):
+
+{keys}
+
+  help KEY, help workload=NAME, help cluster=NAME   more about these
+  help --all                                        all {count} keys
+
+Commands, each with a --help:
+
+{commands}
+
+Options:
+
+  -m, --multirun      a sweep: a run for each combination of workload.lr=1,2
+  --yes               submit without a question (confirm_above)
+  --cfg job           show the config that the other words make, and stop; with
+                      --resolve all references are filled in
+  --config-dir DIR    one more folder of configs
+  --info, --hydra-help   where the config comes from; all flags of Hydra
+  --version
+
+Keys for all your runs are in {settings}.
+
+Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 nothing was
+submitted because you said so (confirm_above), 75 stopped early and can be
+resumed, 93 failed and a retry would fail too, 130 interrupted."""
+NEXT = """\
+launcher {version}: runs PyTorch here, on Slurm, on PBS and inside allocations.
+
+  {program} workload=ddp_mnist
+      trains on this machine, for a minute
+  {program} run train.py -- --lr 0.1
+      runs a script of yours on this machine
+  {program} run train.py cluster={cluster} nodes=2 dry_run=true
+      shows what would be submitted; without dry_run submits it
+  {program} site init
+      writes a profile of your site, from what its scheduler tells
+  {program} status
+      shows your runs
+  {program} --help
+      lists the keys that most runs need, and all commands"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "words", metavar="WHAT", nargs="*", default=[], help="a command, a key (nodes), a group of keys, or GROUP=NAME"
+    )
+    parser.add_argument("--all", action="store_true", dest="everything", help="all keys with their defaults")
+
+
+def run(arguments: Namespace) -> int:
+    """Keys with their defaults and meaning: those that most runs need, those of WHAT, or all."""
+    if arguments.everything:
+        print("\n".join(everything()))
+    elif not arguments.words:
+        print(overview())
+    for word in arguments.words:
+        _tell(word)
+    return 0
+
+
+def instead_of(words: Sequence[str]) -> int:
+    """What `--help` or `--version` among overrides shows; without a word, what to do next."""
+    if not words:
+        print(next_steps())
+    elif "--version" in words:
+        print(f"launcher {__version__}")
+    elif named := [word for word in words if word.partition("=")[0] in GROUPS]:
+        for word in named:
+            _tell(word)
+    else:
+        print(overview())
+    return 0
+
+
+def next_steps() -> str:
+    """For somebody who has typed the program's name alone."""
+    import shutil
+
+    cluster = "pbs" if shutil.which("qsub") and not shutil.which("sbatch") else "slurm"
+    return NEXT.format(version=__version__, program=program(), cluster=cluster)
+
+
+def overview() -> str:
+    """The keys that most runs need, the commands and the options."""
+    found = {key.name: key for _, keys in sections() for key in keys}
+    return USAGE.format(
+        program=program(), count=len({key.name for _, keys in sections() for key in keys}),
+        keys="\n".join(line for name in FIRST for line in row(found[name])),
+        commands="\n".join(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
+        settings=_settings(),
+    )  # fmt: skip
+
+
+def everything() -> Iterator[str]:
+    """All keys, by sections."""
+    for title, keys in sections():
+        yield f"== {title} =="
+        for key in keys:
+            yield from row(key)
+        yield ""
+    for group in GROUPS:
+        yield from _wrapped(f"{group}=NAME: {', '.join(choices(group))}", "", "  ")
+    yield ""
+    yield f"Keys for all your runs are in {_settings()}."
+
+
+@lru_cache(maxsize=1)
+def sections() -> list[tuple[str, list[Key]]]:
+    """Titles, and the keys that stand below them; what all workloads have stands below a title of its own."""
+    found = []
+    common = list(keys_of(config.Workload, "workload."))
+    for section in SECTIONS:
+        if section.kind is config.P2P:
+            found.append(("workload.KEY of every workload", common))
+        keys = _keys(section)
+        found.append((section.title, [key for key in keys if section.prefix != "workload." or key not in common]))
+    return found
+
+
+def row(key: Key, default: str | None = None) -> Iterator[str]:
+    """A key as it is typed, with its default, and what it means; 80 wide."""
+    default = key.default if default is None else default
+    typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
+    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING) or [""]
+    if len(typed) > MEANING - 2:
+        yield from _wrapped(typed, "", "      ") if len(typed) > WIDTH else [typed]
+        rest = [first, *rest]
+    else:
+        yield f"{typed:<{MEANING}}{first}".rstrip()
+    yield from (f"{'':{MEANING}}{line}" for line in rest)
+
+
+def _tell(word: str) -> None:
+    """All that goes by a name: a command, a key, a section of keys."""
+    name, equals, choice = word.partition("=")
+    if equals and name in GROUPS:
+        print("\n".join(of_choice(name, choice)))
+        return
+    lines = list(of_key(name))
+    if name in COMMANDS:
+        from launcher.cli import commands
+
+        commands.main([name, "--help"])
+        print(*(["", *lines] if lines else []), sep="\n", end="\n" if lines else "")
+    elif lines:
+        print("\n".join(lines))
+    else:
+        names = {key.name for _, keys in sections() for key in keys}
+        raise ConfigError(
+            f"there is no key and no command {name!r}.{near(name, [*names, *COMMANDS])} "
+            f"`{program()} help --all` lists all keys"
+        )
+
+
+def of_key(name: str) -> Iterator[str]:
+    """What a key means, or all keys of a section; `lr` also means workload.lr, where nothing is called `lr` alone."""
+    every = [(title, key) for title, keys in sections() for key in keys]
+    if name in GROUPS:
+        yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
+        yield ""
+    below = [(title, key) for title, key in every if key.name.startswith(f"{name}.")]
+    exact = [(title, key) for title, key in every if key.name == name and not (below and key.section)]
+    found = [*exact, *([] if name == "workload" else below)]
+    found = found or [(title, key) for title, key in every if key.name.rpartition(".")[2] == name]
+    last = ""
+    for title, key in found:
+        if title != last and key.name.startswith("workload."):
+            yield f"{title}:"
+        last = title
+        yield from row(key)
+    if name == "workload":
+        yield f"\n`{program()} help workload=NAME` has the keys of one."
+    elif found and not below:
+        key = found[0][1]
+        yield f"\n{key.name}=VALUE, or for all your runs a line `{key.name}: VALUE` in"
+        yield str(_settings())
+
+
+def of_choice(group: str, name: str) -> Iterator[str]:
+    """The keys of a group with the values that one choice of it gives them.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    lineage, values = _values(group, name)
+    kind = GROUPS[group]
+    if group == "workload":
+        kind = next((WORKLOADS[each] for each in lineage if each in WORKLOADS), kind)
+        yield from _wrapped((kind.__doc__ or "").strip(), "", "")
+    yield f"{group}={name} is {file_of(f'{group}/{name}')}\n"
+    within = [hint for hint in get_type_hints(kind).values() if is_dataclass(hint)]
+    for section in [Section(f"{group}.", "", kind), *(each for each in SECTIONS if each.kind in within)]:
+        for key in _keys(section):
+            yield from row(key, values.get(key.name.removeprefix(f"{group}.")))
+
+
+def _keys(section: Section) -> list[Key]:
+    """The keys of a section; instead of those that have keys of their own the groups, as they are chosen."""
+    chosen = _chosen() if section.kind is config.Config else {}
+    keys = keys_of(section.kind, section.prefix)
+    return [
+        Key(key.name, key.doc, chosen.get(key.name)) if key.section else key
+        for key in keys
+        if not key.section or key.name in chosen
+    ]
+
+
+def _chosen() -> Mapping[str, str]:
+    """What the main config chooses of each group."""
+    from launcher.paths import resource
+
+    pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
+    return {group: written(name) for pair in pairs for group, name in pair.items() if group in GROUPS}
+
+
+def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
+    """The choices that one is made of, itself first, and what their files set (`limits.nodes`).
+
+    Raises:
+        ConfigError: one of them is not there, or no YAML.
+    """
+    known = choices(group)
+    if name not in known:
+        raise ConfigError(f"there is no {group}={name}.{near(name, known)} Known: {', '.join(known)}")
+    values = _read(file_of(f"{group}/{name}"))
+    lineage, found = [name], dict[str, str]()
+    for parent in values.pop("defaults", []):
+        if isinstance(parent, str) and not parent.startswith(("_", "/")) and parent != name:
+            names, theirs = _values(group, parent)
+            lineage, found = [*lineage, *names], {**found, **theirs}
+    for key, value in values.items():
+        found[key] = written(value)
+        found |= {f"{key}.{name}": written(each) for name, each in value.items()} if isinstance(value, dict) else {}
+    return lineage, found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    import yaml
+
+    try:
+        with path.open() as file:
+            values = yaml.safe_load(file)
+    except yaml.YAMLError as error:
+        raise ConfigError(in_yaml(error)) from None
+    return dict(values) if isinstance(values, dict) else {}
+
+
+def _settings() -> Path:
+    from launcher.paths import user_config_dir
+
+    return user_config_dir() / "user.yaml"
+
+
+def _wrapped(text: str, first: str, rest: str) -> Iterable[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
