@@ -1,11 +1,36 @@
-"""Makes Hydra look into the user's own config folder before ours."""
+"""Makes Hydra look into the user's own config folder before ours, where keys may be written as on the command line."""
 
 from __future__ import annotations
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.plugins.search_path_plugin import SearchPathPlugin
+import dataclasses
+from typing import Any
 
-from launcher.paths import is_ours, user_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from launcher.own_settings import parts
+from launcher.paths import GROUPS, is_ours, user_config_dir
+
+SCHEME = "launcher-user"
+
+
+class LauncherUserFiles(FileConfigSource):
+    """The files of the user's own folder; see launcher/own_settings.py for how they are read."""
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        loaded = super().load_config(config_path)
+        if not isinstance(loaded.config, DictConfig):  # a list, which Hydra refuses
+            return loaded
+        values: Any = OmegaConf.to_container(loaded.config)
+        groups = GROUPS if "/" not in config_path else ()
+        return dataclasses.replace(loaded, config=OmegaConf.merge({}, *parts(values, groups)))
 
 
 class LauncherUserConfig(SearchPathPlugin):
@@ -16,4 +41,4 @@ class LauncherUserConfig(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if is_ours(each.path for each in search_path.get_path()) and user_config_dir().is_dir():
-            search_path.prepend("launcher-user", f"file://{user_config_dir()}")
+            search_path.prepend("launcher-user", f"{SCHEME}://{user_config_dir()}")

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from launcher.cli.commands import COMMANDS, Parser
+from launcher.paths import GROUPS
 
 if TYPE_CHECKING:
     from argparse import Action
@@ -197,7 +198,6 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
     return [f"{mark}{name}" for name in dict.fromkeys(found) if name.startswith(plain)]
 
 
-GROUPS = ("workload", "cluster", "launch", "env")
 _CHOOSES = tuple(f"{group}=" for group in GROUPS)
 
 

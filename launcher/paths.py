@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+GROUPS = ("workload", "cluster", "launch", "env")  # folders of conf/ of which a config chooses one file each
 
 
 def resource(name: str) -> Path:

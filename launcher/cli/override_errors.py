@@ -38,7 +38,9 @@ def explain(error: Exception, arguments: list[str]) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
-        return f"there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
+        typed = any(key_of(word) == group for word in arguments)  # else a line of user.yaml says so
+        where = "" if typed else f"{profile_errors.file_of('user')}: "
+        return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
         if key.rpartition(".")[0] in schema.OPEN_KEYS:

@@ -67,6 +67,8 @@ def in_yaml(error: Exception) -> str:
     """A file that is no YAML: which, where, and why."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     why = getattr(error, "problem", None) or str(error)
+    if why.startswith("found duplicate key"):
+        why += ". Give single keys of a section lines of their own (`cluster.account: me`), also beside `cluster: NAME`"
     if mark is None:
         return f"a file of the configuration is no YAML: {why}"
     return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"

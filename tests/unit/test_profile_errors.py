@@ -35,12 +35,17 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
 def test_a_wrong_profile_is_told_with_its_file_and_key(
     text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/mine.yaml").write_text(text)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    refused(["workload=collective", "cluster=mine", "dry_run=true", "cluster.check=false"], told, capsys)
+
+
+def refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad input that is told in one line with these words in it."""
     try:
-        code, words = submit.main(["workload=collective", "cluster=mine", "dry_run=true", "cluster.check=false"]), ""
+        code, words = submit.main(arguments), ""
     except ConfigError as error:
         code, words = error.exit_code, str(error)
     words += capsys.readouterr().err
@@ -48,6 +53,27 @@ def test_a_wrong_profile_is_told_with_its_file_and_key(
     assert told in words
     assert "Traceback" not in words
     assert len(words.strip().splitlines()) == 1, "one line"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cluster: slrum\n", "user.yaml: there is no cluster=slrum. Did you mean slurm?"),
+        ("cluster.acount: me\n", "user.yaml: there is no key 'cluster.acount'. Did you mean cluster.account"),
+        (
+            "cluster: slurm\ncluster: {account: me}\n",
+            "line 2: this is no YAML: found duplicate key cluster. Give single keys",
+        ),
+        ("nodes: two\n", "user.yaml: nodes=two: it must be a whole number"),
+        ("launch.mode: both\n", "user.yaml: launch.mode=both: it is one of agent, tasks"),
+    ],
+)
+def test_a_wrong_line_for_all_runs_is_told_with_its_file(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "user.yaml").write_text(text)
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    refused(["workload=collective", "dry_run=true", "cluster.check=false"], told, capsys)
 
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(

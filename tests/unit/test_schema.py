@@ -101,5 +101,32 @@ def test_a_profile_of_the_users_own_starts_from_ours(composed: Callable[..., Dic
     assert read.cluster.limits.time == "2:00:00"
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "values"),
+    [
+        ("cluster: slurm\n", [], {"cluster.name": "slurm"}),
+        ("cluster: slurm\ncluster.account: me\n", [], {"cluster.name": "slurm", "cluster.account": "me"}),
+        ("cluster.account: me\ncluster: slurm\n", [], {"cluster.name": "slurm", "cluster.account": "me"}),
+        ("cluster: slurm\n", ["cluster=pbs"], {"cluster.name": "pbs"}),  # the command line has the last word
+        ("cluster.account: me\n", ["cluster.account=you"], {"cluster.account": "you"}),
+        ("cluster: mine\n", [], {"cluster.name": "mine", "cluster.limits.nodes": 4, "cluster.limits.time": "2h"}),
+        ("workload: ddp_mnist\nworkload.lr: 0.5\n", [], {"workload.name": "ddp_mnist", "workload.lr": 0.5}),
+        ("workload: ddp_mnist\n", ["workload=p2p"], {"workload.name": "p2p"}),
+        ("launch: tasks\nenv: default\n", [], {"launch.mode": config.LaunchMode.tasks}),
+        ("cluster: {account: me}\ncluster.qos: high\n", [], {"cluster.account": "me", "cluster.qos": "high"}),
+        ("defaults: [{override /cluster: pbs}]\nenv: default\n", [], {"cluster.name": "pbs"}),
+        ("name: run-${seed}\nnodes: 2\n", ["seed=3"], {"name": "run-3", "nodes": 2}),
+        ("time: 1:30:00\n# cluster: pbs\n", [], {"time": "1:30:00", "cluster.name": "local"}),
+        ("", [], {"cluster.name": "local"}),
+    ],
+)  # fmt: skip
+def test_lines_for_all_runs_may_be_written_as_on_the_command_line(
+    composed: Callable[..., DictConfig], text: str, words: list[str], values: dict[str, object]
+) -> None:
+    mine = "defaults: [slurm, _self_]\nname: mine\nlimits.nodes: 4\nlimits.time: 2h\n"
+    read = composed(*words, user=text, cluster__mine=mine)
+    assert {key: OmegaConf.select(read, key) for key in values} == values
+
+
 def test_the_runs_directory_comes_from_the_environment(composed: Callable[..., DictConfig], tmp_path: Path) -> None:
     assert composed("workload=p2p").runs_dir == str(tmp_path / "runs")

@@ -1,0 +1,32 @@
+"""What a line of the user's own files means to Hydra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.own_settings import parts
+from launcher.paths import GROUPS
+
+
+@pytest.mark.parametrize(
+    ("values", "meant"),
+    [
+        ({"nodes": 2}, [{"nodes": 2}]),
+        ({"cluster": {"account": "me"}}, [{"cluster": {"account": "me"}}]),
+        ({"cluster.limits.nodes": 2}, [{"cluster": {"limits": {"nodes": 2}}}]),
+        ({"cluster": "slurm"}, [{"defaults": [{"override /cluster": "slurm"}]}]),
+        ({"workload": None}, [{"defaults": [{"override /workload": None}]}]),
+        (
+            {"defaults": ["a"], "env": "mine", "nodes": 1},
+            [{"defaults": ["a"]}, {"nodes": 1}, {"defaults": ["a", {"override /env": "mine"}]}],
+        ),
+    ],
+)
+def test_a_line_is_part_of_a_config(values: dict[str, Any], meant: list[dict[str, Any]]) -> None:
+    assert list(parts(values, GROUPS)) == meant
+
+
+def test_a_file_of_a_group_chooses_none() -> None:
+    assert list(parts({"env": "text"}, ())) == [{"env": "text"}]
