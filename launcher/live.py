@@ -220,7 +220,18 @@ class Live:
             quick: something has changed, so what was heard is good for a short time only.
             newer: what was asked for before that time does not count.
         """
-        name = plan.scheduler
+        timeout = min(PATIENCE, plan.submit_timeout)
+        return self.answer(plan.scheduler, queries(plan, PATIENCE), timeout, quick=quick, newer=newer)
+
+    def answer(self, name: str, asks: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0) -> Answer:
+        """All of this user's jobs that a scheduler knows, or why it does not answer.
+
+        Args:
+            name: of the scheduler.
+            asks: asks it.
+            timeout: seconds that this may take.
+            quick, newer: see `_ask`.
+        """
         before = self._answers.get(name)
         if quick:
             self._unchanged[name] = 0
@@ -228,12 +239,11 @@ class Live:
         good_for = self._good_for(name)
         if before and before.good(good_for, time.time()) and (before.problem or (before.asked or 0.0) >= newer):
             return before
-        jobs = queries(plan, PATIENCE).jobs
         with self._patiently(name):
             if self._share:
-                answer = Shared(name).get(good_for, jobs, min(PATIENCE, plan.submit_timeout) + 1, newer=newer)
+                answer = Shared(name).get(good_for, asks.jobs, timeout + 1, newer=newer)
             else:
-                answer = ask(jobs, before)
+                answer = ask(asks.jobs, before)
         same = before is not None and (before.jobs, before.problem) == (answer.jobs, answer.problem)
         self._unchanged[name] = unchanged + 1 if same else 0
         self._answers[name] = answer

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -68,6 +69,11 @@ def new_id(name: str, now: datetime | None = None) -> str:
 
     moment = now or datetime.now()
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+
+
+def token_of(folder: str) -> str:
+    """What the jobs of a run or sweep with this directory are found by."""
+    return "launcher-" + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib
 import json
 import os
@@ -43,7 +42,7 @@ from launcher.lookup import find
 from launcher.os_errors import explain
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
-from launcher.runs import Run, new_id
+from launcher.runs import Run, new_id, token_of
 from launcher.state import RunState
 
 if TYPE_CHECKING:
@@ -110,11 +109,6 @@ def secrets_of(config: Config) -> dict[str, str]:
     """The secrets among the variables that a config sets."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
     return secret.among(values, public.patterns(config.env.secrets))
-
-
-def token_of(folder: str) -> str:
-    """What the jobs of a run or sweep with this directory are found by."""
-    return "launcher-" + hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:20]
 
 
 def site_of(config: Config, run_id: str, held: Held | None) -> Site:

@@ -29,7 +29,7 @@ from launcher.interrupts import Interrupted, held_back
 from launcher.live import queries, read
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, check_name
-from launcher.runs import Run, only_submitter
+from launcher.runs import Run, only_submitter, token_of
 from launcher.submit import (
     admitted,
     facts_of_here,
@@ -41,7 +41,6 @@ from launcher.submit import (
     secrets_of,
     site_of,
     start,
-    token_of,
     tried,
 )
 from launcher.sweeps import Manifest, Sweep

@@ -53,6 +53,21 @@ class SchedulerJob:
     left: int | None = None
 
 
+@dataclass(frozen=True)
+class JobOrigin:
+    """Where a job or an array comes from.
+
+    Attributes:
+        id: as the scheduler wants it.
+        token: what the launcher finds it by; empty: it has none.
+        file: its script, or a file beside it.
+    """
+
+    id: str
+    token: str
+    file: str
+
+
 class Queries(Protocol):
     """What is asked of a live scheduler. Everything raises QueryError when it does not answer."""
 
@@ -71,6 +86,10 @@ class Queries(Protocol):
 
     def find(self, token: str, name: str) -> str | None:
         """The id of the job that was submitted with this token and name."""
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where this user's jobs and arrays with these numbers (17) come from, by number; without those that are not
+        known."""
 
     def cancel(self, job_id: str) -> None:
         """Asks the scheduler to end a job; one that has ended already is no error."""

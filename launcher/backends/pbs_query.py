@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.backends.base import JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.backends.command import NOT_ON_PATH, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
@@ -126,6 +126,18 @@ class PBS:
                 if short(name) == wanted:
                     return dict(record)
         return None
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where jobs and arrays with these numbers come from; a command or two for each. Their output is beside their
+        scripts."""
+        found = {}
+        for number in numbers:
+            for job_id in (number, f"{number}[]"):
+                if record := self.record(job_id):
+                    file = str(record.get("Output_Path", "")).partition(":")[2].rstrip("/") + "/output"
+                    found[number] = JobOrigin(job_id, str(_variables(record).get(TOKEN, "")), file)
+                    break
+        return found
 
     def holds(self, job_id: str) -> bool:
         """Whether PBS has the job, and it did not end without having run."""

@@ -66,7 +66,8 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
 
 
 def _start(sweep: Sweep, index: int) -> None:
-    from launcher.submit import start, token_of
+    from launcher.runs import token_of
+    from launcher.submit import start
 
     run = sweep.run(index)
     plan = run.plan()

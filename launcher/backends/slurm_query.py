@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.backends.base import JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.backends.command import NOT_ON_PATH, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_time
@@ -135,6 +135,11 @@ class Slurm:
             QueryError: Slurm did not answer, so nobody can tell.
         """
         return next((job.id.partition("_")[0] for job in self._queue().values() if job.comment == token), None)
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where this user's jobs and arrays with these numbers come from; one command for all."""
+        found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
+        return {number: found[number] for number in numbers if number in found}
 
     def _queue(self) -> dict[str, SchedulerJob]:
         """What squeue tells of all of this user's jobs: one unknown id makes `squeue --jobs` fail as a whole."""
@@ -272,6 +277,12 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
         if fields[0]:
             jobs[fields[0]] = _job(*fields)
     return jobs
+
+
+def parse_origins(text: str) -> dict[str, JobOrigin]:
+    """The output of `squeue --format=%F|%k|%o`: a job's or array's number, its comment, and its script."""
+    lines = (line.split("|", 2) for line in text.splitlines())
+    return {each[0]: JobOrigin(each[0], _nothing(each[1]), each[2]) for each in lines if len(each) == 3}
 
 
 def parse_accounting(text: str) -> dict[str, SchedulerJob]:

@@ -8,21 +8,33 @@ from launcher.cli.options import EITHER, add_runs_dir, find_either
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from launcher.orphaned_jobs import Orphan
+    from launcher.runs import Run
+    from launcher.sweeps import Sweep
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="RUN", nargs="+", help=EITHER)
+    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{EITHER}; or the id of a job in the queue")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds."""
-    from launcher.live import Live, look  # not for --help
+    """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A job of the
+    launcher may be named by its id, also when the directory of its run is gone (`status` calls it orphaned)."""
+    from launcher import orphaned_jobs  # not for --help
+    from launcher.live import Live, look
+    from launcher.orphaned_jobs import Orphan
     from launcher.sweeps import Sweep, sweep_of
 
-    found = [find_either(name, arguments.runs_dir) for name in arguments.names]
+    found = [_find(name, arguments.runs_dir) for name in arguments.names]
     live = Live()
     for each in found:
+        if isinstance(each, Orphan):
+            orphaned_jobs.cancel(each)
+            print(f"job {each.job}, whose run was in {each.folder}, is being cancelled", flush=True)
+            continue
         sweep = each if isinstance(each, Sweep) else sweep_of(each)
         if sweep is not None:
             from launcher.cli import sweep_change
@@ -37,3 +49,31 @@ def run(arguments: Namespace) -> int:
         live.cancel(each)
         print(f"{each.id} is being cancelled", flush=True)
     return 0
+
+
+def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
+    """The run, the point or the sweep meant by a name, or by the id of its job; or a job that has none.
+
+    Raises:
+        RunError: none fits, or several do.
+    """
+    from launcher import orphaned_jobs
+    from launcher.backends.base import QueryError
+    from launcher.errors import RunError
+    from launcher.runs import Run
+    from launcher.sweeps import Sweep
+
+    try:
+        return find_either(name, runs_dir)
+    except RunError as error:
+        try:
+            found = orphaned_jobs.look_for(name)
+        except QueryError as problem:
+            raise RunError(f"{error} Whether there is a job {name} nobody can tell: {problem}") from None
+        if found is None:
+            raise
+    if isinstance(found, orphaned_jobs.Orphan):
+        return found
+    if Sweep(found).recorded():
+        raise RunError(f"job {name} is of sweep {found.name}: name that, or one of its points ({found.name}/0)")
+    return Run(found)

@@ -28,6 +28,7 @@ COMMANDS = {
     "resume": "Start a run again that is over, at the same size or another one.",
     "attach": "A shell beside a rank, stacks of all ranks, or a rank's debugger.",
     "open": "A run's report page in the browser.",
+    "prune": "Remove old runs, with their checkpoints.",
     "wait": "Wait for a run and exit with its code.",
     "why": "Why a run waits, and what would start sooner.",
     "post-mortem": "Why a run ended, which rank failed first, and what to do.",

@@ -170,7 +170,7 @@ class Multirun:
 def show(prepared: PreparedSweep) -> None:
     """For a dry run: each array, its points, and its script."""
     from launcher import cost, grouping, render, sweeps
-    from launcher.submit_sweep import token_of
+    from launcher.runs import token_of
 
     keys = sweeps.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]

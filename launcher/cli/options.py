@@ -63,6 +63,27 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def age(text: str) -> float:
+    """An option's value as a moment in seconds since the epoch: so long ago (2d, 12h, 90m), or a day (2026-10-31), or
+    a moment of one (2026-10-31T18:00), in local time."""
+    import time
+    from argparse import ArgumentTypeError
+    from datetime import datetime
+
+    from launcher.units import parse_time
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        if text.isdecimal():
+            raise ValueError
+        return time.time() - parse_time(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a time: write 2d, 12h, 90m, 2026-10-31 or 2026-10-31T18:00") from None
+
+
 def find(name: str, runs_dir: Path | None) -> Run:
     """The run meant by `name`; see `lookup.find`."""
     from launcher import lookup  # not for --help

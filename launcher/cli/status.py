@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import EITHER, add_runs_dir
+from launcher.cli.options import EITHER, add_runs_dir, age
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -22,6 +22,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", dest="everything", help="all runs, not only live ones and the newest others"
     )
+    parser.add_argument("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
+    parser.add_argument(
+        "--since", type=age, metavar="AGE", help="only those with news since then: 2d, 12h, 90m, or 2026-10-31"
+    )
     parser.add_argument("--watch", action="store_true", help="show changes until all are over; Ctrl-C leaves")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
     add_runs_dir(parser)
@@ -31,20 +35,23 @@ def run(arguments: Namespace) -> int:
     """State of the live runs and sweeps and the newest others, or of the RUNs named, with one question to the scheduler
     for all."""
     from launcher import lookup  # not for --help
+    from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
     from launcher.errors import ConfigError, RunError
+    from launcher.orphaned_jobs import schedulers
     from launcher.paths import default_runs_dir
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
         raise ConfigError("--json does not go with --watch: call `status --json` again when you want to know again")
-    if not names and lookup.nothing_in(folder):
+    if not names and lookup.nothing_in(folder) and not schedulers():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
-    from launcher.cli.status_rows import Rows, plain
     from launcher.cli.status_table import table
     from launcher.sweeps import Sweep
 
-    rows = Rows(names, folder, arguments.everything)
+    if names and (arguments.failed or arguments.since is not None):
+        raise ConfigError("--failed and --since choose among all runs: leave the names out")
+    rows = Rows(names, folder, arguments.everything, Wanted(arguments.failed, arguments.since))
     if arguments.watch:
         from launcher.cli import watch
 
@@ -63,13 +70,13 @@ def run(arguments: Namespace) -> int:
         print(json.dumps([plain(row) for row in view.rows], indent=1))
         return 0
     if not view.rows:
-        print(f"no runs in {folder}")
+        print(f"no runs in {folder}" + (" that were asked for" if rows.filter.filters else ""))
         return 0
     for line in table(view.rows, _width()):
         print(line)
     for each in view.seen if names else ():
         _tell(each)
-    for row in damaged:
+    for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
         print(f"\n{row['run']}: {row['cause']}")
     for number, line in enumerate(unanswered(view)):
         print(line if number else f"\n{line}")

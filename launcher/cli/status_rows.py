@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import live_index, sweeps
 from launcher.cli.options import find_either
-from launcher.cli.text import cause
+from launcher.cli.text import cause, program
 from launcher.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
 from launcher.lookup import may_have, newest
+from launcher.orphaned_jobs import Orphan, Orphans
 from launcher.runs import Run
 from launcher.shared_files import passes
 from launcher.standing import saved_before, standing
 from launcher.state import RunState
-from launcher.sweep_live import LIVE, WAITING, SweepLive, counts, done, look_at, not_begun
+from launcher.sweep_live import DAMAGED, LIVE, WAITING, SweepLive, counts, done, look_at, not_begun
 from launcher.sweeps import Sweep
 
 RECENT = 20  # runs that are over and shown without --all
 COLUMNS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
     "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "unanswered", "answer_age", "before",
-    "directory",
+    "updated", "directory",
 )  # fmt: skip
 UNREADABLE = "unreadable"
+ORPHANED = "orphaned"  # a job without a run
+FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
 OURS = ("over", "settled", "unread")  # keys of a row that programs do not get
 
 
@@ -55,6 +59,30 @@ class View:
         return {each.unanswered: each for each in self.seen if each.unanswered}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which of all runs and sweeps are shown.
+
+    Attributes:
+        failed: only those that failed, are lost or cannot be read; of sweeps those with such a point.
+        since: only those with news since then, in seconds since the epoch.
+    """
+
+    failed: bool = False
+    since: float | None = None
+
+    @property
+    def filters(self) -> bool:
+        return self.failed or self.since is not None
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is shown. Pure."""
+        states = {row["state"], *(row.get("points") or ())}
+        if self.failed and not states & FAILED:
+            return False
+        return self.since is None or row["updated"] is None or row["updated"] >= self.since
+
+
 class Rows:
     """Looks at runs again and again.
 
@@ -62,12 +90,16 @@ class Rows:
         names: the runs and sweeps meant; none: all that are live and the newest others.
         folder: where run directories are.
         everything: all of them.
+        wanted: which of these; if it leaves some out, all are looked at.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, everything: bool) -> None:
+    def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:
+        self.filter = wanted or Wanted()
+        everything = everything or self.filter.filters
         self._folder, self._everything, self._named = folder, everything, bool(names)
         self.wanted = [find_either(name, folder) for name in names]
         self._live = SweepLive(share=True)
+        self._orphans = Orphans(self._live)
         self._done: set[str] = set()
 
     def look(self) -> View:
@@ -82,9 +114,12 @@ class Rows:
             over = [each for each in wanted if rows[each.path]["over"]]
             shown = over if self._everything else over[:RECENT]
             wanted = [each for each in wanted if not rows[each.path]["over"]] + shown
+            left_out = [each for each in wanted if not self.filter.fits(rows[each.path])]
+            wanted, all_of_them = [each for each in wanted if each not in left_out], all_of_them - len(left_out)
         found = [looked.get(each.path) for each in wanted]
         seen = [each for each in found if isinstance(each, Seen)]
-        return View([rows[each.path] for each in wanted], seen, all_of_them - len(wanted))
+        orphans = [] if self._named else self._orphans.look(_jobs(looked.values(), wanted))
+        return View([*map(_orphaned, orphans), *(rows[each.path] for each in wanted)], seen, all_of_them - len(wanted))
 
     def _listed(self) -> tuple[list[Run | Sweep], int]:
         """What is looked at of all that is in the folder, newest first, and how much is in it.
@@ -142,7 +177,8 @@ class Rows:
                     live_index.count(sweep.path, number)
         except DAMAGE as error:
             return _unreadable(Damaged(Run(sweep.path), str(error), passes(error)))
-        return _row_of_sweep(sweep, number)
+        news = None if self.filter.since is None else _news(sweep)  # it takes a look at every point
+        return _row_of_sweep(sweep, number) | {"updated": news}
 
 
 def _name(path: str) -> str:
@@ -190,6 +226,7 @@ def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
         "unanswered": seen.unanswered or None,
         "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
         "before": seen.before or None,
+        "updated": seen.story.moved or None,
         "directory": str(seen.run.path),
         "over": seen.state.over,
         "settled": seen.state is RunState.DONE or now - seen.story.moved > live_index.SETTLED,
@@ -206,6 +243,16 @@ def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _news(sweep: Sweep) -> float | None:
+    """When a point of a sweep last told of something, in seconds since the epoch, by the times of files alone."""
+    newest: float | None = None
+    for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
+        for path in sweep.path.glob(pattern):
+            with contextlib.suppress(OSError):
+                newest = max(newest or 0.0, path.stat().st_mtime)
+    return newest
+
+
 def _goes_on(number: Mapping[str, int]) -> bool:
     """Whether a sweep with so many points in each state is not over."""
     return any(state == WAITING or state in LIVE for state in number)
@@ -218,6 +265,30 @@ def _unreadable(each: Damaged) -> dict[str, Any]:
         "cause": each.words, "directory": str(each.run.path), "over": not each.passes, "settled": False,
         "unread": True,
     }  # fmt: skip
+
+
+def _orphaned(orphan: Orphan) -> dict[str, Any]:
+    """The row of a job whose run is gone."""
+    lives = f"job {orphan.job} is still {orphan.word} on {orphan.scheduler}"
+    return {
+        **dict.fromkeys(COLUMNS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
+        "cluster": orphan.scheduler, "reason": orphan.word, "directory": str(orphan.folder),
+        "cause": f"{orphan.folder} is gone, and {lives}: `{program()} cancel {orphan.job}` ends it",
+        "over": False, "settled": False,
+    }  # fmt: skip
+
+
+def _jobs(looked: Iterable[Seen | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
+    """The ids of jobs of these runs and sweeps, as far as they can be read."""
+    found: set[str] = set()
+    for each in looked:
+        if isinstance(each, Seen):
+            found.update(filter(None, (each.story.job_id, *each.story.waiting)))
+    for sweep in wanted:
+        if isinstance(sweep, Sweep):
+            with contextlib.suppress(*DAMAGE):
+                found.update(each.job for each in sweep.submissions() if each.job)
+    return found
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:

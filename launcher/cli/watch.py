@@ -20,7 +20,10 @@ QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is ask
 CALM = 10  # looks without any change after which they become rarer
 SLOWER = 1.2
 MILESTONE = 10  # percent of the steps, for each of which a plain line is printed
-COLOURS = {"running": "green", "done": "green", "queued": "yellow", "failed": "red", "lost": "red", "unreadable": "red"}
+COLOURS = {
+    **dict.fromkeys(("running", "done"), "green"), "queued": "yellow",
+    **dict.fromkeys(("failed", "lost", "unreadable", "orphaned"), "red"),
+}  # fmt: skip
 
 
 def show(rows: Rows) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.live import read
 from launcher.runs import Run
 from tests.launch import PYTHON, ROOT, Launcher
 
@@ -264,3 +265,42 @@ def test_arrays_and_jobs_are_submitit_jobs(launcher: Launcher, slurm: Any, tmp_p
         "state after cancel": "CANCELLED",
         "template": True,
     }
+
+
+def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(
+    launcher: Launcher, slurm: Any, tmp_path: Path
+) -> None:
+    asleep = (
+        "workload=collective",
+        "workload.entry=tests.chaos.faults:sleeps",
+        "wait=false",
+    )
+
+    def listed() -> dict[str, str]:
+        rows = json.loads(launcher("status", "--json").stdout)
+        return {row["job"]: row["state"] for row in rows if row["state"] != "cancelled"}
+
+    there = (["run_id=kept"], ["run_id=elsewhere", f"runs_dir={tmp_path}/other"], ["run_id=gone"])
+    swept = ["-m", "sweep.id=swept", "seed=1,2", "+cluster.directives.begin=now+1hour"]
+    for words in (*there, swept):
+        done = launcher.submit(*words, *asleep)
+        assert done.returncode == 0, done.stderr
+    slurm.run("sbatch", "--comment=launcher-not", "--wrap=sleep 60", "--output=/dev/null")
+    shutil.rmtree(launcher.runs_dir / "gone")
+    shutil.rmtree(launcher.runs_dir / "swept")
+    (launcher.runs_dir / "elsewhere").unlink()  # so that nothing here knows of it
+    orphaned = {job for job, state in listed().items() if state == "orphaned"}
+    assert len(orphaned) == 2, listed()
+    told = launcher("status").stdout
+    for job in orphaned:
+        assert f"`python -m launcher cancel {job}` ends it" in told
+    for job in orphaned:
+        done = launcher("cancel", job)
+        assert "is being cancelled" in done.stdout, done.stderr
+    launcher.until(lambda: "orphaned" not in listed().values(), "they have ended")
+    other = Run(tmp_path / "other" / "elsewhere")
+    done = launcher("cancel", read(other).job_id or "")  # by its id
+    assert done.stdout == "elsewhere is being cancelled\n", done.stderr
+    assert other.has("cancelled")
+    assert launcher("cancel", "999999").stderr.startswith("launcher: no run '999999' in ")
+    launcher("cancel", "kept")

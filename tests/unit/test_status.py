@@ -22,10 +22,10 @@ from launcher.backends.base import JobState, NoAnswerInTime, QueryError, Schedul
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm, parse_jobs, parse_records
 from launcher.cli import commands, status_rows, watch
-from launcher.cli.status_rows import Rows
+from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, brief, table
 from launcher.config import GpuDirective, Scheduler
-from launcher.errors import RunError
+from launcher.errors import ConfigError, RunError
 from launcher.live import Live, Seen, look, look_at_all
 from launcher.runs import Run
 from launcher.state import RunState, tell
@@ -565,3 +565,45 @@ def test_a_watch_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None
 
     with pytest.raises(ConfigError, match="--json does not go with --watch"):
         commands.main(["status", "--watch", "--json"])
+
+
+# -- a choice of them
+
+
+@pytest.mark.parametrize(
+    ("row", "fits"),
+    [
+        ({"state": "failed", "updated": 50.0}, "failed"),
+        ({"state": "lost", "updated": 150.0}, "failed since both"),
+        ({"state": "done", "updated": 150.0}, "since"),
+        ({"state": "done", "updated": 50.0}, ""),
+        ({"state": "unreadable", "updated": None}, "failed since both"),  # nobody knows when
+        ({"state": "3/4 done, 1 failed", "points": {"done": 3, "failed": 1}, "updated": 150.0}, "failed since both"),
+        ({"state": "4/4 done", "points": {"done": 4}, "updated": 50.0}, ""),
+    ],
+)
+def test_failed_and_recent_ones_can_be_chosen(row: dict[str, Any], fits: str) -> None:
+    choices = {"failed": Wanted(failed=True), "since": Wanted(since=100.0), "both": Wanted(failed=True, since=100.0)}
+    assert [name for name, wanted in choices.items() if wanted.fits(row)] == fits.split()
+
+
+def test_a_choice_is_made_among_all_of_them(
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    says({})
+    end(make(tmp_path, "failed", "8"), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: NOW)
+        end(make(tmp_path, "failed-long-ago", "9"), 1)
+    for number in range(30):  # more than are shown without a choice, and newer
+        end(make(tmp_path, f"done-{number}", str(10 + number)))
+
+    def ids(*words: str) -> set[str]:
+        assert commands.main(["status", "--json", "--runs-dir", str(tmp_path), *words]) == 0
+        return {row["run"] for row in json.loads(capsys.readouterr().out)}
+
+    assert ids("--failed") == {"failed", "failed-long-ago"}
+    assert ids("--failed", "--since", "1d") == {"failed"}
+    assert len(ids("--since", "2000-01-01")) == 31
+    with pytest.raises(ConfigError, match="leave the names out"):
+        ids("failed", "--failed")

@@ -1,0 +1,56 @@
+"""`prune`: removes old runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import add_runs_dir, age
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+STATES = ("done", "stopped", "failed", "cancelled", "lost")
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--older-than", type=age, metavar="AGE", help="whose last news is older than that: 30d, 12h, or 2026-10-31"
+    )
+    parser.add_argument(
+        "--state", action="append", choices=STATES, metavar="STATE",
+        help=f"only of this state ({', '.join(STATES)}); may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--delete", action="store_true", help="remove them; without it they are only listed")
+    add_runs_dir(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
+    What is live, unknown, unreadable, or needed by a run that is not over stays, and is told."""
+    from launcher import pruning  # not for --help
+    from launcher.errors import ConfigError
+    from launcher.paths import default_runs_dir
+    from launcher.units import plural, rough_size
+
+    if arguments.older_than is None:
+        raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
+    folder: Path = arguments.runs_dir or default_runs_dir()
+    before, states = arguments.older_than, tuple(arguments.state or STATES)
+    freed, count = 0, 0
+    for old in pruning.survey(folder):
+        why = pruning.kept_because(old, before, states)
+        size = pruning.size_of(old.path) if why is None else 0
+        if tried := why is None and arguments.delete:
+            why = pruning.remove(old, folder, before, states)
+        if why is None:
+            freed, count = freed + size, count + 1
+            print(f"{old.id}  {', '.join(sorted(old.states))}  {rough_size(size)}", flush=True)
+        elif tried or old.words or old.needed_by:
+            print(f"{old.id} stays: {why}", flush=True)
+    told = f"{plural(count, 'run')}, {rough_size(freed)}"
+    if arguments.delete:
+        print(f"removed: {told}")
+    else:
+        print(f"{told}; --delete removes them, checkpoints included" if count else "nothing that would be removed")
+    return 0

@@ -1,0 +1,125 @@
+"""Jobs in the queue without a run: which they are, and that no other one is taken for such a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import orphaned_jobs
+from launcher.backends.base import JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.backends.slurm_query import parse_origins
+from launcher.live import Live
+from launcher.orphaned_jobs import Orphan, Orphans, family, folder_of, look_for, unaccounted
+from launcher.runs import Run, token_of
+from launcher.sweeps import Sweep
+
+
+@pytest.mark.parametrize(
+    ("job_id", "number"),
+    [
+        ("17", "17"), ("17_3", "17"), ("17.pbs-srv", "17"), ("17[].pbs-srv", "17"), ("17[3]", "17"),
+        ("17.pbs-srv_3", "17"), ("local-launcher-0123", "local-launcher-0123"),
+    ],
+)  # fmt: skip
+def test_the_number_of_a_job(job_id: str, number: str) -> None:
+    assert family(job_id) == number
+
+
+def test_jobs_that_no_run_accounts_for() -> None:
+    def job(job_id: str, state: JobState = JobState.RUNNING) -> SchedulerJob:
+        return SchedulerJob(job_id, state, state.name)
+
+    jobs = {each.id: each for each in (
+        job("1"), job("2_0"), job("2_1"), job("3"), job("4_0"), job("4_1", JobState.PENDING), job("5", JobState.DONE),
+    )}  # fmt: skip
+    assert sorted(unaccounted(jobs, ["1", "2"])) == ["3", "4"]
+    assert sorted(unaccounted(jobs, ["1.pbs-srv", "2[].pbs-srv", "4_1"])) == ["3"]
+
+
+def test_what_squeue_tells_of_scripts() -> None:
+    text = "7|launcher-1|/runs/a b|c/script.sh\n8|(null)|wrap\n9|N/A|\n"
+    assert parse_origins(text) == {
+        "7": JobOrigin("7", "launcher-1", "/runs/a b|c/script.sh"),
+        "8": JobOrigin("8", "", "wrap"),
+        "9": JobOrigin("9", "", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("token", "file", "folder"),
+    [
+        ("{/runs/a}", "/runs/a/script.sh", "/runs/a"),
+        ("{/runs/a}-r1", "/runs/a/script.sh", "/runs/a"),
+        ("{/runs/lr}-0", "/runs/lr/arrays/launcher-1.sh", "/runs/lr"),
+        ("{/runs/lr}-0", "/runs/lr/3/script.sh", "/runs/lr/3"),  # the only one of its array
+        ("{/runs/lr/3}-r1", "/runs/lr/3/script.sh", "/runs/lr/3"),
+        ("{/runs/b}", "/runs/a/script.sh", None),  # copied
+        ("", "/runs/a/script.sh", None),
+        ("launcher-", "/runs/a/script.sh", None),
+        ("a comment", "/home/me/job.sh", None),
+    ],
+)
+def test_where_a_job_comes_from(token: str, file: str, folder: str | None) -> None:
+    for path in ("/runs/a", "/runs/b", "/runs/lr", "/runs/lr/3"):
+        token = token.replace(f"{{{path}}}", token_of(path))
+    assert folder_of(JobOrigin("7", token, file)) == (None if folder is None else Path(folder))
+
+
+class Queue:
+    """A scheduler with running jobs, each of a run in a directory."""
+
+    def __init__(self, **jobs: Path) -> None:
+        self._origins = {
+            number[1:]: JobOrigin(number[1:], token_of(str(path)), f"{path}/script.sh") for number, path in jobs.items()
+        }
+        self.asked: list[list[str]] = []
+        self.ended: list[str] = []
+        self.problem = ""
+
+    def jobs(self) -> dict[str, SchedulerJob]:
+        return {number: SchedulerJob(number, JobState.RUNNING, "RUNNING") for number in self._origins}
+
+    def origins(self, numbers: list[str]) -> dict[str, JobOrigin]:
+        if self.problem:
+            raise QueryError(self.problem)
+        self.asked.append(list(numbers))
+        return {number: self._origins[number] for number in numbers if number in self._origins}
+
+    def cancel(self, job_id: str) -> None:
+        self.ended.append(job_id)
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    for name in ("kept", "elsewhere"):
+        run = Run.create(tmp_path / name)
+        (run.path / "record.json").write_text("{}")
+    Sweep.create(tmp_path / "lr")
+    (tmp_path / "lr" / "sweep.json").write_text("{}")
+    made = Queue(j1=tmp_path / "kept", j2=tmp_path / "elsewhere", j3=tmp_path / "gone", j4=tmp_path / "lr")
+    monkeypatch.setattr(orphaned_jobs, "schedulers", lambda: {"slurm": made})
+    return made
+
+
+def test_a_job_is_orphaned_when_its_run_is_gone_and_is_asked_about_once(queue: Queue, tmp_path: Path) -> None:
+    orphans = Orphans(Live())
+    for _ in range(2):
+        assert orphans.look(["1"]) == [Orphan("slurm", "3", "RUNNING", tmp_path / "gone")]
+    assert queue.asked == [["2", "3", "4"], ["3"]]
+    (tmp_path / "gone").mkdir()  # somebody has made it again, without a run in it
+    assert len(orphans.look(["1"])) == 1
+    queue.problem = "squeue failed"
+    assert orphans.look(["1"]) == []
+
+
+def test_a_job_by_its_id(queue: Queue, tmp_path: Path) -> None:
+    assert look_for("2") == tmp_path / "elsewhere"
+    assert look_for("3_1") == Orphan("slurm", "3", "", tmp_path / "gone")
+    assert look_for("9") is None
+    assert look_for("gone") is None
+    queue.problem = "squeue failed"
+    with pytest.raises(QueryError, match="squeue failed"):
+        look_for("3")
+    orphaned_jobs.cancel(Orphan("slurm", "3", "", tmp_path / "gone"))
+    assert queue.ended == ["3"]

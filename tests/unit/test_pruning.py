@@ -1,0 +1,179 @@
+"""`prune` removes what is over and old, and nothing that anybody may still need."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import event_file, live, pruning
+from launcher.backends.base import JobState
+from launcher.cli import commands
+from launcher.config import Scheduler
+from launcher.errors import ConfigError
+from launcher.plan import JobPlan
+from launcher.pruning import Old, kept_because, needs
+from launcher.runs import SUBMITTING, Run, only_submitter
+from tests.unit.faults import FileServer
+from tests.unit.plans import plan_of
+from tests.unit.sweep_runs import end, make_sweep
+
+DAY = 86400.0
+OLD = time.time() - 40 * DAY
+HERE = plan_of(cluster={"scheduler": Scheduler.local})
+
+
+def old(*states: str, **fields: Any) -> Old:
+    return Old(Path("/runs/a"), frozenset(states), **{"news": 100.0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("found", "states", "why"),
+    [
+        (old("done"), ("done",), None),
+        (old("done", "failed"), ("done", "failed"), None),
+        (old("failed"), ("done",), "it is failed"),
+        (old("done", "failed"), ("done",), "it is failed"),  # a point of a sweep
+        (old("running"), ("running",), "it is running"),
+        (old("done", "waiting"), ("done", "waiting"), "it is waiting"),
+        (old("unconfirmed"), ("done",), "it is unconfirmed"),
+        (old("unknown"), ("done",), "it is unknown"),
+        (old("done", "damaged"), ("done", "damaged"), "it cannot be read"),
+        (old(words="/runs/a is damaged"), ("done",), "/runs/a is damaged"),
+        (old("done", needed_by=("b",)), ("done",), "b needs it"),
+        (old("done", needed_by=("b", "c")), ("done",), "b, c need it"),
+        (old("done", news=300.0), ("done",), "it is younger"),
+        (old("done", news=None), ("done",), "nobody knows how old it is"),
+    ],
+)
+def test_why_a_run_stays(found: Old, states: tuple[str, ...], why: str | None) -> None:
+    assert kept_because(found, 200.0, states) == why
+
+
+def test_what_plans_refer_to(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c", "lr")]
+    plans = [
+        ("w", dataclasses.replace(HERE, after=(f"ok:{tmp_path}/a", f"any:{tmp_path}/lr/3"))),
+        ("x", dataclasses.replace(HERE, params={**HERE.params, "baseline": f"{tmp_path}/b/results.json"})),
+        ("y", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/b/checkpoints")),
+        ("c", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/c/checkpoints")),  # its own
+        ("lr/0", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/lr/0/checkpoints")),
+    ]
+    assert needs(plans, folders) == {tmp_path / "a": ["w"], tmp_path / "lr": ["w"], tmp_path / "b": ["x", "y"]}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Makes a run that ended 40 days ago; `code=None`: it has not ended."""
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
+    monkeypatch.setattr(live.Live, "job", lambda *_: (None, "", True))
+
+    def made(name: str, code: int | None = 0, plan: JobPlan = HERE, folder: Path = tmp_path) -> Run:
+        run = Run.create(folder / name)
+        run.write_record(dataclasses.replace(plan, run_id=name, run_dir=str(run.path)), {}, {"token": "t"})
+        events = run.path / "attempts/0/events"
+        events.mkdir(parents=True)
+        written = [
+            (run.path / "journal.jsonl", "submitted", {"job": "7"}),
+            (events / "s.jsonl", "started", {"job": "7"}),
+        ]
+        written += [] if code is None else [(events / "s.jsonl", "ended", {"code": code})]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda: OLD)
+            for path, event, values in written:
+                event_file.append(path, event, **values)
+        return run
+
+    return made
+
+
+def pruned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert commands.main(["prune", "--older-than", "30d", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_lists_and_removes_only_when_told(
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, failed = make("done"), make("failed", code=1)
+    done.link(tmp_path)
+    listed = pruned(capsys)
+    assert "done  done  " in listed
+    assert "failed  failed  " in listed
+    assert "2 runs, " in listed
+    assert "--delete removes them" in listed
+    assert done.path.exists()
+    assert "removed: 1 run, " in pruned(capsys, "--state", "failed", "--delete")
+    assert (done.path.exists(), failed.path.exists()) == (True, False)
+    assert "removed: 1 run, " in pruned(capsys, "--delete")
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".live"] == []  # `latest` led to it
+    assert "nothing that would be removed" in pruned(capsys)
+    with pytest.raises(ConfigError, match="say how old"):
+        commands.main(["prune", "--delete"])
+
+
+def test_what_somebody_needs_or_nobody_knows_stays(
+    make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = make("needed")
+    waits = make("waits", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)))
+    also_needed = make("needed-elsewhere")
+    make("other", None, dataclasses.replace(plan_of(), after=(f"ok:{also_needed.path}",)), tmp_path / "elsewhere")
+    (also_needed.path / "followers").mkdir()
+    (also_needed.path / "followers/other").write_text(str(tmp_path / "elsewhere/other"))
+    damaged = make("damaged")
+    (damaged.path / "record.json").write_text("{")
+    theirs = make("open-to-all")
+    theirs.path.chmod(0o777)
+    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "", True))
+    told = pruned(capsys, "--delete")
+    assert "needed stays: waits needs it" in told
+    assert "needed-elsewhere stays: other needs it" in told
+    assert "damaged stays: " in told
+    assert "open-to-all stays: others can write to" in told
+    assert "removed: 0 runs" in told
+    assert all(run.path.exists() for run in (needed, waits, also_needed, damaged, theirs))
+
+
+def test_nothing_is_removed_because_it_cannot_be_read_or_is_being_submitted(
+    make: Callable[..., Run], server: FileServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make("a")
+    server.fail(run.path / "record.json", number=errno.EIO)
+    assert "removed: 0 runs" in pruned(capsys, "--delete")
+    server.recover()
+    holder = os.open(run.path / SUBMITTING, os.O_RDWR | os.O_CREAT)
+    with only_submitter(run.path):
+        told = pruned(capsys, "--delete")
+    os.close(holder)
+    assert "a stays: it is being submitted" in told
+    assert run.path.exists()
+
+
+def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
+    tmp_path: Path, make: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: OLD)
+        whole, half = (make_sweep(tmp_path, 2, name=name, plan=HERE) for name in ("whole", "half"))
+        for run in (whole.run(0), whole.run(1), half.run(0)):
+            end(run)
+    half.ask([1], again=False)
+    told = pruned(capsys, "--delete")
+    assert "whole  done  " in told
+    assert not whole.path.exists()
+    assert half.path.exists()
+
+
+def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
+    run = make("a", code=1)
+    found = pruning.survey(tmp_path)[0]
+    event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # its last news is of now
+    assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
+    assert run.path.exists()
