@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import run_files
+from launcher.json_types import LATEST, misfit
 from launcher.os_errors import naming
-from launcher.shared_files import known, read_bytes, tried
+from launcher.shared_files import known, tried
+from launcher.units import long_size
 
-# What readers rely on. An event without it was damaged, and is left out as a line is that was cut off.
-_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+# Fields of events and their types: readers rely on them. An event in which one has another type, or lacks one that it
+# must have, does not fit: it is left out as a line is that was cut off, and `problems` tells of it.
+_MUST: dict[str, dict[str, Any]] = {
     "submitting": {"token": str},
     "submitted": {"job": str},
     "process": {"pid": int, "start": int, "host": str},
@@ -24,12 +29,39 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "stop": {"cause": str},
     "stop_requested": {"signal": str, "host": str},
     "stays": {"what": str, "why": str},
-    "progress": {"step": (int, float), "total": (int, float)},
+    "progress": {"step": float, "total": float},
+    "evaluated": {"step": int},
     "saved": {"step": int},
     "breakpoint": {"rank": int, "host": str, "where": str, "socket": str},
     "continued": {"rank": int},
-}
+    "preflighted": {
+        "then": str, "nodes": int, "bad": list[tuple[str, str]], "warnings": list[tuple[str, str]], "seconds": float
+    },
+    "pace": {"round": int, "rank": int, "host": str, "seconds": list[float | None]},
+}  # fmt: skip
+_MAY: dict[str, dict[str, Any]] = {
+    "submitting": {"points": str},
+    "submitted": {"chain": list[str]},
+    "started": {"host": str, "output": int},
+    "met": {"ranks": int, "members": int, "round": int, "host": str, "torch": str, "interface": str | None},
+    "fault": {
+        "rank": int, "host": str, "traceback": str | None, "memory": Mapping[str, int] | None, "exit_code": int,
+        "code": str, "limit": str | int, "step": int,
+    },
+    "stop": {"step": int, "host": str},
+    "again": {"what": str, "why": str},
+    "restart": {"round": int, "cause": str, "step": int},
+    "resized": {"round": int, "cause": str},
+    "saved": {"bytes": int, "seconds": float},
+    "save_failed": {"step": int, "reason": str},
+    "passed_over": {"reason": str},
+    "breakpoint": {"job": str | None},
+}  # fmt: skip
+_FIELDS = {kind: [*_MUST.get(kind, {}).items(), *_MAY.get(kind, {}).items()] for kind in {*_MUST, *_MAY}}
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
+LONGEST_LINE = 1 << 20  # bytes of an event
+MOST_LINES = 1 << 18  # of a file, half of them at its beginning and half at its end
+_AT_ONCE = 1 << 22  # bytes of lines that are parsed together
 
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
@@ -55,7 +87,9 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
 
 
 def read(path: Path | str, end: int | None = None, *, patience: float | None = None) -> Iterator[dict[str, Any]]:
-    """The events of one file; a last line that is still being written is left out, and so is one that is damaged.
+    """The events of one file; a last line that is still being written is left out, and so is one that does not fit.
+
+    Of a file with more than `run_files.EVENTS_LIMIT` bytes, or MOST_LINES lines, the beginning and the end are read.
 
     Args:
         path: the file; there may be none.
@@ -64,20 +98,35 @@ def read(path: Path | str, end: int | None = None, *, patience: float | None = N
 
     Raises:
         UnavailableError: it cannot be read now.
-        RunError: it is no file.
+        RunError: it is no regular file.
     """
-    if end is None:
-        data = known(read_bytes(path, patience=patience))
-    else:
-        data = known(tried(lambda: _end_of(path, end), path, patience=patience))
-    if data is None:
-        return
-    lines = [line for line in data.split(b"\n") if line]
-    try:  # all at once, which takes half as long
-        events = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        events = map(_parsed, lines)
-    yield from filter(_sound, events)
+    lines = [line for line in _lines(path, end, patience) if 0 < len(line) <= LONGEST_LINE]
+    events: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
+    if sum(map(len, lines)) <= _AT_ONCE:
+        with contextlib.suppress(ValueError, RecursionError):
+            events = json.loads(b"[" + b",".join(lines) + b"]")  # which takes half as long
+    yield from (event for event in events if _misfit(event) is None)
+
+
+def problems(path: Path | str) -> list[str]:
+    """What was left out of a file of events, in words: its lines, and why. A last line without an end may still grow.
+
+    Raises:
+        UnavailableError, RunError: as for `read`.
+    """
+    found = []
+    size = known(tried(lambda: os.lstat(path).st_size, path)) or 0
+    if size > run_files.EVENTS_LIMIT:
+        found.append(f"{path} has {long_size(size)}: only its beginning and its end are read")
+    for number, line in enumerate(_lines(path, None, None)[:-1], 1):
+        why = None
+        if len(line) > LONGEST_LINE:
+            why = f"it has more than {long_size(LONGEST_LINE)}"
+        elif line:
+            why = _misfit(_parsed(line))
+        if why is not None:
+            found.append(f"{path}, line {number}: {why}")
+    return found
 
 
 def read_ends(path: str) -> list[dict[str, Any]]:
@@ -86,36 +135,33 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     Raises:
         UnavailableError, RunError: as for `read`.
     """
-    data = known(tried(lambda: _ends_of(path), path))
-    if data is None:
+    parts = known(tried(lambda: run_files.ends(path, _ENDS, _ENDS), path))
+    if parts is None:
         return []
-    lines = data.split(b"\n")
+    lines = b"\n".join(parts).split(b"\n")
     first, place = _until_progress(lines)
     last, _ = _until_progress(lines[:place:-1])
     return first + last[::-1]
 
 
-def _end_of(path: Path | str, size: int) -> bytes:
-    """The last bytes of a file; what is left of the line in which they begin is no JSON."""
-    with open(path, "rb", buffering=0) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-        return file.readall()
-
-
-def _ends_of(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        data = file.read(_ENDS)
-        if len(data) == _ENDS:
-            file.seek(max(_ENDS, os.fstat(file.fileno()).st_size - _ENDS))
-            data += b"\n" + file.readall()
-        return data
+def _lines(path: Path | str, end: int | None, patience: float | None) -> list[bytes]:
+    """The lines of a file, or of its last `end` bytes; what is left of one in which they begin is no JSON."""
+    first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
+    parts = known(tried(lambda: run_files.ends(path, first, last), path, patience=patience))
+    lines: list[bytes] = []
+    for part in parts or ():
+        if part.count(b"\n") > MOST_LINES:
+            lines += [*part.split(b"\n", MOST_LINES // 2)[:-1], *part.rsplit(b"\n", MOST_LINES // 2)[1:]]
+        else:
+            lines += part.split(b"\n")
+    return lines
 
 
 def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """The first sound event, the first one of progress if that is another, and the number of the line it is in."""
+    """The first event that fits, the first one of progress if that is another, and the number of the line it is in."""
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
-        if line and (not found or b'"progress"' in line) and _sound(event := _parsed(line)):
+        if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:
             found.append(event)
             if event["event"] == "progress":
                 return found, number
@@ -124,17 +170,29 @@ def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line) if line.startswith(b"{") else None
     except (ValueError, RecursionError):
         return None
 
 
-def _sound(event: object) -> bool:
-    """Whether an event has what readers rely on."""
+def _misfit(event: object) -> str | None:
+    """What keeps a value from being an event, in words; None: it is one."""
     if not isinstance(event, dict):
-        return False
+        return "it is no event"
     kind, moment = event.get("event"), event.get("time")
-    if not isinstance(kind, str) or not isinstance(moment, (int, float)) or not 0 <= moment < float("inf"):
-        return False
-    needed = _NEEDED.get(kind)
-    return needed is None or all(isinstance(event.get(key), types) for key, types in needed.items())
+    if type(kind) is not str:
+        return misfit(kind, str, "event")
+    if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < LATEST:
+        return "time is no time"
+    try:
+        run_files.require_bounds(event)
+    except ValueError as error:
+        return str(error)
+    must = _MUST.get(kind, {})
+    for key, type_ in _FIELDS.get(kind, ()):
+        if key not in event:
+            if key in must:
+                return f"{key} is missing"
+        elif words := misfit(event[key], type_, key):
+            return words
+    return None

@@ -86,7 +86,7 @@ def stragglers(
 
     Args:
         events: `pace` of all agents, by time (`Attempt.paces`); others are passed over. Each has `round`, `host`,
-            `rank` (of the first) and `seconds` (of each rank; None: it told nothing).
+            `rank` (of the first) and `seconds` (of each rank; None: it told nothing, as is 0).
         factor: more than 1.
         patience: seconds.
         over: the ranks have ended.
@@ -103,7 +103,7 @@ def stragglers(
             found += [each for one in slow.values() for each in one.told(factor, patience, one.last)]
             current, slow, latest, order = event["round"], {}, {}, []
         now = float(event["time"])
-        told = {event["rank"] + place: value for place, value in enumerate(event["seconds"]) if value is not None}
+        told = {event["rank"] + place: value for place, value in enumerate(event["seconds"]) if value and value > 0}
         stale = [rank for rank, (took, then) in latest.items() if now - then > max(STALE, 4 * took)]
         for rank in {*stale, *(told.keys() & latest.keys())}:
             del order[bisect_left(order, latest.pop(rank)[0])]

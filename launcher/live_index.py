@@ -27,6 +27,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from launcher import run_files
+
 FOLDER, WHOLE = ".live", ".whole"
 COUNTS = ".counts.json"  # in a sweep that is over: how many of its points came to what
 SETTLED = 600.0  # seconds after which nobody is handing over any more, and clocks of machines may differ
@@ -99,7 +101,7 @@ def count(sweep: Path, number: Mapping[str, int]) -> None:
 def counted(sweep: Path) -> dict[str, int] | None:
     """What was kept of a sweep that was not handed over again since; None: nothing."""
     try:
-        number = json.loads((sweep / COUNTS).read_bytes())
+        number = run_files.parsed(run_files.content(sweep / COUNTS))
     except (OSError, ValueError):
         return None
     sound = isinstance(number, dict) and number and all(isinstance(each, int) for each in number.values())

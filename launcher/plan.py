@@ -24,6 +24,7 @@ from launcher.config import (
     Scheduler,
 )
 from launcher.errors import ConfigError, near
+from launcher.json_types import misfit
 from launcher.units import parse_size, parse_time
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -257,12 +258,27 @@ _TUPLES = (
 )  # fmt: skip
 
 
-def from_dict(values: Mapping[str, Any]) -> JobPlan:
-    """The inverse of `as_dict`, after a round trip through JSON.
+def wrong_in(values: Any) -> str | None:
+    """What keeps values that were read from being those of a plan, in words; None: they are. Pure."""
+    if wrong := misfit(values, JobPlan, "plan"):
+        return wrong
+    for key, value in values.items():
+        if isinstance(value, str) and (wrong := _no_text(value)):
+            return f"plan.{key} {wrong}"
+    schedulers = [each.value for each in Scheduler]
+    return None if values["scheduler"] in schedulers else f"plan.scheduler is none of {', '.join(schedulers)}"
 
-    Raises:
-        TypeError: the values are not those of a plan (written by another version, say).
-    """
+
+def _no_text(text: str) -> str | None:
+    """Why a text can be neither a file's name nor a word of a command."""
+    try:
+        return "has a NUL byte" if b"\0" in os.fsencode(text) else None
+    except UnicodeEncodeError:
+        return "is no text"
+
+
+def from_dict(values: Mapping[str, Any]) -> JobPlan:
+    """The inverse of `as_dict`, after a round trip through JSON; `wrong_in` has nothing to say of the values."""
     tuples = {name: tuple(values[name]) for name in _TUPLES if isinstance(values.get(name), list)}
     return JobPlan(**{**values, **tuples})
 

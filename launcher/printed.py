@@ -8,13 +8,15 @@ second: the agents look at their ranks' files as often). Attempts of one job sha
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher import event_file
+from launcher import event_file, run_files
 from launcher.carriage_returns import Lines
+from launcher.shared_files import Unavailable, known, tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -131,12 +133,17 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
         path: the file; if it cannot be read now, there is nothing in it.
         begin, end: the range in bytes; without an end it is that of the file.
         last: no more will come, so a line without its end is one as well.
+
+    Raises:
+        RunError: it is no regular file.
     """
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except OSError:
+    found = tried(lambda: run_files.opened(path), path, patience=0)
+    file = None if isinstance(found, Unavailable) else known(found)
+    if file is None:
         return
     with file:
+        if begin > os.fstat(file.fileno()).st_size:
+            return
         file.seek(begin)
         rest = b""
         while True:
@@ -173,7 +180,7 @@ def start_of_last(
     """
     found, first = 0, begin
     try:
-        with open(path, "rb") as file:
+        with run_files.opened(path) as file:
             size = file.seek(0, 2)
             position, tail = size if end is None else min(end, size), b""
             while position > begin:

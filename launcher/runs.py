@@ -44,12 +44,18 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file, locks, shared_secret
+from launcher import event_file, locks, run_files, shared_secret
 from launcher.errors import ConfigError, RunError, UnavailableError
+from launcher.json_types import misfit
 from launcher.os_errors import naming
 from launcher.shared_files import Ok, Outcome, Wrong, exists, known, names, read_json, read_text, tried
 
 FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
+# Fields of a record and their types; the plan's are those of JobPlan.
+_RECORD = {
+    "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
+    "hydra": str, "submitit": str, "host": str, "commit": str | None,
+}  # fmt: skip
 _END = 1 << 18  # bytes of a long file of paces that are read: half a day or more
 SECRET = "secret"  # noqa: S105  a file; see `shared_secret`
 _BEFORE = {"submitit", "attempts", "code", SECRET}  # what may be there before the record
@@ -121,8 +127,7 @@ class Run:
             RunError: it was left incomplete, and others can write to it.
         """
         try:
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            run_files.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)
             except FileExistsError:
@@ -228,7 +233,7 @@ class Run:
         """Points `latest` at this run, and makes it known in `index`, where commands look for runs by their id."""
         for folder in {self.path.parent, index}:
             with contextlib.suppress(OSError):  # the job is there already, and works without
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                run_files.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
                     from launcher import live_index
@@ -259,6 +264,9 @@ class Run:
                 f"{path} was written by a newer version ({record.get('launcher', 'unknown')}, format "
                 f"{record['format']}; this one knows {FORMAT}): use that one"
             )
+        for key, kind in _RECORD.items():
+            if key in record and (wrong := misfit(record[key], kind, key)):
+                raise RunError(f"{path} cannot be read: {wrong}")
         return record
 
     def plan(self, name: str = "record.json") -> JobPlan:
@@ -267,14 +275,13 @@ class Run:
         Raises:
             RunError: it cannot be read, or another version wrote it.
         """
-        from launcher.plan import from_dict
+        from launcher.plan import from_dict, wrong_in
 
         record = self.record(name)
-        try:
-            return from_dict(record["plan"])
-        except (KeyError, TypeError, AttributeError) as error:
-            version = record.get("launcher", "unknown")
-            raise RunError(f"{self.path}/{name} was written by another version ({version}): {error}") from None
+        version = record.get("launcher", "unknown")
+        if wrong := wrong_in(record.get("plan")):
+            raise RunError(f"{self.path}/{name} was written by another version ({version}): {wrong}")
+        return from_dict(record["plan"])
 
     def first_plan(self) -> JobPlan:
         """The plan that the run was submitted with at first, before any `resume`.
@@ -320,9 +327,15 @@ class Run:
         return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
 
     def outputs(self) -> list[Path]:
-        """The scheduler's output files, oldest first."""
-        paths = [*self.path.glob("output-*.log"), *self.path.glob("*.OU")]
-        return sorted(paths, key=lambda path: path.stat().st_mtime)
+        """The scheduler's output files, oldest first. A point's are links to files in `arrays` of its sweep."""
+        arrays = os.path.realpath(self.path.parent / "arrays")
+        found = []
+        for path in (*self.path.glob("output-*.log"), *self.path.glob("*.OU")):
+            target = os.path.realpath(path)
+            path = Path(target) if target == f"{arrays}/{path.name}" else path
+            with contextlib.suppress(FileNotFoundError):  # it is being moved
+                found.append((path.lstat().st_mtime, path))
+        return [path for _, path in sorted(found)]
 
     def secret(self) -> bytes:
         """What only the run's own processes know; the secrets of its attempts are derived from it.
@@ -469,27 +482,13 @@ def being_submitted(folder: Path) -> bool:
 
 
 def write(path: Path, text: str, *, sync: bool = True) -> Path:
-    """Writes a file whole or not at all: a reader never sees half of it. Returns its path."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with (
-            naming(path),
-            open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
-        ):
-            file.write(os.fsencode(text))  # what came from the environment need not be UTF-8
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path
+    """Writes a text whole or not at all: a reader never sees half of it. Returns its path."""
+    with naming(path):
+        return run_files.replace(path, os.fsencode(text), sync=sync)  # what came from the environment need not be UTF-8
 
 
 def _relink(link: Path, target: Path) -> None:
-    temporary = link.with_name(f".{link.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = link.with_name(run_files.temporary_name(link.name))
     temporary.symlink_to(target)
     try:
         temporary.replace(link)

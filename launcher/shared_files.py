@@ -16,7 +16,6 @@ No handle is kept open: over NFS only a file that is opened anew shows what othe
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from launcher import run_files
 from launcher.errors import RunError, UnavailableError
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ FIRST, LONGEST = 0.1, 5.0  # seconds between two tries
 REST = 10.0  # seconds after a read was given up in which others are tried once
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
-NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO})
+NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.EFBIG})
 PASSING = frozenset({
     errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLINK,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
@@ -100,8 +100,8 @@ def exists(path: AnyPath, *, patience: float | None = None) -> Outcome[bool]:
 
 
 def read_bytes(path: AnyPath, *, patience: float | None = None) -> Outcome[bytes | None]:
-    """All of a file; None: there is none."""
-    return tried(lambda: _content(path), path, patience=patience)
+    """All of a file; None: there is none. What is no regular file, or too large, is wrong; see `run_files`."""
+    return tried(lambda: run_files.content(path), path, patience=patience)
 
 
 def read_text(path: AnyPath, *, patience: float | None = None) -> Outcome[str | None]:
@@ -114,8 +114,8 @@ def read_json(path: AnyPath, *, patience: float | None = None) -> Outcome[Any]:
 
     def parsed(data: bytes) -> Any:
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
+            return run_files.parsed(data)
+        except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from None
 
     return then(read_bytes(path, patience=patience), parsed)
@@ -173,6 +173,8 @@ def passes(error: BaseException) -> bool:
 def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
     try:
         return Ok(call())
+    except ValueError as error:  # a name with a NUL byte in it
+        return Wrong(f"{path!r} cannot be read: {error}")
     except OSError as error:
         number = error.errno or 0
         if number in ABSENT:
@@ -185,8 +187,3 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
 
 def _passes(outcome: Outcome[Any]) -> bool:
     return isinstance(outcome, Unavailable) and outcome.passes
-
-
-def _content(path: AnyPath) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.readall()

@@ -26,13 +26,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import event_file, live_index, lookup, runs
+from launcher import event_file, live_index, lookup, run_files, runs
 from launcher.errors import ConfigError, RunError
+from launcher.json_types import misfit
 from launcher.runs import Run
 from launcher.shared_files import exists, known, read_json, read_text, tried
 
 FORMAT = 1
 RECORD = "sweep.json"
+MOST_POINTS = 1_000_000
 # Keys of one command, not of a point.
 PASSING = (
     "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
@@ -109,7 +111,7 @@ class Sweep:
         if known(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            run_files.make_folder(path)
             (path / "arrays").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -141,15 +143,16 @@ class Sweep:
         found = known(read_json(self.path / RECORD))
         if found is None and not self.recorded():
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
-        try:
-            values = dict(found)
-            if values.pop("format") != FORMAT:
-                raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
-            points = tuple(tuple(overrides) for overrides in values.pop("points"))
-            sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective")}
-            return Manifest(points=points, **sequences, **values)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{self.path}/{RECORD} cannot be read: {error}") from None
+        if not isinstance(found, dict) or "format" not in found:
+            raise RunError(f"{self.path}/{RECORD} cannot be read: it is no manifest of a sweep")
+        values = {key: each for key, each in found.items() if key != "format"}
+        if found["format"] != FORMAT:
+            raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
+        if wrong := misfit(values, Manifest, RECORD):
+            raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
+        points = tuple(tuple(overrides) for overrides in values.pop("points"))
+        sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective") if key in values}
+        return Manifest(points=points, **sequences, **values)
 
     def points(self) -> list[Point]:
         """All its points, by their numbers."""
@@ -185,12 +188,16 @@ class Sweep:
         """The arrays that were handed over, in order, and those of which nobody knows yet."""
         found: dict[str, Submission] = {}
         for event in event_file.read(self.path / "journal.jsonl"):
+            token = str(event.get("token"))
             if event["event"] == "submitting":
-                found[event["token"]] = Submission(event["token"], of_ranges(event["points"]), event["time"])
+                try:
+                    found[token] = Submission(token, of_ranges(event.get("points", "")), event["time"])
+                except ValueError as error:
+                    raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
                 continue
-            before = found.pop(event["token"], None) if event["event"] in ("submitted", "refused") else None
+            before = found.pop(token, None) if event["event"] in ("submitted", "refused") else None
             if before and event["event"] == "submitted":
-                found[event["token"]] = Submission(before.token, before.points, event["time"], event["job"])
+                found[token] = Submission(token, before.points, event["time"], event["job"])
         return list(found.values())
 
     def ask(self, points: Sequence[int], *, again: bool) -> None:
@@ -320,9 +327,16 @@ def to_ranges(numbers: Sequence[int]) -> str:
 
 
 def of_ranges(text: str) -> tuple[int, ...]:
-    """The inverse of `to_ranges`. Pure."""
+    """The inverse of `to_ranges`. Pure.
+
+    Raises:
+        ValueError: it is none of its texts, or names more than MOST_POINTS.
+    """
     ends = [part.partition("-") for part in text.split(",") if part]
-    return tuple(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
+    ranges = [range(int(low), int(high or low) + 1) for low, _, high in ends]
+    if sum(max(0, each.stop - each.start) for each in ranges) > MOST_POINTS:
+        raise ValueError(f"{text[:40]!r} names more than {MOST_POINTS} points")
+    return tuple(number for each in ranges for number in each)
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:

@@ -108,6 +108,6 @@ def long_size(size: float) -> str:
 
 
 def _scaled(size: float) -> tuple[str, str]:
-    power = min(next(n for n in range(99) if size < 1024 ** (n + 1)), len(_POWERS) - 1)
+    power = next((n for n in range(len(_POWERS) - 1) if size < 1024 ** (n + 1)), len(_POWERS) - 1)
     value = size / 1024**power
     return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", list(_POWERS)[power]

@@ -28,8 +28,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import run_files
 from launcher.checkpoint import reading
 from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
+from launcher.json_types import LATEST, misfit
 
 FORMAT = 2  # 1: without lineage
 BLOCK = 1 << 26  # bytes that share a checksum
@@ -155,8 +157,8 @@ def put_aside(folder: Path) -> dict[Path, int]:
 def why_aside(path: Path) -> list[str]:
     """What was found wrong with a checkpoint that was put aside; empty: nobody knows."""
     try:
-        return (path / WHY).read_text().splitlines()
-    except (OSError, ValueError):
+        return run_files.content(path / WHY).decode(errors="replace").splitlines()
+    except OSError:
         return []
 
 
@@ -197,7 +199,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
             ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
     try:
-        values = json.loads(data)
+        values = run_files.parsed(data)
     except ValueError as error:
         raise Damaged(f"{path / MANIFEST} is not JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
@@ -210,17 +212,26 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
     checksum = values.pop("crc32", None)
     if checksum != _own_checksum(values):
         raise Damaged(f"{path / MANIFEST} has changed since it was written: its checksum is wrong")
-    try:
-        files = {str(name): File(int(file["size"]), tuple(file["crc32"])) for name, file in values["files"].items()}
-        manifest = Manifest(**{**values, "files": files})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint: {error}") from None
+    if wrong := _misfit(values):
+        raise Damaged(f"{path / MANIFEST} is not the manifest of a checkpoint: {wrong}")
+    files = {name: File(file["size"], tuple(file["crc32"])) for name, file in values["files"].items()}
+    manifest = Manifest(**{**values, "files": files})
     for name in files:
         if "/" in name or name in (".", ".."):
             raise Damaged(f"{path / MANIFEST} names a file outside of the checkpoint: {name!r}")
     if manifest.step != step_of(path.name) and step_of(path.name) is not None:
         raise Damaged(f"{path / MANIFEST} is of step {manifest.step}, not of {path.name}")
     return manifest
+
+
+def _misfit(values: dict[str, Any]) -> str | None:
+    """What of a manifest does not fit, in words; None: all of it fits. A metric may be what no number is (NaN)."""
+    metrics = values.get("metrics")
+    if not isinstance(metrics, dict) or not all(type(each) in (int, float) for each in metrics.values()):
+        return "metrics are no numbers by name"
+    if wrong := misfit({**values, "metrics": {}}, Manifest, ""):
+        return wrong
+    return None if 0 <= values.get("time", 0) < LATEST else "time is no time"
 
 
 def _own_checksum(values: Mapping[str, Any]) -> int:

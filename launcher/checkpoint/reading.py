@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from launcher import run_files
 from launcher.errors import RESUME, RunError, UnavailableError
 
 LAG = 30.0  # seconds for which a client may show an old listing; NFS's default (acdirmin)
@@ -110,7 +111,7 @@ def _words(error: BaseException) -> str:
 
 # The system calls, by names of their own so that tests can have them fail.
 def _open(path: Path) -> io.FileIO:
-    return io.FileIO(path, "rb")
+    return run_files.opened(path).detach()  # type: ignore[attr-defined]
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -164,13 +165,16 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """All of a file.
+    """All of a file of some kilobytes.
 
     Raises:
-        Damaged: it is missing, or not a file.
+        Damaged: it is missing, not a file, or too large.
         Unavailable: it cannot be read.
     """
-    buffer = bytearray(size_of_file(path, timeout))
+    size = size_of_file(path, timeout)
+    if size > run_files.RECORD_LIMIT:
+        raise Damaged(f"{path} has {size} bytes, and no more than {run_files.RECORD_LIMIT} are read of such a file")
+    buffer = bytearray(size)
     filled = 0
     with SteadyFile(path, timeout) as file:
         while count := file.readinto(memoryview(buffer)[filled:]):

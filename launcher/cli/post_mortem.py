@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _examine(found: Run, arguments: Namespace) -> int:
-    from launcher.cli.text import program
+    from launcher.cli.text import print_unreadable, program
     from launcher.live import Live, look
     from launcher.post_mortem import findings
 
@@ -65,6 +65,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
         _print(seen, told)
     else:
         _print_none(seen, program(), arguments.name)
+    print_unreadable(found)
     return DONE if over else FAILED
 
 

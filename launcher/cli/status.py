@@ -107,15 +107,16 @@ def _width() -> int:
 
 def _tell(seen: Seen) -> None:
     """What the table does not tell of a run that was named."""
-    if seen.story.attempt:
-        from launcher.cli.text import print_columns
+    from launcher.cli.text import print_columns, print_unreadable
 
+    if seen.story.attempt:
         print()
         print_columns(_attempts(seen.run))
     if not seen.unanswered and (why := _remark(seen)):
         print(f"\n{seen.run.id}: {why}")
     for line in _health(seen):
         print(f"{seen.run.id}: {line}")
+    print_unreadable(seen.run)
 
 
 def _remark(seen: Seen) -> str | None:

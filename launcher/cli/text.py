@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from launcher.live import Seen
     from launcher.plan import JobPlan
+    from launcher.runs import Run
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
@@ -21,6 +22,14 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_unreadable(run: Run) -> None:
+    """What of a run's files is left out of all that is shown of it."""
+    from launcher import unreadable  # not where a run is only followed
+
+    for line in unreadable.of(run):
+        print(f"unreadable: {line}")
 
 
 def plan_table(plan: JobPlan) -> str:
@@ -77,7 +86,7 @@ def outcome(seen: Seen) -> str:
     else:
         fault = seen.story.fault or {}
         if trace := fault.get("traceback"):
-            lines += [f"Traceback of rank {fault['rank']}:", clean(trace.rstrip()), ""]
+            lines += [f"Traceback of rank {fault.get('rank', '?')}:", clean(trace.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ def run(arguments: Namespace) -> int:
     """Why RUN waits: the reason in words, the scheduler's estimate, the limit that binds, and the smallest change
     that would start clearly sooner. Of a run that does not wait: what it does, or why it ended."""
     found = find(arguments.name, arguments.runs_dir)
-    from launcher.cli.text import cause, program
+    from launcher.cli.text import cause, print_unreadable, program
     from launcher.why.explanation import as_json
     from launcher.why.of_run import explain
 
@@ -37,6 +37,7 @@ def run(arguments: Namespace) -> int:
         print(json.dumps(as_json(explanation), indent=1))
         return 0
     print(shown(explanation, time.time()))
+    print_unreadable(found)
     return 0
 
 

@@ -18,7 +18,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from launcher import event_file, runs
+from launcher import event_file, run_files, runs
 
 STACKS, RANK, SERVE = "stacks", "rank", "serve"  # of all ranks; how to get beside one; let me in from the network
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -98,14 +98,15 @@ def answers(folder: Path) -> dict[int, Any]:
     """What was answered so far, by place of the agent."""
     found = {}
     for path in folder.glob("member-*"):
-        if (value := read(path)) is not None:
-            found[int(path.name.partition("-")[2])] = value
+        place = path.name.partition("-")[2]
+        if place.isdecimal() and (value := read(path)) is not None:
+            found[int(place)] = value
     return found
 
 
 def read(path: Path) -> Any:
     """The JSON of an answer; None: it is not there yet, or not whole."""
     try:
-        return json.loads(path.read_text())
+        return run_files.parsed(run_files.content(path))
     except (OSError, ValueError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import errors, event_file
+from launcher import errors, event_file, run_files
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_history import Past, history
@@ -157,15 +156,10 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
     """The last lines of a part of a file; empty when it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            end = size if end is None else min(end, size)
-            start = max(min(begin, end), end - most)
-            file.seek(start)
-            text = file.read(end - start).decode(errors="replace")
+        data, start = run_files.part(path, begin, end, most)
     except OSError:
         return []
-    lines = [last_state(line) for line in text.split("\n")]
+    lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 

@@ -5,15 +5,16 @@ Files may be half written, damaged or of another version: what can be read is sh
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import run_files, unreadable
 from launcher.carriage_returns import last_state
 from launcher.checkpoint import format as checkpoints
+from launcher.errors import RunError
 from launcher.health import preflights, stragglers
 from launcher.live import Seen
 from launcher.report import words
@@ -21,6 +22,7 @@ from launcher.report.curves import Curve, curves
 from launcher.report.fabric import Fabric, Unreadable, parse
 from launcher.report.timeline import Timeline, timeline
 from launcher.runs import Run
+from launcher.shared_files import known, read_json
 
 LOG_LINES = 200
 LOG_BYTES = 256 * 1024  # of the output's end that are read
@@ -107,7 +109,7 @@ def collect(seen: Seen, cause: str | None) -> RunData:
         fabric=fabric,
         checkpoints=saved,
         log=_log(run),
-        notes=(*notes, *damaged),
+        notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.of(run)))),
         seen=now,
     )
 
@@ -124,13 +126,10 @@ def _health(seen: Seen, attempts: Sequence[Sequence[Event]], paces: Sequence[Seq
 
 def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
     try:
-        return parse(json.loads((run.path / "results.json").read_text())), ()
-    except FileNotFoundError:
-        return None, ()
-    except Unreadable as error:
+        found = known(read_json(run.path / "results.json"))
+        return (None if found is None else parse(found)), ()
+    except (RunError, Unreadable) as error:
         return None, (str(error),)
-    except (OSError, ValueError) as error:
-        return None, (f"results.json cannot be read: {error}",)
 
 
 def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
@@ -154,13 +153,10 @@ def _log(run: Run) -> tuple[str, ...]:
     if not outputs:
         return ()
     try:
-        with open(outputs[-1], "rb") as file:
-            start = max(0, outputs[-1].stat().st_size - LOG_BYTES)
-            file.seek(start)
-            text = file.read().decode(errors="replace")
+        data, start = run_files.part(outputs[-1], 0, None, LOG_BYTES)
     except OSError:
         return ()
-    lines = text.split("\n")[1 if start else 0 :]
+    lines = data.decode(errors="replace").split("\n")[1 if start else 0 :]
     while lines and not lines[-1].strip():
         lines.pop()
     return tuple(words.clean(last_state(line))[:LONGEST_LINE] for line in lines[-LOG_LINES:])

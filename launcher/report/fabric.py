@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.json_types import misfit
 from launcher.units import long_size
 
 FORMAT = 1
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
             "messages", "count"}  # fmt: skip
 COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # that tell curves apart
+
+_NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
+_ROW = {**dict.fromkeys(_NUMBERS, float | None), "seconds": Mapping[str, Any] | None}  # types of what is reckoned with
+_CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 
 Row = Mapping[str, Any]
 
@@ -80,15 +85,27 @@ def parse(values: Any) -> Fabric:
     conditions, roof, matrix = values.get("conditions"), values.get("roof"), values.get("matrix")
     if matrix is not None and not _is_matrix(matrix):
         raise Unreadable("results.json is damaged: its matrix has not a number or null for each pair of hosts")
+    for place, row in enumerate(values["rows"]):
+        wrong = misfit(row, dict, f"rows[{place}]") or _misfits(row, _ROW, f"rows[{place}].")
+        if wrong:
+            raise Unreadable(f"results.json is damaged: {wrong}")
+    if isinstance(conditions, Mapping) and (wrong := _misfits(conditions, _CONDITIONS, "conditions.")):
+        raise Unreadable(f"results.json is damaged: {wrong}")
     return Fabric(
         str(values.get("workload", "")),
         conditions if isinstance(conditions, Mapping) else {},
         roof if isinstance(roof, Mapping) else {},
-        tuple(row for row in values["rows"] if isinstance(row, Mapping)),
+        tuple(values["rows"]),
         matrix,
         bool(values.get("complete")),
         str(values.get("reason") or ""),
     )
+
+
+def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
+    """What of the values does not fit, in words."""
+    found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
+    return next((words for words in found if words), None)
 
 
 def finite(value: Any) -> float | None:

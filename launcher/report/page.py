@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import gzip
 import importlib.util
-import os
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from launcher import run_files
 from launcher.errors import LauncherError
 from launcher.report.figures import Figure
 from launcher.report.parts import Page
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 HERE = Path(__file__).resolve().parent
 MOST_BYTES = 5_000_000
@@ -28,27 +31,34 @@ def render(page: Page) -> str:
 
     Every text is escaped by jinja2; the figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so
     that nothing in them ends the element that they are in. Scripts run only with the page's own nonce, and the
-    content security policy forbids every request: https://www.w3.org/TR/CSP3/.
+    content security policy forbids every request: https://www.w3.org/TR/CSP3/. Halves of characters, which UTF-8
+    cannot have, are written as question marks.
 
     Raises:
         ReportError: plotly is not installed.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     figures: list[Figure] = []
 
     def place(figure: Figure) -> int:
         figures.append(figure)
         return len(figures) - 1
 
+    text = _template().render(
+        page=page, place=place, figures=figures, nonce=secrets.token_urlsafe(16), plotly=packed_plotly
+    )
+    return text.encode(errors="replace").decode()
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["figure_json"] = _json
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return environment.get_template("page.html.j2").render(
-        page=page, place=place, figures=figures, nonce=secrets.token_urlsafe(16), plotly=packed_plotly
-    )
+    return environment.get_template("page.html.j2")
 
 
 def _json(figure: Figure) -> dict[str, Any]:
@@ -79,12 +89,8 @@ def write(path: Path, text: str) -> None:
     Raises:
         ReportError: it cannot be written there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
+        run_files.replace(path, text.encode(), sync=False)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         why = f"{path} cannot be written ({error.strerror}): choose another place with --output FILE"
         raise ReportError(why) from None

@@ -41,6 +41,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     if child := os.environ.get("COUNTING_CHILD"):
         subprocess.Popen(["setsid", "sleep", child])
     if os.environ.get("COUNTING_PLAIN"):  # as a script that knows nothing of the launcher
+        dist.barrier()  # torch 2.15: a rank that is still connecting fails if another one takes its group away
         dist.destroy_process_group()
         dist.init_process_group("gloo")
     state = _load(folder)

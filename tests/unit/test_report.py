@@ -322,7 +322,7 @@ def test_a_failed_run_shows_its_traceback_and_its_last_lines_first(tmp_path: Pat
     fault = at(180, "fault", rank=3, cause="rank 3: ValueError: no", traceback="Traceback:\n  line 1\nValueError: no\n")
     events = run.path / "attempts" / "1" / "events"
     write_events(events / "node-1.jsonl", fault)
-    write_events(events / "script.jsonl", at(120, "started"), at(191, "ended", code=1))
+    write_events(events / "script.jsonl", at(120, "started", job="8"), at(191, "ended", code=1))
     first, second = comparison.page([data_of(run)]).sections[:2]
     assert (first.title, first.log) == ("Traceback of rank 3", ["Traceback:", "  line 1", "ValueError: no"])
     assert (second.title, second.folded) == ("Last lines of output", False)

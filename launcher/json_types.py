@@ -1,0 +1,91 @@
+"""Whether a value that was read as JSON is what a type hint says. Pure.
+
+Readers check once, where a file is read; behind that a field is what its record's type says. JSON has no tuples and
+writes no difference between 1 and 1.0, so a list fits a tuple, and a whole number fits a float.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000, after which times of events cannot be
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
+          dict: "an object", type(None): "null"}  # fmt: skip
+
+
+def misfit(value: Any, kind: Any, name: str) -> str | None:
+    """What of a value does not fit, as `plan.nodes is no whole number`; None: all of it fits.
+
+    Args:
+        value: of JSON.
+        kind: int, float, str, bool, None, Any; X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
+            dataclass with fields of such types, of which those with a default may be missing.
+        name: of the value.
+    """
+    if kind is Any:
+        return None
+    if kind is float:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return None if fits else _wrong(name, kind)
+    if kind in (int, str, bool, list, dict, type(None)):
+        return None if type(value) is kind else _wrong(name, kind)
+    if is_dataclass(kind):
+        return _misfit_of_fields(value, kind, name)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        found = [misfit(value, each, name) for each in arguments]
+        inside = [words for words in found if words is not None and not words.startswith(f"{name} is no ")]
+        return None if None in found else (inside or found)[0]
+    if origin in (list, tuple):
+        return _misfit_of_items(value, origin, arguments, name)
+    if not isinstance(value, dict):
+        return _wrong(name, dict)
+    each_kind = arguments[1] if len(arguments) == 2 else Any
+    return next((words for key, each in value.items() if (words := misfit(each, each_kind, f"{name}.{key}"))), None)
+
+
+def _misfit_of_items(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> str | None:
+    if not isinstance(value, (list, tuple)):
+        return _wrong(name, list)
+    if origin is tuple and kinds[-1] is not ...:
+        if len(value) != len(kinds):
+            return f"{name} has {len(value)} items instead of {len(kinds)}"
+    else:
+        kinds = (kinds[0],) * len(value)
+    pairs = enumerate(zip(value, kinds, strict=True))
+    return next((words for place, (each, kind) in pairs if (words := misfit(each, kind, f"{name}[{place}]"))), None)
+
+
+def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
+    if not isinstance(value, dict):
+        return _wrong(name, dict)
+    hints, needed = _fields_of(kind)
+    dotted = f"{name}." if name else ""
+    for key in value:
+        if key not in hints:
+            return f"{dotted}{key} is not known here"
+    for key in needed:
+        if key not in value:
+            return f"{dotted}{key} is missing"
+    for key, each in value.items():
+        if words := misfit(each, hints[key], f"{dotted}{key}"):
+            return words
+    return None
+
+
+@lru_cache(maxsize=16)
+def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Types of a dataclass's fields, and those that must be there."""
+    hints = get_type_hints(kind)
+    told = [each for each in fields(kind) if each.init]
+    needed = [each.name for each in told if each.default is MISSING and each.default_factory is MISSING]
+    return {each.name: hints[each.name] for each in told}, tuple(needed)
+
+
+def _wrong(name: str, kind: Any) -> str:
+    return f"{name} is no {_WORDS[kind].removeprefix('a ').removeprefix('an ')}"
