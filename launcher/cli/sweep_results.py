@@ -207,26 +207,38 @@ def alone(overrides: Sequence[str]) -> str:
     return " ".join([program(), *map(shlex.quote, overrides)])
 
 
+def csv_cell(value: Any) -> Any:
+    """A value as a cell that no spreadsheet takes for a formula: text that begins like one has an apostrophe in front,
+    as https://owasp.org/www-community/attacks/CSV_Injection has it. Numbers, as `-0.5`, stay what they are. Pure."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def _write_csv(
     path: str, seen: Sequence[PointSeen], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
 ) -> None:
     names = names_of(metrics.values())
     buffer = io.StringIO()
     writer = csv_format.writer(buffer, lineterminator="\n")
-    writer.writerow(["point", *keys, "state", *names, "cause", "rank", "host"])
+    writer.writerow(map(csv_cell, ["point", *keys, "state", *names, "cause", "rank", "host"]))
     for each in seen:
         own, found, told = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
         values = [found.get(name, "") for name in names]
-        writer.writerow([
+        writer.writerow(map(csv_cell, [
             each.point.index, *(own.get(key, "") for key in keys), each.state,
             *(json.dumps(value) if isinstance(value, (list, bool)) else value for value in values),
             *(told[key] if told[key] is not None else "" for key in ("cause", "rank", "host")),
-        ])  # fmt: skip
+        ]))  # fmt: skip
     if path == "-":
         sys.stdout.write(buffer.getvalue())
         return
     try:
-        Path(path).write_text(buffer.getvalue())
+        Path(path).write_text(buffer.getvalue(), errors="replace")
     except OSError as error:
         raise ConfigError(f"--csv {path}: it cannot be written ({error.strerror})") from None
     print(f"{path}: {len(seen)} points")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import run_files
 from launcher.node.tracking import About, Entry
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+FILES = "events.out.tfevents.*"
 
 
 class TensorBoard:
@@ -23,6 +28,7 @@ class TensorBoard:
 
         self._about, self._kind = about, SummaryWriter
         self._writer: SummaryWriter | None = None
+        self._before: set[Path] | None = None  # files that were there before; None: those since are private already
 
     def log(self, entries: Sequence[Entry]) -> None:
         writer = self._writer or self._begin(entries[0])
@@ -30,6 +36,10 @@ class TensorBoard:
             for name, value in entry.values.items():
                 writer.add_scalar(name, value, entry.step, walltime=entry.moment)
         writer.flush()
+        if self._before is not None:
+            for path in set(self._about.log_dir.glob(FILES)) - self._before:
+                path.chmod(0o600)  # it is made with the umask of the user's own code
+            self._before = None
 
     def close(self, done: bool) -> None:
         if self._writer is not None:
@@ -38,9 +48,9 @@ class TensorBoard:
     def _begin(self, first: Entry) -> SummaryWriter:
         """Opens another file; the steps that are done again are not shown from earlier ones any more."""
         about, step = self._about, redone_from(first)
-        again = about.log_dir.is_dir() and any(about.log_dir.glob("events.out.tfevents.*"))
-        about.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._writer = self._kind(str(about.log_dir), purge_step=step if again else None)
+        self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
+        run_files.make_folder(about.log_dir)
+        self._writer = self._kind(str(about.log_dir), purge_step=step if self._before else None)
         self._writer.add_text("config", _table(about.config), step)
         self._writer.add_text("run", _table(about.tags), step)
         return self._writer

@@ -227,6 +227,7 @@ def read_error_file(path: Path) -> WorkerError | None:
     """What torch's `@record` has left of an error (TORCHELASTIC_ERROR_FILE); None: nothing that can be read."""
     try:
         with open(path, "rb") as file:
+            os.fchmod(file.fileno(), 0o600)  # torch makes it anew, with the umask of the user's own code
             message = json.loads(file.read(2 * LONGEST_REPORT))["message"]
         trace = str(message["extraInfo"]["py_callstack"])
         kind, _, text = str(message["message"]).partition(": ")

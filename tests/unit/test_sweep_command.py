@@ -243,6 +243,18 @@ def test_without_an_objective_no_point_is_the_best(call: Call, sweep: Sweep) -> 
     assert call("sweep results lr-1").lines[-1] == "no point has the objective 'speed' among its metrics"
 
 
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ('=HYPERLINK("http://x")', "'=HYPERLINK(\"http://x\")"), ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("@SUM(1)", "'@SUM(1)"), ("-2+3", "'-2+3"), ("\t=1", "'\t=1"), ("-0.5", "-0.5"), ("+1e-3", "+1e-3"), (-3, -3),
+        ("lr=0.1", "lr=0.1"), ("", ""), (None, None),
+    ],
+)  # fmt: skip
+def test_no_cell_is_a_formula(value: object, cell: object) -> None:
+    assert sweep_results.csv_cell(value) == cell
+
+
 def test_csv_has_everything(call: Call, sweep: Sweep, tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(call("sweep results lr-1 --csv -").out)))
     assert [row["point"] for row in rows] == ["1", "2", "0", "3", "4", "5"]

@@ -261,6 +261,7 @@ def test_tensorboard_shows_no_step_twice(run: Run) -> None:
     (text, *_) = shown.Tensors("config/text_summary")
     assert b"| workload.lr | `0.1` |" in text.tensor_proto.string_val[0]
     assert (run.path / "tensorboard").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (run.path / "tensorboard").iterdir()} == {0o600}
 
 
 def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(run: Run) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +93,14 @@ def test_a_process_that_a_rank_forks_reports_nothing_for_it(report: int, capfd: 
     if os.getpid() != me:
         os._exit(code)
     assert read_report(report).returned == {"child": 1, "silent": True}
+
+
+def test_what_torch_records_of_an_error_becomes_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.error.json"
+    told = {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ..."}}
+    path.write_text(json.dumps({"message": told}))
+    path.chmod(0o644)
+    found = handover.read_error_file(path)
+    assert found is not None
+    assert found.line == "ValueError: x"
+    assert path.stat().st_mode & 0o777 == 0o600
