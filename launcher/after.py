@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher import lookup, runs, sweep_live, sweeps
+from launcher import lookup, ownership, runs, sweep_live, sweeps
 from launcher.backends.base import QueryError
 from launcher.backends.pbs_query import PBS, array_of
 from launcher.backends.slurm_query import Slurm
@@ -245,7 +245,7 @@ def held_by(plan: JobPlan) -> list[str]:
         return []
     others = _others(plan)
     for other in others:
-        if other.word is Word.WAIT:
+        if other.word is Word.WAIT and ownership.is_own(other.path):
             with contextlib.suppress(OSError):  # then it looks itself, when it begins
                 (other.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
                 runs.write(other.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from launcher import run_files
 from launcher.backends.base import JobState, QueryError, SchedulerJob
 from launcher.paths import user_cache_dir
 
@@ -156,7 +157,7 @@ class Shared:
     def _only_one(self, patience: float) -> Iterator[None]:
         """Keeps others from asking meanwhile, where that can be, and no longer than one of them may take."""
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            run_files.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             yield

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from launcher import environments
+from launcher import environments, run_files
 from launcher.checksum import digest_of
 from launcher.errors import ConfigError, RunError
 from launcher.node.archive import SUFFIXES
@@ -65,7 +65,7 @@ def _note(note: Path, path: Path) -> dict[str, Any]:
     """Reads an archive, and writes its checksum down."""
     told = {**_stamp(path), "sha256": digest_of(path)}
     with contextlib.suppress(OSError):
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_files.make_folder(note.parent)
         write(note, json.dumps(told), sync=False)
     return told
 
@@ -97,7 +97,7 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     if archive.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{archive} would be within {folder}: write it elsewhere")
     seconds = import_seconds(folder / "bin/python")
-    part = archive.with_name(f".{archive.name}.{os.getpid()}")
+    part = archive.with_name(run_files.temporary_name(archive.name))
     try:
         with _compressed(part, archive.name) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
             for path in sorted(folder.rglob("*")):

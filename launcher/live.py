@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from launcher import errors, secret
+from launcher import errors, ownership, secret
 from launcher.answers import QUICKEST, Answer, Shared, ask, interval
 from launcher.backends.base import JobState, Queries, QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
@@ -277,10 +277,11 @@ class Live:
         """Asks the run's scheduler to end its job.
 
         Raises:
-            RunError: it has no job, or it runs on another machine.
+            RunError: it has no job, it runs on another machine, or its directory is not the user's own.
             QueryError: the scheduler does not answer.
             OSError: that it is cancelled cannot be noted, on a full disk say. Its job is ended nonetheless.
         """
+        ownership.require_own(run.path, "cancel it")
         plan, story = run.plan(), read(run)
         try:
             run.journal("cancelled")

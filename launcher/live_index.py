@@ -15,7 +15,8 @@ one look at a run that is over. So whatever is doubtful keeps its file, and noth
 | a submitter is killed in between | a file too many |
 | nothing can be written here | all records are looked at, every time |
 
-A point of a sweep counts as its sweep.
+A point of a sweep counts as its sweep. An index that is a link, or not the user's own, is not used: whoever may write
+to a folder of runs could have files of the user's made or removed elsewhere (launcher/ownership.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from launcher import run_files
+from launcher import ownership, run_files
 
 FOLDER, WHOLE = ".live", ".whole"
 COUNTS = ".counts.json"  # in a sweep that is over: how many of its points came to what
@@ -54,6 +55,8 @@ def add_to(runs_dir: Path, name: str) -> None:
     for _ in range(3):  # it may be removed meanwhile
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, exist_ok=True)
+            if not ownership.is_own(file.parent):
+                return
             file.touch(mode=0o600)
             if file.exists():
                 return
@@ -69,6 +72,8 @@ def remove(runs_dir: Path, name: str, *, surely: bool = False) -> bool:
     """
     file = runs_dir / FOLDER / name
     aside = file.with_name(f".{name}.{os.getpid()}")
+    if not ownership.is_own(file.parent):
+        return False
     try:
         if not surely and time.time() - file.stat().st_mtime < SETTLED:
             return False
@@ -85,6 +90,8 @@ def remove(runs_dir: Path, name: str, *, surely: bool = False) -> bool:
 def take_back(path: Path) -> None:
     """The run that was about to be handed over is none: nothing of `add` is left."""
     folder = path.parent / FOLDER
+    if not ownership.is_own(folder):
+        return
     with contextlib.suppress(OSError):
         (folder / path.name).unlink(missing_ok=True)
         folder.rmdir()  # where it was the first one
@@ -110,6 +117,8 @@ def counted(sweep: Path) -> dict[str, int] | None:
 
 def noted(runs_dir: Path) -> set[str] | None:
     """What may be live; None: it has never been looked at as a whole, so anything may."""
+    if not ownership.is_own(runs_dir / FOLDER):
+        return None
     try:
         names = {entry.name for entry in os.scandir(runs_dir / FOLDER)}
     except OSError:
@@ -128,6 +137,8 @@ def rebuild(runs_dir: Path, live: Iterable[str], done: Collection[str]) -> None:
     with contextlib.suppress(OSError):
         folder = runs_dir / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
+        if not ownership.is_own(folder):
+            return
         for name in {entry.name for entry in os.scandir(folder)}.intersection(done):
             remove(runs_dir, name, surely=True)
         for name in live:

@@ -176,6 +176,9 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
     Raises:
         OSError: it cannot be written; then nothing is left of it.
     """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
+            _require_regular(status, path)  # /dev/stdout is no file to be replaced
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

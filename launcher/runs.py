@@ -44,7 +44,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import event_file, locks, run_files, shared_secret
+from launcher import event_file, locks, ownership, run_files, shared_secret
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.json_types import misfit
 from launcher.os_errors import naming
@@ -123,10 +123,12 @@ class Run:
         """Makes the directory, or completes one whose submitter was killed before it had written the record.
 
         Raises:
-            ConfigError: it cannot be made (`runs_dir` is not writable), or is there already.
+            ConfigError: it cannot be made (`runs_dir` is not writable, or others could exchange it), or is there
+                already.
             RunError: it was left incomplete, and others can write to it.
         """
         try:
+            ownership.require_safe_way(path)
             run_files.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)

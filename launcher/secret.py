@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import public
+from launcher import public, run_files
 from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.paths import user_data_dir
 from launcher.runs import Run, require_private
@@ -183,7 +183,7 @@ def write(text: str, path: Path) -> None:
         OSError: it cannot be written.
         RunError: a folder that is there is somebody else's, or others can write to it.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(run_files.temporary_name(path.name))
     try:
         descriptor = _opened(part)
     except (FileNotFoundError, FileExistsError):  # another submission has removed the folder, which was empty
@@ -195,7 +195,7 @@ def write(text: str, path: Path) -> None:
 
 def _opened(path: Path) -> int:
     for folder in (path.parent.parent, path.parent):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run_files.make_folder(folder)
         require_private(folder)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from launcher import paths
+from launcher import paths, run_files
 from launcher.errors import RunError
 
 SIZE = 32  # bytes
@@ -71,7 +71,7 @@ def of_user() -> bytes:
         return given.encode()
     path = paths.user_config_dir() / "secret"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run_files.make_folder(path.parent)
         return of_file(path)
     except OSError as error:
         raise SecretError(

@@ -26,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from launcher import event_file, live_index, lookup, run_files, runs
+from launcher import event_file, live_index, lookup, ownership, run_files, runs
 from launcher.errors import ConfigError, RunError
 from launcher.json_types import misfit
 from launcher.runs import Run
@@ -110,6 +110,7 @@ class Sweep:
         """
         if known(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
+        ownership.require_safe_way(path)
         try:
             run_files.make_folder(path)
             (path / "arrays").mkdir(mode=0o700, exist_ok=True)

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import errors
+from launcher import errors, run_files
 from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.agent.placement import Placement, environment_of, place_variables, placements
@@ -201,7 +201,7 @@ class WorkerGroup:
         self._seen, self._before = [], None
         rank = ranks[0].rank if ranks else 0
         try:
-            self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            run_files.make_folder(self._logs)
             self._before = _patiently(orphans.children)
             fresh = self._fresh if _patiently(self._cannot_fork) else None
             self._gate = _patiently(os.pipe)

@@ -27,6 +27,7 @@ from typing import Any
 
 from submitit.core import core, utils
 
+from launcher import run_files
 from launcher.backends import pbs_query, qsub
 from launcher.backends.base import JobState, QueryError, SchedulerJob, parts
 from launcher.backends.detect import Kind, detect
@@ -216,7 +217,7 @@ class PBSExecutor(core.PicklingExecutor):
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
         folder = folder_of(self.folder)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run_files.make_folder(folder)
         require_private(folder)
         jobs: list[core.Job[Any]] = []
         try:
@@ -297,10 +298,7 @@ class PBSExecutor(core.PicklingExecutor):
         text = os.fsencode(exports(dict(sorted(pbs_environment(os.environ).environment.items()))))
         path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
         if not path.exists():
-            temporary = path.with_suffix(f".{uuid.uuid4().hex}")
-            temporary.touch(mode=0o600)
-            temporary.write_bytes(text)
-            temporary.replace(path)
+            run_files.replace(path, text, sync=False)
         return path
 
     # What submitit's own way of submitting would use; this one submits in `_submit_part`.

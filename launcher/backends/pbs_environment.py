@@ -23,7 +23,7 @@ from pathlib import Path
 
 from submitit.core import job_environment, logger, utils
 
-from launcher import errors
+from launcher import errors, run_files
 from launcher.backends.once import submit_once
 from launcher.backends.pbs_query import PBS, TOKEN
 from launcher.errors import SubmissionError
@@ -41,7 +41,7 @@ def resubmissions(paths: utils.JobPaths) -> Path:
 
 def name_too(file: Path, name: Path) -> None:
     """Gives a file another name as well, unless a file of that name is there."""
-    name.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    run_files.make_folder(name.parent)
     try:
         os.link(file, name)
     except FileExistsError:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher import run_files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Unavailable
@@ -47,7 +48,7 @@ class Folder:
         """
 
         def make() -> None:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            run_files.make_folder(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError("it cannot be written to")
 

@@ -41,8 +41,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Get beside a rank of RUN, which must be running: a shell, the stacks of all ranks, or its debugger."""
     from launcher.live import Live, look  # not for --help
+    from launcher.ownership import require_own
 
-    seen = look(find(arguments.name, arguments.runs_dir), Live())
+    found = find(arguments.name, arguments.runs_dir)
+    require_own(found.path, "attach to it")
+    seen = look(found, Live())
     attempt = _running(seen)
     members = _members(attempt.events())
     _require_rank(seen, members, arguments.rank)

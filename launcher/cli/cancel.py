@@ -26,9 +26,13 @@ def run(arguments: Namespace) -> int:
     from launcher import orphaned_jobs  # not for --help
     from launcher.live import Live, look
     from launcher.orphaned_jobs import Orphan
+    from launcher.ownership import require_own
     from launcher.sweeps import Sweep, sweep_of
 
     found = [_find(name, arguments.runs_dir) for name in arguments.names]
+    for each in found:
+        if not isinstance(each, Orphan):
+            require_own(each.path, "cancel it")
     live = Live()
     for each in found:
         if isinstance(each, Orphan):

@@ -29,8 +29,10 @@ def run(arguments: Namespace) -> int:
     """Open the report page of RUN in the browser. It is made if it is missing or older than what the run has written;
     `report` does more. Without a browser here, the command that copies the page to your own machine is printed."""
     from launcher.cli.report import write_alone
+    from launcher.ownership import require_own
 
     found = find_either(arguments.name, arguments.runs_dir)
+    require_own(found.path, "open its page; `report` with -o FILE makes one of your own")
     path = found.path / "report.html"
     if stale(found, path):
         path = write_alone(found)

@@ -34,10 +34,12 @@ def run(arguments: Namespace) -> int:
 
     from launcher.cli import confirm, override_errors, schema, submit
     from launcher.live import Live
+    from launcher.ownership import require_own
     from launcher.printed import Stream
     from launcher.submit import prepare, require_over, resume
 
     found = find(arguments.name, arguments.runs_dir)
+    require_own(found.path, "resume it")
     record = found.record()
     if "overrides" not in record:
         raise RunError(f"{found.path}/record.json does not tell how it was submitted: another version wrote it")

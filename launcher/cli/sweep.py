@@ -84,7 +84,9 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 
         return sweep_follow.to_the_end(sweep)
     from launcher.cli import sweep_change
+    from launcher.ownership import require_own
 
+    require_own(sweep.path, f"{action} it")
     if action == "throttle":
         return sweep_change.throttle(sweep, _most(arguments.points))
     points = numbers(arguments.points, sweep)

@@ -81,7 +81,7 @@ def ask(attempt: runs.Attempt, what: str, members: int, files: dict[str, str] | 
     """
     question = {"id": secrets.token_hex(8), "what": what, **details}
     folder = folder_of(attempt, question)
-    folder.mkdir(mode=0o700, parents=True)
+    run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         answer(folder / name, text)
     event_file.append(attempt.path / "asked.jsonl", "asked", **question)

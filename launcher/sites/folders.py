@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import run_files
 from launcher.errors import ConfigError, RunError, near
 from launcher.paths import resource, user_config_dir
 
@@ -81,9 +82,10 @@ def save(name: str, text: str, *, force: bool) -> Path:
         raise ConfigError(f"{name!r} cannot be the name of a profile: use letters, digits and _ - + .")
     path = own_folder() / f"{name}.yaml"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text)
+        run_files.make_folder(path.parent)
+        temporary = path.with_name(run_files.temporary_name(path.name))
+        with temporary.open("x") as file:
+            file.write(text)
         try:
             if force:
                 temporary.replace(path)

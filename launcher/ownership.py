@@ -1,0 +1,231 @@
+"""Whose a folder is: the one place that decides whether what is in it may be executed, signalled or written to.
+
+A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
+opens. One who can write to it, or put another folder in its place, decides what those are. So a folder is the user's
+own only if that is true of it and of every folder on the way from `/`:
+
+| a folder | on the way | the last one |
+|---|---|---|
+| of the user, writable by nobody else | fine | fine |
+| of root, writable by nobody else | fine | not the user's own |
+| of the user or root, writable by others, sticky (`/tmp`) | fine: others can rename only what is theirs | not private |
+| of the user or root, writable by a group or by all | can be exchanged | not private |
+| of somebody else | can be exchanged by that user | somebody else's |
+| named in $LAUNCHER_TRUSTED_FOLDERS | fine | as above |
+| below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
+
+A group of the user alone, with the user's name, counts as nobody else (on systems with umask 002 every home has one).
+The folders are opened one after the other, each relative to the one before and without following links, so what was
+looked at is what is on the way. What is found fine cannot be exchanged afterwards, so it may be used by its path: jobs
+on other machines have nothing but that.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import ConfigError, RunError
+from launcher.shared_files import known, tried
+
+TRUSTED = "LAUNCHER_TRUSTED_FOLDERS"
+_OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ANYBODY = Path("/proc/sys/kernel/overflowuid")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder: its path, owner, group and mode (st_mode)."""
+
+    path: str
+    uid: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class User:
+    """Who asks: id, and the group that has nobody else in it (-1: there is none)."""
+
+    uid: int
+    private_group: int = -1
+
+
+def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
+    """Why the last folder is not the user's own, by the table above; None: it is. Pure.
+
+    Args:
+        folders: from `/` on.
+        user: who asks.
+        trusted: paths of folders whose owners and groups are trusted not to exchange what is in them.
+    """
+    *way, last = folders
+    if last.uid != user.uid:
+        return f"{last.path} belongs to {_name(last.uid)}, not to you"
+    if _writers(last, user):
+        return f"{_writers(last, user)} can write to {last.path} (`chmod 700 {last.path}` after a look into it)"
+    return exchangeable(way, user, trusted)
+
+
+def exchangeable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
+    """Who could put another folder into the place of one on the way, in words; None: nobody can. Pure.
+
+    Args:
+        way: the folders from `/` on.
+        user: who asks.
+        trusted: as for `problem`.
+    """
+    for each in way:
+        fine = each.path in trusted
+        if not fine and each.uid not in (0, user.uid):
+            return f"{each.path} belongs to {_name(each.uid)}, who can exchange what is in it"
+        if not fine and _writers(each, user) and not each.mode & stat.S_ISVTX:
+            return f"{_writers(each, user)} can exchange what is in {each.path}"
+        if each.uid == user.uid and not each.mode & (stat.S_IXGRP | stat.S_IXOTH):
+            return None  # nobody else gets any further
+    return None
+
+
+def _writers(folder: Folder, user: User) -> str:
+    """Who besides its owner can write to a folder; empty: nobody."""
+    if folder.mode & stat.S_IWOTH:
+        return "everybody"
+    if folder.mode & stat.S_IWGRP and folder.gid != user.private_group:
+        return f"group {_group(folder.gid)}"
+    return ""
+
+
+def why_not_own(path: Path | str) -> str | None:
+    """Why a folder is not the user's own; None: it is. A link to one is none, but links on the way are followed.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+        FileNotFoundError: it is not there.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    return problem(_folders(os.path.join(os.path.realpath(parent), name)), _user(), _trusted())
+
+
+def why_exchangeable(path: Path | str) -> str | None:
+    """Why a folder that is, or is to be, at a path could be exchanged by others for another one; None: it cannot be.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+    """
+    there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.exists())
+    return exchangeable(_folders(os.path.realpath(there)), _user(), _trusted())
+
+
+def is_own(path: Path | str) -> bool:
+    """Whether a folder is the user's own, for what is left undone where it is not, or where nobody can tell."""
+    try:
+        return why_not_own(path) is None
+    except (OSError, RunError):
+        return False
+
+
+def require_own(path: Path, what: str) -> None:
+    """
+    Args:
+        path: of a run or a sweep.
+        what: is not done, unless it is the user's own: `resume it`.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+        RunError: it is not.
+    """
+    if why := why_not_own(path):
+        raise RunError(
+            f"{why}: {path} is only shown (status, logs, why, post-mortem, report -o FILE), and nothing of it is "
+            f"executed, opened or signalled; so you cannot {what}"
+        )
+
+
+def require_safe_way(path: Path) -> None:
+    """
+    Args:
+        path: of a run or a sweep that is to be made.
+
+    Raises:
+        ConfigError: others could put another folder into its place.
+        UnavailableError: nobody can tell now.
+    """
+    if why := why_exchangeable(path.parent):
+        raise ConfigError(
+            f"runs_dir={path.parent}: {why}, and so decide what your jobs run. Set runs_dir to a folder below one that "
+            f"only you can write to (mkdir -m 700), or, if you trust all who can do that, name the folder in ${TRUSTED}"
+        )
+
+
+def _folders(path: str) -> list[Folder]:
+    """The folders from `/` to a path without links, as they were opened one in the other."""
+    found = known(tried(lambda: _walked(path), path))
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return found
+
+
+def _walked(path: str) -> list[Folder]:
+    here = os.open("/", _OPEN)
+    try:
+        found = [_folder("/", here)]
+        for name in path.split("/"):
+            if name:
+                inside = os.open(name, _OPEN, dir_fd=here)
+                os.close(here)
+                here = inside
+                found.append(_folder(f"{found[-1].path.rstrip('/')}/{name}", here))
+        return found
+    finally:
+        os.close(here)
+
+
+def _folder(path: str, descriptor: int) -> Folder:
+    status = os.fstat(descriptor)
+    uid = 0 if status.st_uid == _unmapped() else status.st_uid
+    return Folder(path, uid, status.st_gid, status.st_mode)
+
+
+def _unmapped() -> int | None:
+    """The id that owners outside of this user namespace (a container's) are shown as: root's folders, mostly."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+            return None
+        return int(_ANYBODY.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _user() -> User:
+    uid = os.getuid()
+    try:
+        entry = pwd.getpwuid(uid)
+        group = grp.getgrgid(entry.pw_gid)
+    except KeyError:
+        return User(uid)
+    alone = group.gr_name == entry.pw_name and set(group.gr_mem) <= {entry.pw_name}
+    return User(uid, entry.pw_gid if alone else -1)
+
+
+def _trusted() -> list[str]:
+    return [os.path.realpath(each) for each in os.environ.get(TRUSTED, "").split(":") if each.startswith("/")]
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,225 @@
+"""Whose a folder is, and what is not done in one that is not the user's own."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import live_index, ownership, run_files
+from launcher.__main__ import main
+from launcher.backends.processes import Process
+from launcher.cli.status_rows import Rows
+from launcher.errors import ConfigError, RunError
+from launcher.live import Live
+from launcher.ownership import Folder, User, exchangeable, problem, why_not_own
+from launcher.runs import Run
+from launcher.sweeps import Sweep
+from tests.unit.plans import bare_plan
+
+ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000
+USER = User(ME, private_group=MINE)
+ROOT = Folder("/", 0, 0, 0o755)
+HOME = Folder("/home", 0, 0, 0o755)
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make what belongs to somebody else")
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "trusted", "words"),
+    [
+        (ME, GROUP, 0o755, (), None),
+        (ME, GROUP, 0o700, (), None),
+        (0, 0, 0o755, (), None),
+        (0, 0, 0o1777, (), None),
+        (0, 0, 0o777, (), "everybody can exchange what is in /x"),
+        (ME, GROUP, 0o777, (), "everybody can exchange what is in /x"),
+        (ME, GROUP, 0o2770, (), "group 500 can exchange what is in /x"),
+        (ME, GROUP, 0o3770, (), None),
+        (ME, MINE, 0o775, (), None),
+        (0, GROUP, 0o2775, (), "group 500 can exchange what is in /x"),
+        (0, GROUP, 0o2775, ("/x",), None),
+        (0, GROUP, 0o2775, ("/",), "group 500 can exchange what is in /x"),
+        (OTHER, GROUP, 0o755, (), "/x belongs to user 2000, who can exchange what is in it"),
+        (OTHER, GROUP, 0o1777, (), "/x belongs to user 2000, who can exchange what is in it"),
+        (OTHER, GROUP, 0o2770, ("/x",), None),
+    ],
+)
+def test_who_could_exchange_a_folder_on_the_way(
+    uid: int, gid: int, mode: int, trusted: tuple[str, ...], words: str | None
+) -> None:
+    way = [ROOT, Folder("/x", uid, gid, mode)]
+    assert exchangeable(way, USER, trusted) == words
+    last = Folder("/x/run", ME, MINE, 0o700)
+    assert problem([*way, last], USER, trusted) == words
+
+
+def test_nobody_else_gets_below_a_folder_that_only_the_user_may_enter() -> None:
+    open_to_all = Folder("/home/me/shared", ME, GROUP, 0o777)
+    assert exchangeable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o700), open_to_all], USER) is None
+    assert exchangeable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o711), open_to_all], USER) is not None
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "words"),
+    [
+        (ME, GROUP, 0o700, None),
+        (ME, GROUP, 0o755, None),
+        (ME, MINE, 0o770, None),
+        (ME, GROUP, 0o770, "group 500 can write to /run (`chmod 700 /run` after a look into it)"),
+        (ME, GROUP, 0o1777, "everybody can write to /run (`chmod 700 /run` after a look into it)"),
+        (0, 0, 0o755, "/run belongs to root, not to you"),
+        (OTHER, GROUP, 0o700, "/run belongs to user 2000, not to you"),
+    ],
+)
+def test_whose_the_last_folder_is(uid: int, gid: int, mode: int, words: str | None) -> None:
+    assert problem([ROOT, Folder("/run", uid, gid, mode)], USER) == words
+
+
+def test_a_link_to_a_folder_is_not_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    (tmp_path / "way").symlink_to(tmp_path)
+    assert why_not_own(tmp_path / "own") is None
+    assert why_not_own(tmp_path / "way" / "own") is None
+    assert not ownership.is_own(tmp_path / "link")
+    assert not ownership.is_own(tmp_path / "nothing")
+
+
+walked = ownership._walked
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2770])
+@pytest.mark.parametrize("make", [Run.create, Sweep.create])
+def test_no_run_is_made_where_others_could_exchange_it(
+    tmp_path: Path, mode: int, make: type[Run] | type[Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "_user", lambda: User(os.getuid()))
+    tmp_path.chmod(0o755)
+    shared = tmp_path / "project"
+    shared.mkdir()
+    shared.chmod(mode)
+    # pytest's own folder, which nobody else may enter, would make everything below it safe
+    monkeypatch.setattr(ownership, "_walked", lambda path: [
+        replace(each, mode=each.mode | 0o011) if each.uid == os.getuid() else each for each in walked(path)
+    ])  # fmt: skip
+    with pytest.raises(ConfigError, match=f"runs_dir={shared}/runs: .* can exchange what is in {shared}"):
+        make(shared / "runs" / "run-1")  # type: ignore[operator]
+    assert not (shared / "runs").exists()
+    monkeypatch.setenv(ownership.TRUSTED, f"/elsewhere:{shared}")
+    assert make(shared / "runs" / "run-1").path.is_dir()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_folders_on_the_way_are_the_users_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        run = Run.create(tmp_path / "a" / "b" / "run-1")
+        sweep = Sweep.create(tmp_path / "c" / "d" / "sweep-1")
+        run.link(tmp_path / "e" / "f")
+    finally:
+        os.umask(before)
+    for path in (*run.path.parents[:2], *sweep.path.parents[:2], tmp_path / "e", tmp_path / "e/f", run.path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+
+
+def test_what_is_written_follows_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    page = tmp_path / "report.html"
+    page.symlink_to(victim)
+    run_files.replace(page, b"a page")
+    assert victim.read_text() == "mine"
+    assert not page.is_symlink()
+    assert page.read_bytes() == b"a page"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"victim", "report.html"}
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="it is a FIFO, and not a regular file"):
+        run_files.replace(tmp_path / "fifo", b"")
+
+
+def test_temporary_names_cannot_be_guessed() -> None:
+    names = {run_files.temporary_name("report.html") for _ in range(100)}
+    assert len(names) == 100
+    assert len(run_files.temporary_name("x" * 255).encode()) <= 255
+
+
+def strangers(folder: Path, name: str = "theirs") -> Run:
+    """A run of somebody else, who lets all read it."""
+    run = Run.create(folder / name)
+    plan = bare_plan(run_id=name, run_dir=str(run.path), scheduler="local", python=f"{run.path}/python")
+    record = {"launcher": "1", "token": "t", "overrides": ["workload=collective"]}
+    run.write_record(plan, {}, record)
+    return run
+
+
+def give_away(run: Run) -> None:
+    for path in (run.path, *run.path.rglob("*")):
+        os.chown(path, 12345, 12345)
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@as_root
+@pytest.mark.parametrize(
+    "words",
+    [["attach"], ["attach", "--shell"], ["attach", "--debug"], ["resume"], ["resume", "nodes=2"], ["cancel"], ["open"]],
+)
+def test_nothing_of_a_strangers_run_is_executed_or_signalled(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        run = strangers(tmp_path)
+        process = Process.of(sleeper.pid)
+        run.journal("process", pid=process.pid, start=process.start, host=process.host)
+        run.journal("submitted", job="local-launcher-1")
+        (run.path / "report.html").write_text("<script>")
+        give_away(run)
+        before = sorted(path for path in run.path.rglob("*"))
+        command, *options = words
+        assert main([command, str(run.path), *options]) == 1
+        told = capsys.readouterr()
+        assert f"{run.path} belongs to user 12345, not to you: {run.path} is only shown" in told.err
+        assert told.out == ""
+        with pytest.raises(RunError, match="not to you"):
+            Live().cancel(run)
+        assert process.alive()
+        assert sorted(path for path in run.path.rglob("*")) == before
+        assert main(["status", str(run.path)]) == 0
+    finally:
+        sleeper.communicate(b"\n")
+
+
+@as_root
+@pytest.mark.parametrize("words", [["cancel"], ["rerun"], ["throttle", "2"]])
+def test_a_strangers_sweep_is_not_changed(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.unit.sweep_runs import make_sweep
+
+    sweep = make_sweep(tmp_path, 2)
+    give_away(Run(sweep.path))
+    action, *rest = words
+    assert main(["sweep", action, str(sweep.path), *rest]) == 1
+    assert "belongs to user 12345, not to you" in capsys.readouterr().err
+    assert main(["cancel", str(sweep.path)]) == 1
+
+
+def test_an_index_that_is_a_link_has_nothing_made_or_removed_elsewhere(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis").write_text("mine")
+    os.utime(home / "thesis", (0, 0))
+    shared = tmp_path / "shared"
+    strangers(shared)
+    (shared / live_index.FOLDER).symlink_to(home)
+    for _ in range(3):
+        Rows([], shared, False).look()
+        live_index.add_to(shared, "new")
+    assert {path.name for path in home.iterdir()} == {"thesis"}
