@@ -14,6 +14,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # A command makes many objects and hardly any garbage. Looking for some took a fifth of a submission's time.
     gc.set_threshold(100_000)
+    from launcher.cli.screen import Cleaned
+
+    with Cleaned():
+        return _told(arguments)
+
+
+def _told(arguments: list[str]) -> int:
+    """Runs one command line; what goes wrong is told in a line."""
     from launcher.errors import FAILED, INTERRUPTED, LauncherError
 
     try:

@@ -155,7 +155,8 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
 
 def _names(folder: Path) -> Iterator[str]:
     try:
-        yield from (entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+        names = (entry.name for entry in os.scandir(folder))
+        yield from (name for name in names if name.isprintable() and not name.startswith("."))
     except OSError:
         return
 

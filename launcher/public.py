@@ -1,4 +1,4 @@
-"""What may be shown to others, and what to a terminal: no secrets, no control characters. Pure."""
+"""What may be shown to others: no secrets. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ SECRETS = (
     "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*",
     "*_PAT", "*_AUTH", "!*TOKENIZER*", "!MAX_*", "!NUM_*",
 )  # fmt: skip
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # halves of characters, too
-
-
-def clean(text: str) -> str:
-    """Without what a terminal acts upon: what ranks print and raise is not to reach it."""
-    return _CONTROL.sub("", _ANSI.sub("", text))
 
 
 def patterns(more: Iterable[str]) -> tuple[str, ...]:

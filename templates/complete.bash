@@ -12,7 +12,9 @@ _launcher_fill() {  # SKIP: so many words are the program; the others are the la
   [[ -z $breaks ]] || prefix=${word%"${word##*[$breaks]}"}
   COMPREPLY=()
   while IFS= read -r each; do
-    COMPREPLY+=("${each#"$prefix"}")
+    each=${each#"$prefix"}
+    [[ $each != *[^][A-Za-z0-9_.,:=+/@%-]* ]] || printf -v each %q "$each"  # a name that the shell would act upon
+    COMPREPLY+=("$each")
   done < <(LAUNCHER_COMPLETE="$(printf '%s\n' "${words[@]:skip}" .)" "${program[@]}" complete --candidates 2>/dev/null)
   if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=./] ]]; then
     compopt -o nospace 2>/dev/null

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.backends import command
+
 
 class Kind(Enum):
     """Whose qsub it is."""
@@ -66,11 +68,8 @@ def detect() -> Qsub:
 def _look(path: str, changed: int) -> Qsub:
     def run(*arguments: str) -> str:
         try:
-            done = subprocess.run(
-                [path, *arguments], capture_output=True, text=True, errors="replace", timeout=20, check=False,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+            done = command.run([path, *arguments], timeout=20)
+        except (OSError, subprocess.SubprocessError) as error:
             return str(error)
         return f"{done.stdout}\n{done.stderr}"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.backends.command import NOT_ON_PATH, ask, hand_over
+from launcher.backends.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
 
@@ -179,6 +179,8 @@ class PBS:
             raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
+        except PrintsTooMuch as error:
+            raise NoAnswer(str(error)) from None
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
         if done.returncode == 0 and ids:
             return str(ids[-1])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.backends.base import JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
-from launcher.backends.command import NOT_ON_PATH, ask, hand_over
+from launcher.backends.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
 from launcher.backends.once import NoAnswer, Refused
 from launcher.units import parse_time
 
@@ -164,6 +164,8 @@ class Slurm:
             raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None
+        except PrintsTooMuch as error:
+            raise NoAnswer(str(error)) from None
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
         words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.carriage_returns import Lines
 from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
 from launcher.cli.progress import StandingBars
+from launcher.cli.screen import write_output
 from launcher.errors import RunError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
     if not arguments.follow:
         nothing = True
         for text in stream.new(last=True):
-            sys.stdout.buffer.write(text)
+            write_output(text)
             nothing = False
         sys.stdout.flush()
         if nothing and not run.attempts():
@@ -68,7 +69,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
         heard = False
         for text in stream.new():
             bars.clear()
-            sys.stdout.buffer.write(text)
+            write_output(text)
             heard = True
         heard, states = heard or stream.states != states, stream.states
         bars.show(states)
@@ -83,7 +84,7 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
             if over():
                 bars.clear()
                 for text in stream.new(last=True):
-                    sys.stdout.buffer.write(text)
+                    write_output(text)
                 sys.stdout.flush()
                 return 0
         time.sleep(pace.pause(now))

@@ -115,8 +115,8 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
 
 
 def _print(seen: Seen, told: Findings) -> None:
+    from launcher.escapes import clean
     from launcher.post_mortem.kinds import Kind
-    from launcher.public import clean
     from launcher.units import rough_size
 
     verdict = told.verdict
@@ -184,7 +184,7 @@ def _wrapped(head: str, text: str) -> None:
     """A line with its name in front, broken at spaces; a word (a path, a command's part) is never cut."""
     import textwrap
 
-    from launcher.public import clean
+    from launcher.escapes import clean
 
     print(
         textwrap.fill(

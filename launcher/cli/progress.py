@@ -14,6 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TextIO
 
+from launcher.cli.screen import raw
+from launcher.escapes import coloured, one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -137,13 +140,13 @@ class StandingBars:
             stream: where what the run prints is shown too.
             clock: tells the time in seconds.
         """
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock = raw(stream), clock
         self._in_place = on_terminal(stream)
         self._told, self._when = "", clock()
 
     def show(self, states: Sequence[bytes]) -> None:
         """Shows the newest of these."""
-        state = states[-1].decode(errors="replace") if states else ""
+        state = one_line(states[-1].decode(errors="replace")) if states else ""
         if state == self._told:
             return
         if self._in_place:
@@ -215,13 +218,13 @@ class Bars:
             def get_renderables(self) -> Iterator[RenderableType]:
                 yield from super().get_renderables()
                 if self.state:
-                    yield Text.from_ansi(self.state, no_wrap=True, overflow="ellipsis")
+                    yield Text.from_ansi(coloured(self.state), no_wrap=True, overflow="ellipsis")
 
-        self.console = Console(file=stream, highlight=False)
+        self.console = Console(file=raw(stream), highlight=False)
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # or the bar would be what there is no room for
-        words = TextColumn("{task.fields[words]}", table_column=rest)
+        words = TextColumn("{task.fields[words]}", table_column=rest, markup=False)
         self.bars = WithStates(
-            TextColumn("{task.description}"), BarColumn(bar_width=16), words,
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=16), words,
             console=self.console, transient=not keep, expand=True,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}
@@ -230,10 +233,11 @@ class Bars:
         """A text above the bars, as it is but for its colours."""
         from rich.text import Text
 
-        self.console.print(Text.from_ansi(text), soft_wrap=True)  # a line stays one, to be copied
+        self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # a line stays one, to be copied
 
     def show(self, name: str, done: float, total: float, words: str) -> None:
         """How far `name` is."""
+        name, words = one_line(name), one_line(words)
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)
         self.bars.update(self._tasks[name], completed=done, total=total, words=words)
@@ -273,4 +277,4 @@ def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
     if on_terminal(stream):
         from rich.console import Console
 
-        Console(file=stream).print(still(done, total, width), "")
+        Console(file=raw(stream)).print(still(done, total, width), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import EITHER, add_runs_dir, age
+from launcher.escapes import one_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -77,7 +78,7 @@ def run(arguments: Namespace) -> int:
     for each in view.seen if names else ():
         _tell(each)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
-        print(f"\n{row['run']}: {row['cause']}")
+        print(f"\n{one_line(row['run'])}: {row['cause']}")
     for number, line in enumerate(unanswered(view)):
         print(line if number else f"\n{line}")
     if view.older:
@@ -113,9 +114,9 @@ def _tell(seen: Seen) -> None:
         print()
         print_columns(_attempts(seen.run))
     if not seen.unanswered and (why := _remark(seen)):
-        print(f"\n{seen.run.id}: {why}")
+        print(f"\n{one_line(f'{seen.run.id}: {why}')}")
     for line in _health(seen):
-        print(f"{seen.run.id}: {line}")
+        print(one_line(f"{seen.run.id}: {line}"))
     print_unreadable(seen.run)
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launcher.escapes import one_line
+
 Row = Mapping[str, Any]
 WIDTH = 80  # of a terminal that does not say, and of what is no terminal
 
@@ -17,7 +19,7 @@ def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
         rows: what `status --json` prints.
         width: columns of the terminal. Only ids and states may be wider.
     """
-    columns = {head: [cell(row) for row in rows] for head, cell in COLUMNS.items()}
+    columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
     shown = {head: cells for head, cells in columns.items() if head in KEPT or any(each != "-" for each in cells)}
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
     for head in GIVEN_UP:

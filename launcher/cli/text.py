@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
-from launcher.public import clean
+from launcher.escapes import clean, one_line
 from launcher.state import RunState
 from launcher.units import format_size, format_time, plural
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
     """Lines of as many columns each, the first one their heads; nothing is cut."""
+    lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.answers import SHARE, SLOWEST
 from launcher.cli.progress import on_terminal, still
+from launcher.cli.screen import raw
 from launcher.cli.status_rows import Rows, View
 from launcher.cli.status_table import brief
+from launcher.escapes import one_line
 from launcher.sweep_live import summary
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def _live(rows: Rows) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = Console(file=raw(sys.stdout), highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for view in _looks(rows):
             live.update(picture(view, console), refresh=True)
@@ -134,7 +136,7 @@ def picture(view: View, console: Console) -> RenderableType:
     for row in view.rows[:room]:
         done, total = _amount(row)
         cells: list[RenderableType] = [
-            Text(row["run"]), Text(_state(row), COLOURS.get(row["state"], "")),
+            Text(one_line(row["run"])), Text(one_line(_state(row)), COLOURS.get(row["state"], "")),
             Text(_done(row, done, total) if wide else ""), _bar(done, total, wide),
             Text(brief(row["left"])), Text(brief(row["needs"])),
         ]  # fmt: skip
@@ -146,7 +148,7 @@ def picture(view: View, console: Console) -> RenderableType:
     lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     for scheduler, seen in view.unanswered.items():
         lines.append(f"{scheduler} does not answer ({seen.word}); what it said {brief(seen.age)} ago is in brackets")
-    return Group(table, *(Text(each, "yellow") for each in lines))
+    return Group(table, *(Text(one_line(each), "yellow") for each in lines))
 
 
 def _state(row: Mapping[str, Any]) -> str:

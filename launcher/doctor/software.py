@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from launcher import __version__, paths
-from launcher.backends.command import NOT_ON_PATH
+from launcher.backends import command
 from launcher.doctor.finding import Finding, ok, problem, warning
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
@@ -156,13 +156,16 @@ def nvidia(answer: str | None) -> Iterator[Finding]:
 
 
 def probe_nvidia() -> Iterator[Finding]:
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=8, check=False, stdin=subprocess.DEVNULL)
-    except NOT_ON_PATH:
+        done = command.run(words, timeout=8)
+    except command.NOT_ON_PATH:
         yield from nvidia(None)
         return
     except subprocess.TimeoutExpired:
         yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask who runs this machine")
+        return
+    except command.PrintsTooMuch as error:
+        yield problem("gpus", str(error), "it is not NVIDIA's: look at PATH")
         return
     yield from nvidia(done.stdout if done.returncode == 0 else done.stdout + done.stderr)

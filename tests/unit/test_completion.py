@@ -148,6 +148,25 @@ def test_bash(line: str, offered: list[str]) -> None:
     assert (done.stdout.split(), done.stderr) == (offered, "")
 
 
+def test_bash_puts_a_name_on_the_line_as_one_word(runs: Path) -> None:
+    for name in ("x-$(touch ran)", "x-;touch ran", "x-`touch ran`", "x-it's", "x-\x1b]0;t\x07", "x-a\nb", "x-[1]"):
+        (runs / name).mkdir()
+        (runs / name / "record.json").touch()
+    script = (
+        f". {resource('templates') / 'complete.bash'}\n"
+        f'launcher() {{ {sys.executable} -m launcher "$@"; }}\n'
+        'COMP_WORDBREAKS=" =:" COMP_LINE="launcher logs x-" COMP_POINT=16; _launcher_fill 1\n'
+        'for each in "${COMPREPLY[@]}"; do eval "set -- $each"; printf "%s %s\\n" $# "$1"; done\n'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    names = {"x-$(touch ran)", "x-;touch ran", "x-`touch ran`", "x-it's", "x-[1]"}
+    assert {*done.stdout.splitlines()} == {f"1 {name}" for name in names}, done.stderr
+    assert not (PACKAGE.parent / "ran").exists()
+
+
 def test_bash_leaves_python_to_what_was_there_before() -> None:
     script = (
         "mine() { COMPREPLY=(mine); }; complete -F mine python\n"
