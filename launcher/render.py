@@ -20,6 +20,7 @@ from launcher.config import Scheduler
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.plan import CONTROL, JobPlan
+from launcher.shared_folder import SEEN
 
 if TYPE_CHECKING:
     import jinja2
@@ -113,6 +114,7 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "elements": elements,
         "arrays": elements and elements.parent,
         "checkpoints": _checkpoints(plan),
+        "seen": Path(plan.run_dir).parent / SEEN,
         "setup": [(Raw(line), what, Raw(quote(json.dumps(what)))) for line, what in setup_lines(plan)],
         "environment": [(Raw(name), value) for name, value in plan.environment.items()],
         "secrets": [Raw(name) for name in plan.secrets],

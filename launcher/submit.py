@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, check, live_index, public, render, secret, snapshot, trackers
+from launcher import __version__, check, live_index, public, render, secret, shared_folder, snapshot, trackers
 from launcher.backends import pbs_facts
 from launcher.backends.base import QueryError
 from launcher.backends.detect import detect
@@ -43,6 +44,7 @@ from launcher.os_errors import explain
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.runs import Run, new_id, token_of
+from launcher.shared_files import exists, known
 from launcher.state import RunState
 
 if TYPE_CHECKING:
@@ -515,7 +517,7 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tu
         except QueryError as error:
             return (f"not compared with the live nodes: {error}",)
         check.check_nodes(plan, pbs_facts.hosts_of(nodes, plan, queue))
-        return ()
+        return _seen_by(nodes, Path(plan.run_dir).parent)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(Slurm(plan.submit_timeout).partitions)
         importlib.import_module("launcher.backends.slurm")  # 30 ms that the submission needs next, while Slurm answers
@@ -527,6 +529,20 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tu
         partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
         check.check_partition(dataclasses.replace(plan, partition=partition), partitions)
     return ()
+
+
+def _seen_by(nodes: Sequence[pbs_facts.Node], folder: Path) -> tuple[str, ...]:
+    """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
+
+    Raises:
+        ConfigError: they cannot see it.
+    """
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=known(exists(folder / shared_folder.SEEN)),
+        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
+    )  # fmt: skip
+    return (note,) if note else ()
 
 
 def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.doctor.machine import GIB, MIB
+from launcher.shared_folder import OWN, kind_of
 from launcher.units import long_size
 
-# Types of file systems that one machine has for itself, and others do not see (statfs(2), /proc/mounts).
-OWN = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat")
 LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: with less nothing works, with less there is a warning
 FEW_INODES = 10_000
 SKEW = 5.0  # seconds that the clock of a file server may differ
@@ -116,31 +115,6 @@ def probe_space(folder: Path) -> Space:
     """
     found = os.statvfs(folder)
     return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
-
-
-def kind_of(folder: Path, mounts: str | None = None) -> str:
-    """Type of the file system that a folder is on, by the longest mount point above it; empty: unknown.
-
-    Args:
-        folder: absolute.
-        mounts: the text of /proc/mounts; None: it is read.
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/mounts").read_text(errors="replace")
-        except OSError:
-            return ""
-    best, kind = -1, ""
-    target = str(folder.resolve())
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        inside = target == point or target.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:  # of two on one point the later one counts
-            best, kind = len(point), fields[2]
-    return kind
 
 
 def try_out(folder: Path) -> Trial:

@@ -17,6 +17,8 @@ from launcher.why import pbs_changes
 from launcher.why.explanation import Explanation, commands
 from launcher.why.pbs_comments import CHANGE, Comment, Kind, held, in_words
 
+RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
+
 
 def explain(
     run: str, plan: JobPlan, job_id: str, *, facts: Facts, program: str, fixed_nodes: bool = False
@@ -42,6 +44,7 @@ def explain(
         text = str(array.get("comment", ""))
         comment = array_in_words(array, text)
         record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
+    comment = not_startable(record, plan) or comment
     nodes: list[Node] = []
     queue = server = None
     try:
@@ -98,6 +101,18 @@ def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
     if letter == "T":
         return Comment(Kind.WAITS, "it is on its way to another queue", "ask again in a minute")
     return in_words(comment)
+
+
+def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
+    """Why PBS tries in vain to start a job: MoM cannot open its output. None: it does not. Pure."""
+    if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
+        return None
+    return Comment(
+        Kind.HELD,
+        f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could: most likely they do "
+        f"not see {plan.run_dir}, where its output goes",
+        "cancel it, and submit it again with a runs_dir that all nodes share",
+    )
 
 
 def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:

@@ -159,6 +159,24 @@ def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[s
     assert found.never == words.startswith("it can never start")
 
 
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        # A runs_dir that the nodes do not see, on OpenPBS 23.06.06.
+        ({"job_state": "H", "Hold_Types": "s", "run_count": "21", "Exit_status": "-3",
+          "comment": "job held, too many failed attempts to run"}, "PBS has tried 21 times to start it, and no node "
+         "could: most likely they do not see /runs/a, where its output goes"),
+        ({"job_state": "Q", "run_count": "4", "Exit_status": "-3"}, "PBS has tried 4 times"),
+        ({"job_state": "Q", "run_count": "1", "Exit_status": "-11"}, ""),  # preempted
+        ({"job_state": "R", "run_count": "22", "Exit_status": "-3"}, ""),
+    ],
+)  # fmt: skip
+def test_a_folder_that_nodes_do_not_see_is_named(record: dict[str, str], told: str) -> None:
+    found = pbs.not_startable(record, dataclasses.replace(pbs_plan(), run_dir="/runs/a"))
+    assert (found.words if found else "").startswith(told)
+    assert (found is None) == (not told)
+
+
 def test_nodes_are_read_from_pbsnodes() -> None:
     first, second = pbs_facts.parse_nodes(NODES)
     assert (first.name, first.state, first.broken) == ("pbs-n1", "free", False)

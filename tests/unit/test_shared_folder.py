@@ -1,0 +1,40 @@
+"""Whether nodes see the folder of runs, as far as that can be told before anything is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import shared_folder
+from launcher.errors import ConfigError
+
+HERE = ("login", "localhost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen", "nodes", "note"),
+    [
+        ("nfs4", False, ["n1"], None),
+        ("lustre", False, ["n1"], None),
+        ("", False, ["n1"], None),  # nobody knows
+        ("tmpfs", False, ["login"], None),
+        ("tmpfs", True, ["n1"], None),
+        ("ext4", True, ["n1"], None),
+        ("ext4", False, [], None),
+        ("xfs", False, ["n1", "login"], "runs_dir=/runs is on xfs, a type that is mostly one machine's own: if its "
+                                        "nodes do not see it, the job never begins"),
+    ],
+)  # fmt: skip
+def test_a_note_where_nodes_may_not_see_it(kind: str, seen: bool, nodes: list[str], note: str | None) -> None:
+    assert shared_folder.check(Path("/runs"), kind, seen=seen, nodes=nodes, here=HERE) == note
+
+
+@pytest.mark.parametrize("kind", shared_folder.IN_MEMORY)
+def test_what_no_node_can_see_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        shared_folder.check(Path("/dev/shm/runs"), kind, seen=False, nodes=["n2", "n1"], here=HERE)
+    assert str(refusal.value) == (
+        f"runs_dir=/dev/shm/runs is in this machine's memory ({kind}), and n1, n2 cannot see it: set runs_dir (or "
+        "LAUNCHER_RUNS_DIR) to a folder that all nodes share"
+    )
