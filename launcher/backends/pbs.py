@@ -127,6 +127,16 @@ class PBSJob(core.Job[Any]):
         if not self._tasks[0]:
             self.watcher.register(self.job_id, resubmissions(self.paths))
 
+    def stderr(self) -> str | None:
+        """What the task has written; where none has begun, what its job had to say of that. None: nothing yet."""
+        found: str | None = super().stderr()
+        if found is not None or self._sub_jobs:
+            return found
+        with contextlib.suppress(OSError, QueryError):
+            output = folder_of(self.paths._folder) / f"{self.watcher.current(self.job_id)}.OU"
+            return output.read_text(errors="replace") or None
+        return None
+
     def cancel(self, check: bool = True) -> None:
         """Deletes the job.
 

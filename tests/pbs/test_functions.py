@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from launcher.backends.once import Refused, submit_once
 from launcher.backends.pbs import PBSExecutor, PBSJob
 from launcher.backends.pbs_query import PBS
 from launcher.errors import RunError, SubmissionError
-from tests.launch import until
+from tests.launch import ROOT, until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
@@ -47,6 +50,48 @@ def test_output_goes_where_submitit_looks_for_it(site: Site, tmp_path: Path) -> 
     assert merged.result() == 10
     assert "err 5" in merged.stdout()
     assert not merged.paths.stderr.exists()
+
+
+def test_a_job_whose_tasks_never_began_says_why(site: Site, tmp_path: Path) -> None:
+    made = executor(tmp_path, nodes=2, pbs_setup=["echo something is not there; exit 7"])
+    with pytest.raises(UncompletedJobError, match="something is not there"):
+        made.submit(functions.double, 4).results()
+
+
+def test_functions_need_only_what_readme_installs(site: Site, tmp_path: Path) -> None:
+    """Both where they are submitted and in their tasks: all other packages are refused there."""
+    named = re.search(r"pip install (submitit .*)\n", (ROOT / "README.md").read_text())
+    assert named is not None
+    wanted, waiting = set(), named[1].split()
+    while waiting:
+        name = re.split(r"[^\w.-]", waiting.pop())[0].lower().replace("_", "-")
+        if name not in wanted:
+            wanted.add(name)
+            waiting += [each for each in metadata.requires(name) or () if "extra ==" not in each]
+    packages = metadata.packages_distributions().items()
+    others = {top for top, of in packages if not {each.lower().replace("_", "-") for each in of} & wanted}
+    assert {"torch", "hydra", "rich"} <= others
+    refusing, script = tmp_path / "refusing", tmp_path / "squares.py"
+    refusing.mkdir()
+    (refusing / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refusing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {sorted(others - {'launcher', 'tests', 'workloads'})}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Refusing())\n"
+    )
+    script.write_text(
+        "import submitit\n"
+        f"executor = submitit.AutoExecutor({str(tmp_path / 'logs')!r}, cluster='pbs')\n"
+        "executor.update_parameters(timeout_min=5, nodes=2)\n"
+        "print(executor.submit(lambda x: x * x, 3).results())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": f"{refusing}:{ROOT}", "API_TOKEN": "secret"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[9, 9]\n", done.stderr
 
 
 def test_all_files_are_private_and_nothing_unneeded_is_left(site: Site, tmp_path: Path) -> None:
