@@ -13,6 +13,8 @@ from launcher.errors import RunError, near
 from launcher.runs import Run
 from launcher.shared_files import ABSENT, NO_FILE, Unavailable, exists, known, tried
 
+OTHERS = {"run": "record.json", "sweep": "sweep.json"}  # what `latest` may be, and by which file it is known
+
 
 def all_runs(runs_dir: Path) -> list[Run]:
     """All runs, newest first, without the points of sweeps."""
@@ -101,7 +103,12 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
     if name == "latest":
         link = runs_dir / "latest"
         if not _has(link, record):
-            raise RunError(f"there is no latest {what} in {runs_dir}")
+            newest_one = link.resolve()
+            other = next((name for name, file in OTHERS.items() if name != what and _has(link, file)), None)
+            if other is None:
+                raise RunError(f"there is no latest {what} in {runs_dir}")
+            instead = f"name one of its points ({newest_one.name}/0)" if other == "sweep" else "name a sweep"
+            raise RunError(f"latest is {newest_one.name}, a {other}: {instead}")
         return link.resolve()
     if _has(runs_dir / name, record):
         return (runs_dir / name).resolve()

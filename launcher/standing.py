@@ -18,7 +18,7 @@ class Standing:
     """How far a run is; what is not known, or does not apply, is None.
 
     Attributes:
-        step, steps: steps done, and all there are.
+        step, steps: steps done, and all there are, where the program tells.
         percent: of the steps; 100 only when all are done.
         rate: steps per second, over the whole attempt, saves and evaluations included.
         needs: seconds that the steps left will take at this rate.
@@ -67,7 +67,7 @@ def _steps(progress: Mapping[str, Any] | None) -> tuple[int | None, int | None, 
     if progress is None:
         return None, None, None
     step, steps = int(progress["step"]), int(progress["total"])
-    return step, steps, min(100, 100 * step // steps) if steps > 0 else None
+    return (step, steps, min(100, 100 * step // steps)) if steps > 0 else (step, None, None)
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:

@@ -176,7 +176,7 @@ def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:
         if event["event"] == "progress":
             rate.add(event["time"], event["step"])
     if (progress := seen.progress) is not None:
-        show.show("step", progress["step"], progress["total"], of_training(progress, rate))
+        show.show("step", progress["step"], progress["total"] or None, of_training(progress, rate))
 
 
 def _decoded(text: bytes) -> str:

@@ -92,6 +92,19 @@ def find(name: str, runs_dir: Path | None) -> Run:
     return lookup.find(name, runs_dir or default_runs_dir())
 
 
+def reference(run: Run) -> str:
+    """What the user may call a run by, now and later (`latest` moves): its id, or its directory where commands do not
+    find that."""
+    from launcher import lookup
+    from launcher.errors import RunError
+    from launcher.paths import default_runs_dir
+
+    try:
+        return run.id if lookup.find(run.id, default_runs_dir()) == run else str(run.path)
+    except RunError:
+        return str(run.path)
+
+
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
     """The sweep meant by `name`; see `sweeps.find`."""
     from launcher import sweeps  # not for --help

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, whole_number
+from launcher.cli.options import RUN, add_runs_dir, find, reference, whole_number
 from launcher.errors import DONE, FAILED, RunError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
     from launcher.live import Live, look
     from launcher.post_mortem import findings
 
-    seen = look(found, Live())
+    seen, name = look(found, Live()), reference(found)
     attempts, over = found.attempts(), seen.state.over
     told = None
     if arguments.attempt is not None:
@@ -50,9 +50,9 @@ def _examine(found: Run, arguments: Namespace) -> int:
         following = dict(findings.ended(seen))
         over = chosen in following
         if over:
-            told = findings.find(seen, chosen, following[chosen], name=arguments.name, program=program())
+            told = findings.find(seen, chosen, following[chosen], name=name, program=program())
     elif over and seen.state.value != "done":
-        told = findings.find(seen, attempts[-1] if attempts else None, None, name=arguments.name, program=program())
+        told = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
     ended = findings.verdicts(seen)
     if arguments.as_json:
         import json
@@ -64,7 +64,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
     if told is not None:
         _print(seen, told)
     else:
-        _print_none(seen, program(), arguments.name)
+        _print_none(seen, program(), name)
     print_unreadable(found)
     return DONE if over else FAILED
 

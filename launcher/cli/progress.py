@@ -103,8 +103,9 @@ def of_training(progress: Mapping[str, Any], rate: Rate) -> str:
     steps = [] if speed is None else [f"{_number(speed)} steps/s" if speed >= 0.1 else f"{_number(1 / speed)} s/step"]
     samples = [f"{_number(values.pop(key))} {key[:-6]}/s" for key in list(values) if _is_rate(key, values[key])]
     others = [f"{key} {_number(value) if isinstance(value, float) else value}" for key, value in values.items()]
-    done = f"{progress['step']}/{progress['total']}"
-    return "  ".join([done, *steps, *samples, *_left(rate.left(progress["total"])), *others])
+    total = progress["total"]
+    done = f"{progress['step']}/{total}" if total > 0 else f"{progress['step']}"
+    return "  ".join([done, *steps, *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
 
 
 def _is_rate(key: str, value: object) -> bool:
@@ -185,14 +186,14 @@ class Lines:
         """A line of its own."""
         print(text, file=self._stream, flush=True)
 
-    def show(self, name: str, done: float, total: float, words: str) -> None:
+    def show(self, name: str, done: float, total: float | None, words: str) -> None:
         """How far `name` is: told at first, at its end, and now and then if more than a rate has changed."""
         if self._every is None:
             return
         now = self._clock()
         last, told = self._shown.get(name, (float("-inf"), ""))
         first = words.partition("  ")[0]
-        if first != told and (now - last >= self._every or done >= total):
+        if first != told and (now - last >= self._every or (total is not None and done >= total)):
             self._shown[name] = now, first
             self.print(f"{name}: {words}" if name else words)
 
@@ -235,8 +236,8 @@ class Bars:
 
         self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # a line stays one, to be copied
 
-    def show(self, name: str, done: float, total: float, words: str) -> None:
-        """How far `name` is."""
+    def show(self, name: str, done: float, total: float | None, words: str) -> None:
+        """How far `name` is; None: nobody knows of how much."""
         name, words = one_line(name), one_line(words)
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from launcher.cli.status_rows import View
     from launcher.live import Seen
-    from launcher.runs import Run
 
 SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
 
@@ -76,7 +75,7 @@ def run(arguments: Namespace) -> int:
     for line in table(view.rows, _width()):
         print(line)
     for each in view.seen if names else ():
-        _tell(each)
+        _tell(each, named=len(view.rows) > 1)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
         print(f"\n{one_line(row['run'])}: {row['cause']}")
     for number, line in enumerate(unanswered(view)):
@@ -106,13 +105,13 @@ def _width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
-def _tell(seen: Seen) -> None:
-    """What the table does not tell of a run that was named."""
+def _tell(seen: Seen, *, named: bool) -> None:
+    """What the table does not tell of a run that was named; `named`: whose attempts these are, too."""
     from launcher.cli.text import print_columns, print_unreadable
 
     if seen.story.attempt:
-        print()
-        print_columns(_attempts(seen.run))
+        print(f"\n{one_line(seen.run.id)}:" if named else "")
+        print_columns(_attempts(seen))
     if not seen.unanswered and (why := _remark(seen)):
         print(f"\n{one_line(f'{seen.run.id}: {why}')}")
     for line in _health(seen):
@@ -159,20 +158,22 @@ def _health(seen: Seen) -> list[str]:
     return preflights(seen.story.events) + [each.words for each in slow if over or each.until is None]
 
 
-def _attempts(run: Run) -> list[tuple[str, ...]]:
+def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     """A line for each attempt of a run that has had several."""
     from launcher.cli.status_table import short_job
+    from launcher.post_mortem.findings import verdicts
     from launcher.units import format_time
 
+    ends = {attempt.number: verdict for attempt, verdict in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
-    for attempt in run.attempts():
+    for attempt in seen.run.attempts():
         events = attempt.latest_events()
         last: dict[str, dict[str, Any]] = {event["event"]: event for event in events}
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
-        step, why = last.get("progress", {}).get("step", "-"), last.get("stop") or last.get("fault") or {}
+        step, end = last.get("progress", {}).get("step", "-"), ends.get(attempt.number)
         words = f"{last['ended']['code']}" if "ended" in last else "-"
-        if words != "0" and "cause" in why:
-            words += f": {why['cause']}"
+        if end is not None and end.cause is not None:
+            words += f" {end.kind.value}: {end.cause}"
         ranks = str(last["met"].get("ranks", "-")) if "met" in last else "-"
         job = short_job(last.get("started", {}).get("job", "-"))
         lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), words))

@@ -119,7 +119,7 @@ def table(shown: Sequence[PointSeen], keys: Sequence[str]) -> list[str]:
         values = row(each)
         rows.append((
             str(each.point.index), each.state,
-            "-" if values["step"] is None else f"{values['step']}/{values['steps']}",
+            "-" if values["step"] is None else f"{values['step']}" + (f"/{values['steps']}" if values["steps"] else ""),
             "-" if values["elapsed"] is None else format_time(values["elapsed"]),
             label(each.point.overrides, keys) or "-",
         ))  # fmt: skip

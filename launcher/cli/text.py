@@ -89,5 +89,7 @@ def outcome(seen: Seen) -> str:
         if trace := fault.get("traceback"):
             lines += [f"Traceback of rank {fault.get('rank', '?')}:", clean(trace.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
+    if seen.state in (RunState.FAILED, RunState.LOST):
+        lines.append(f"  {program()} post-mortem {seen.run.id}  tells more")
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)

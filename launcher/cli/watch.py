@@ -97,9 +97,8 @@ def line(row: Mapping[str, Any]) -> str:
     if row["attempt"]:
         words.append(f"attempt {row['attempt']}")
     if row["step"] is not None:
-        words.append(
-            f"step {row['step']}/{row['steps']}" + (f" ({row['percent']}%)" if row["percent"] is not None else "")
-        )
+        total = f"/{row['steps']}" if row["steps"] else ""
+        words.append(f"step {row['step']}{total}" + (f" ({row['percent']}%)" if row["percent"] is not None else ""))
     if row["left"] is not None:
         words.append(f"{brief(row['left'])} left")
     if row["needs"] is not None:
@@ -169,7 +168,7 @@ def _done(row: Mapping[str, Any], done: int | None, total: int | None) -> str:
         return "-"
     rate = row["rate"]
     speed = "" if rate is None or row["needs"] is None else f" {rate:.3g}/s" if rate >= 1 else f" {1 / rate:.3g} s each"
-    return f"{done}/{total}{speed}"
+    return f"{done}/{total}{speed}" if total else f"{done}{speed}"
 
 
 def _bar(done: int | None, total: int | None, wide: bool) -> RenderableType:

@@ -31,7 +31,8 @@ def stopping(step: int | None = None) -> bool:
     as hung.
 
     Args:
-        step: steps of the run that are done, those of earlier attempts included; None: calls of this process count.
+        step: steps of the run that are done, those of earlier attempts included, which `status` shows; None: calls of
+            this process count.
     """
     global _stop, _stopped, _steps
     if _stopped:
@@ -39,6 +40,8 @@ def stopping(step: int | None = None) -> bool:
     if _stop is None:
         _stop = Stop(_here())
     _steps = _steps + 1 if step is None else step
+    if step is not None:  # else it is not the run's
+        process_group.passed(step)
     _stopped = _stop.boundary(_steps).stop is not None
     if _stopped:
         _stop.close()

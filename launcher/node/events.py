@@ -105,10 +105,11 @@ class Reporter:
         self._tracked = self._attempt is not None  # as far as is known
 
     def progress(self, step: int, total: int, **values: Any) -> None:
-        """Drives the progress line; cheap enough for every step."""
-        if self._attempt and self._due["progress"](always=step >= total):
+        """Drives the progress line; cheap enough for every step. A total of 0: nobody knows it."""
+        done = 0 < total <= step
+        if self._attempt and self._due["progress"](always=done):
             self._events("progress", step=step, total=total, **values)
-            self._track("train", values, step, done=step >= total)
+            self._track("train", values, step, done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
         """What an evaluation after `step` steps has come to."""

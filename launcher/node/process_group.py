@@ -58,6 +58,7 @@ class Env:
 
 
 _reporter: Reporter | None = None
+_tells_progress = False  # the program says itself how far it is
 _env: Env | None = None
 
 
@@ -76,9 +77,17 @@ def report(**metrics: object) -> None:
 
 def progress(step: int, total: int, **values: object) -> None:
     """Shows how far the work is; call it on rank 0 as often as you like."""
+    global _tells_progress
+    _tells_progress = True
     if (slot := pulse.mine()) is not None:
         slot.progress(step)
     _told().progress(step, total, **values)
+
+
+def passed(step: int) -> None:
+    """So many steps of the run are done, of nobody knows how many; `progress` tells more."""
+    if not _tells_progress:
+        _told().progress(step, total=0)
 
 
 def evaluated(step: int, **values: object) -> None:

@@ -18,6 +18,7 @@ from launcher.report.timeline import Timeline
 
 SERIES = 8  # colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
+DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # the same in words
 POINTS = 20_000  # of all curves of one figure
 MOST_MARKS = 300  # checkpoints that are drawn in a timeline
 LEAST_SHOWN = 0.002  # part of the whole time from which a span can be seen
@@ -133,6 +134,14 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
     return [_training_figure(title, groups[title], runs, in_colour) for title in titles[:MOST_FIGURES]]
 
 
+def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
+    """Colour and name of each run whose curves have one, for all figures of `training_figures` together; of one run
+    none, for its figures name their curves themselves."""
+    names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
+    places = {name: place for place, (name, _) in enumerate(runs)}
+    return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []
+
+
 def _group(name: str) -> str:
     for title, _, parts in GROUPS:
         if any(name == part if len(part) < 4 else part in name for part in parts):
@@ -180,9 +189,11 @@ def _training_figure(title: str, names: Sequence[str], runs: Named, in_colour: i
         y["dtick"] = 1 if max(values) / min(values) > 100 else "D2"
     elif title == "Throughput":
         y["rangemode"] = "tozero"
-    layout = {"xaxis": axis("step"), "yaxis": y, "hovermode": "x unified", "showlegend": len(traces) > 1}
-    labels = [str(trace["name"]) for trace in traces if trace.get("showlegend", True)]
-    across = max(1, 64 // (8 + max(map(len, labels))))  # names of the legend in a row
-    rows = math.ceil(len(labels) / across) if len(labels) > 1 else 0
+    own_legend = len(runs) == 1 and len(traces) > 1
+    layout = {"xaxis": axis("step"), "yaxis": y, "hovermode": "x unified", "showlegend": own_legend}
+    across = max(1, 64 // (8 + max(len(str(trace["name"])) for trace in traces)))  # names of the legend in a row
+    rows = math.ceil(len(traces) / across) if own_legend else 0
+    drawn = [f"{DASHED[place % len(DASHES)]}: {name}" for place, name in enumerate(names)]
+    caption = words.clean(", ".join(drawn)) if len(runs) > 1 and len(names) > 1 else ""
     single = f" ({names[0]})" if len(names) == 1 and names[0].lower() not in title.lower() else ""
-    return Figure(words.clean(title + single), traces, layout, height=300 + 18 * rows)
+    return Figure(words.clean(title + single), traces, layout, caption, height=300 + 18 * rows)

@@ -35,7 +35,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: a note, things to copy, figures, tables, lines of output, in this order."""
+    """One part of the page: a note, things to copy, a legend (colour and name of each line of all its figures), figures,
+    tables, lines of output, in this order."""
 
     title: str
     note: str = ""
@@ -44,6 +45,7 @@ class Section:
     tables: Sequence[Table] = ()
     log: Sequence[str] = ()
     folded: bool = False
+    legend: Sequence[tuple[str, str]] = ()
 
     @property
     def id(self) -> str:

@@ -11,7 +11,7 @@ from launcher.report.collect import RunData
 from launcher.report.curves import Curve
 from launcher.report.fabric import finite
 from launcher.report.fabric_sections import fabric_section
-from launcher.report.figures import timeline_figure, training_figures
+from launcher.report.figures import legend, timeline_figure, training_figures
 from launcher.report.parts import Code, Section, Table
 from launcher.report.ranks import pace_figure
 from launcher.report.timeline import attempts_table
@@ -65,7 +65,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     if len(run.attempts) > 1:
         pairs.append(("attempts", str(len(run.attempts))))
     if (reached := progress(run)) is not None:
-        pairs.append(("step", f"{reached[0]:,} of {reached[1]:,}"))
+        pairs.append(("step", f"{reached[0]:,}" + (f" of {reached[1]:,}" if reached[1] > 0 else "")))
     return pairs
 
 
@@ -132,7 +132,7 @@ def traceback_section(run: RunData) -> Section | None:
 def training_section(runs: Sequence[RunData]) -> Section | None:
     named: list[tuple[str, Sequence[Curve]]] = [(run.id, run.curves) for run in runs]
     figures = training_figures(named)
-    return Section("Training", figures=figures) if figures else None
+    return Section("Training", legend=legend(named), figures=figures) if figures else None
 
 
 def ranks_section(run: RunData) -> Section | None:

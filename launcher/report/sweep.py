@@ -12,7 +12,7 @@ from launcher.report import words
 from launcher.report.collect import RunData
 from launcher.report.curves import Curve
 from launcher.report.fabric import finite
-from launcher.report.figures import Figure, training_figures
+from launcher.report.figures import Figure, legend, training_figures
 from launcher.report.parts import Code, Page, Section, Table
 from launcher.report.sections import PROGRAM, made
 from launcher.sweeps import canonical, differing, label, values_of
@@ -80,7 +80,8 @@ def sweep_page(
         (label(point.overrides, keys) or point.name, point.run.curves) for point in ranked if point.run is not None
     ]
     if figures := training_figures(named[:MOST_CURVES], IN_COLOUR):
-        sections.append(Section("Training", _left_out(len(named)), figures=figures))
+        names = legend(named[:MOST_CURVES], IN_COLOUR)
+        sections.append(Section("Training", _left_out(len(named)), legend=names, figures=figures))
     first = RunData(name, path, "", None, {}, seen=seen)
     return Page(name, "Sweep", "", counted, facts, codes, sections, made(first))
 

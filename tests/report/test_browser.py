@@ -27,7 +27,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     results = p2p_results()
     results["matrix"]["hosts"][1] = HOSTILE
-    run = trained(folder, words=HOSTILE, results=results, overrides=[f"name={HOSTILE}"])
+    words = "".join(f"[0] line {number}\n" for number in range(100)) + HOSTILE
+    run = trained(folder, words=words, results=results, overrides=[f"name={HOSTILE}"])
     run.write_result({"accuracy": 0.98, HOSTILE: HOSTILE})
     path = folder / "page.html"
     assert commands.main(["report", str(run.path), "--output", str(path)]) == 0
@@ -81,6 +82,7 @@ def test_the_page_in_chromium(browser: Any, page: Path) -> None:
     all_charts_are_drawn_with_their_data(browser)
     nothing_is_wrong_and_nothing_is_fetched(browser, page)
     text_stays_text(browser)
+    the_output_opens_at_its_newest_line(browser)
     the_page_runs_no_script_but_its_own(browser)
     a_phone_shows_it_without_scrolling_sideways_and_dark_where_that_is_preferred(browser)
 
@@ -100,6 +102,17 @@ def nothing_is_wrong_and_nothing_is_fetched(browser: Any, page: Path) -> None:
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     requests = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
     assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
+
+
+def the_output_opens_at_its_newest_line(browser: Any) -> None:
+    past_the_end, overflow = browser.execute_script(
+        "document.querySelectorAll('details').forEach((each) => { each.open = true; });"
+        "const box = document.querySelector('.log'), text = box.firstElementChild;"
+        "const bottom = (it) => it.getBoundingClientRect().bottom;"
+        "return [bottom(text) - bottom(box), text.offsetHeight - box.clientHeight];"
+    )
+    assert overflow > 0  # it does not fit
+    assert past_the_end <= 0
 
 
 def text_stays_text(browser: Any) -> None:

@@ -103,3 +103,15 @@ def test_its_figures_are_what_plotly_knows_and_its_texts_are_escaped() -> None:
     for figure in figures:
         traces, layout = json.loads(re.sub(r'"--[a-z0-9-]+"', '"#123456"', json.dumps([figure.traces, figure.layout])))
         objects.Figure(data=traces, layout=layout)
+
+
+def test_all_figures_of_a_sweep_have_one_legend() -> None:
+    """Each used to have its own, which took more room than its plot."""
+    points = [point(number, f"0.{number + 1}", number / 20, optimizer="adamw" * 9) for number in range(12)]
+    training = next(section for section in shown(points).sections if section.title == "Training")
+    assert len(training.legend) == 8  # as many as have a colour
+    assert training.legend[0] == ("--series-1", "lr=0.12")
+    assert [figure.layout["showlegend"] for figure in training.figures] == [False] * len(training.figures)
+    assert {figure.height for figure in training.figures} == {300}
+    assert all(f'<span style="background: var({colour})"></span>{name}' in page.render(shown(points))
+               for colour, name in training.legend)  # fmt: skip
