@@ -35,8 +35,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: a note, things to copy, a legend (colour and name of each line of all its figures), figures,
-    tables, lines of output, in this order."""
+    """One part of the page: a note, things to copy, a legend, figures, tables, lines of output, in this order.
+
+    Attributes:
+        legend: colour and name of each line that all the figures have.
+    """
 
     title: str
     note: str = ""

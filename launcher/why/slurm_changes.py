@@ -90,6 +90,8 @@ def changes(
     | a partition of a higher tier | as for others |
     | half the time | no other time is tried |
 
+    What the partition that it is for does not take, in time or in nodes, is not tried.
+
     Args:
         plan: the run's plan.
         job: what Slurm says of its job.
@@ -104,11 +106,33 @@ def changes(
     cheap, dear = _elsewhere(plan, job, partitions, nodes)
     smaller = _smaller(plan, idle(usable(nodes, mine, plan.constraint or "")), fixed_nodes)
     half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
-    kinds = [_without(plan), shorter, cheap, smaller, dear, half]
+    # A trial takes what its partition does not (EnforcePartLimits=NO), and would then wait for ever.
+    kinds = [
+        [each for each in found if _allowed(each.plan, mine, partitions)]
+        for found in (_without(plan), shorter, cheap, smaller, dear, half)
+    ]
     # One of each kind is tried before a second one of any.
     picked = [(kind, each) for turn in (0, 1) for kind, found in enumerate(kinds) for each in found[turn : turn + 1]]
     picked = sorted(picked[: MOST - bool(reservations)], key=lambda pair: (pair[0], -pair[1].plan.nodes))
     return [change for _, change in picked]
+
+
+def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionFacts]) -> bool:
+    """Whether one of the partitions that a plan is for takes its time and its nodes, as far as they are known.
+
+    Args:
+        plan: the plan, with a change.
+        mine: the partitions that the job is in, for a plan that names none.
+        partitions: all that there are.
+    """
+    names = plan.partition.split(",") if plan.partition else mine
+    there = [each for each in partitions if each.name in names]
+    return not there or any(
+        (each.time is None or plan.time <= each.time)
+        and each.min_nodes <= plan.nodes
+        and (each.max_nodes is None or plan.nodes <= each.max_nodes)
+        for each in there
+    )
 
 
 def arguments(plan: JobPlan) -> list[str]:

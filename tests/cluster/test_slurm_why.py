@@ -103,3 +103,14 @@ def test_the_default_account_is_told(slurm_with_accounting: Any, monkeypatch: py
     finally:
         slurm.run("sacctmgr", "--immediate", "delete", "user", me, "account=abacus")
         slurm.run("sacctmgr", "--immediate", "delete", "account", "abacus")
+
+
+def test_nothing_is_offered_that_the_partition_does_not_take(launcher: Launcher, slurm: Any) -> None:
+    """An hour in a partition of ten minutes: Slurm queues it, and its trials say when it would start."""
+    words = ("nodes=2", "time=1h", "cluster.partition=debug", "cluster.check=false")
+    assert launcher.submit("workload=collective", *words).returncode == 0
+    found = why(launcher)
+    assert found["code"].startswith("Partition"), found  # PartitionConfig at first
+    offered = [" ".join(each["overrides"]) for each in found["tried"][1:]]
+    assert offered[0] == "time=00:10:00"
+    assert all("time=00:10:00" in each or "cluster.partition=" in each for each in offered), offered

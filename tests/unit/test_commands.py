@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -183,6 +184,20 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
         "checkpoint_age": None, "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
         "updated": row["updated"], "directory": str(run.path),
     }  # fmt: skip
+
+
+def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> None:
+    for name in "ab":
+        run = make(tmp_path, name, code=75)
+        event_file.append(run.attempts()[0].events_file("stop"), "stop", cause="told to stop (SIGTERM)", step=7)
+        (run.path / "attempts/1/events").mkdir(parents=True)
+        event_file.append(run.path / "attempts/1/events/script.jsonl", "ended", code=0)
+        words = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO PREEMPTION ***"
+        (run.path / "output-7.log").write_text(f"{words}\n")
+    told = call("status", "a", "b").out
+    for name in "ab":
+        assert re.search(rf"\n\n{name}:\nATTEMPT .*\n0 .* 75 preempted: told to stop \(SIGTERM\)", told), told
+    assert "a:\n" not in call("status", "a").out
 
 
 def test_options_and_runs_come_in_any_order(call: Call, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import launcher.node
+from launcher import event_file, standing
 from launcher.cli.submit import opened
 from launcher.config import Function
 from launcher.node import agreed, process_group, stop
@@ -47,6 +48,25 @@ def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -
     assert [launcher.node.stopping() for _ in range(3)] == [False] * 3
     os.kill(os.getpid(), number)
     assert [launcher.node.stopping(step) for step in (4, 5)] == [True, True]
+
+
+def test_the_step_is_told_where_the_program_does_not_tell_more(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "attempts/0/events").mkdir(parents=True)
+    for name, value in (("LAUNCHER_RUN_DIR", str(tmp_path)), ("LAUNCHER_ATTEMPT", "0"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stop, "settings", lambda: Settings(run_dir=tmp_path))
+    monkeypatch.setattr(process_group, "_reporter", None)
+    monkeypatch.setattr(process_group, "_tells_progress", False)
+    for step in (None, 7, 8):
+        launcher.node.stopping(step)
+    launcher.node.progress(9, 100)
+    launcher.node.stopping(9)
+    events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
+    assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
+    far = standing._steps(events[1])
+    assert far == (8, None, None)
 
 
 def test_without_a_group_each_rank_finds_the_stop_file_itself(

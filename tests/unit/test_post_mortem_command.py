@@ -123,6 +123,20 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     seen = live.look(made, live.Live())
     assert cause(seen) == "rank 1 on node2: ValueError: red "
     assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
+    assert f"python -m launcher post-mortem {made.id}  tells more" in outcome(seen).splitlines()[-2]
+
+
+def test_advice_names_the_run_and_not_latest_which_moves(
+    made: Run, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(made, rank=1, cause="rank 1 on node2: killed by SIGKILL", memory={"kills": 1})
+    (made.path.parent / "latest").symlink_to(made.path)
+    for default, name in ((made.path.parent, made.id), (made.path.parent.parent, str(made.path))):
+        monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(default))
+        told = json.loads(call("latest", "--json", "--runs-dir", str(made.path.parent))[1])["verdict"]
+        found = [each["command"] for each in told["todo"] if each["command"]]
+        assert any(f" {name} " in f"{each} " for each in found), found
+        assert "latest" not in " ".join(found)
 
 
 def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: Run, call: Call) -> None:

@@ -259,6 +259,9 @@ def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
             lookup.find(name, tmp_path) if "/" in name else sweeps.find(name, tmp_path)
+    Run(sweep.path).link(tmp_path)
+    with pytest.raises(RunError, match=r"latest is lr-1, a sweep: name one of its points \(lr-1/0\)"):
+        lookup.find("latest", tmp_path)
     with pytest.raises(RunError, match="is a sweep: name one of its points"):
         lookup.find("lr-1", tmp_path)
 

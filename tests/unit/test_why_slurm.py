@@ -231,6 +231,11 @@ WINDOW = Reservation("maint", NOW + 2400, NOW + 6000, flags=("MAINT",))
         ({"nodes": 2, "time": "30m"}, [GPU], BUSY, [WINDOW], ["nodes=1", "time=00:15:00"]),
         # more than the partition allows
         ({"nodes": 1, "time": "3h"}, [GPU], BUSY, [], ["time=02:00:00"]),
+        ({"nodes": 4, "time": "3h"}, [GPU], BUSY, [], ["time=02:00:00"]),  # not two nodes for three hours
+        ({"nodes": 4, "time": "3h", "cluster": {"exclude": "node3"}}, [GPU, LONG], BUSY, [],
+         ["time=02:00:00", "cluster.partition=long"]),
+        # fewer nodes than the partition gives
+        ({"nodes": 4}, [replace(GPU, min_nodes=3)], BUSY, [], ["time=00:30:00"]),
         # what it was kept from
         ({"nodes": 1, "cluster": {"exclude": "node3", "constraint": "a100"}}, [GPU], IDLE, [],
          ["cluster.exclude=null", "cluster.constraint=null", "time=00:30:00"]),
