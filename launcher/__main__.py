@@ -32,8 +32,8 @@ def _told(arguments: list[str]) -> int:
         print(f"launcher: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        if words := str(error):
-            print(f"launcher: {words}", file=sys.stderr)
+        if str(error):
+            print(f"launcher: {error}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()

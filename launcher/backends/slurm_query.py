@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -191,6 +192,14 @@ class Slurm:
         """State and reason of one job that is not over, in Slurm's words."""
         state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
         return state, reason
+
+    def preempted(self, job_id: str) -> float | None:
+        """When Slurm began to preempt a job that is not over, in seconds since the epoch; None: it has not."""
+        text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
+        try:
+            return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:  # N/A
+            return None
 
     def requeue(self, job_id: str) -> None:
         """Has Slurm end a job and start it again, under the same id.

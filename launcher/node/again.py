@@ -134,7 +134,8 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
     run = attempt.run
     plan = plan_of(run)
     saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
-    events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved)
+    preempted = _preempted(plan, attempt)
+    events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted)
     stopped = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
     ends = [event for event in stopped if event["step"] is not None]  # of the others nobody knows
     steps = further([(event["step"], event.get("saved", -1)) for event in ends])
@@ -146,6 +147,20 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
         except LauncherError as error:
             return What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
     return what, why
+
+
+def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
+    """Whether Slurm has begun to preempt this job since the attempt began.
+
+    Of a job that leaves within its partition's GraceTime nothing tells so afterwards.
+    """
+    if plan.scheduler != Scheduler.slurm.value:
+        return False
+    begun = min((float(event["time"]) for event in attempt.events()), default=0.0)
+    try:
+        return (Slurm(TIMEOUT).preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
+    except QueryError:
+        return False
 
 
 def _reached(plan: JobPlan, attempt: Attempt) -> int | None:

@@ -101,6 +101,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
         stop=last.get("stop"),
         request=last.get("stop_requested"),
         stays=last.get("stays"),
+        preempted=last.get("stopped", {}).get("preempted") is True,
         scheduler=_NAMES.get(plan.scheduler, ""),
         cluster=plan.cluster,
         setup=setup,

@@ -69,6 +69,7 @@ class Evidence:
         output: last lines of the job's output.
         cluster, setup: the profile's name, and the text of its set-up line that failed.
         cancelled: `launcher cancel` was called for it.
+        preempted: its scheduler had begun to preempt its job when it stopped.
         memory: bytes that were used and allowed, and kills, as `launcher.node.memory` tells them; `used` and `limit`
             as the scheduler does.
     """
@@ -88,6 +89,7 @@ class Evidence:
     cluster: str = ""
     setup: str = ""
     cancelled: bool = False
+    preempted: bool = False
     memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -213,6 +215,8 @@ def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
         return Verdict(Kind.WALL_TIME, cause)
     if "stop file" in told or "RUN/stop" in told:
         return Verdict(Kind.STOPPED, cause)
+    if seen.preempted:
+        return Verdict(Kind.PREEMPTED, cause)
     if seen.said in _WORDS:
         return Verdict(_WORDS[seen.said], cause)
     if seen.cancelled:

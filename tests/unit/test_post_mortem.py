@@ -330,6 +330,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (failed(ended=None, scheduler="PBS", word="FAILED (killed by SIGKILL; Job run at ... and failed)"), Kind.KILLED,
          "no rank said why; FAILED (killed by SIGKILL; Job run at ... and failed)"),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
+        (Evidence(RunState.STOPPED, ended=75, preempted=True, stop={"cause": "told to stop", "step": 7}),
+         Kind.PREEMPTED, "told to stop at step 7"),
         (Evidence(RunState.LOST), Kind.LOST, None),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
          "Slurm says PREEMPTED"),
