@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.config import Limits
 from launcher.errors import ConfigError, near
 from launcher.plan import JobPlan
-from launcher.units import format_hours, format_size, format_time, parse_size, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time
 from workloads import names, patterns
 from workloads.groups import check_ranks, members_of, parse_groups
 from workloads.sizes import format_bytes, parse_seconds, parse_sizes
@@ -25,6 +25,9 @@ NAMED = {
 }
 # Keys that take one name.
 ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
+# Numbers of trainings; that none is less than 0 is seen before.
+AT_LEAST_ONE = ("epochs", "micro_batch_size", "log_every", "threads")
+ABOVE_ZERO = ("lr", "bucket_mb")
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,17 @@ def _check_operations(plan: JobPlan) -> None:
             )
 
 
-def check_batch(plan: JobPlan) -> None:
-    """Whether each rank of a training gets a sample of each batch.
+def check_training(plan: JobPlan) -> None:
+    """The numbers of a training, and whether each rank gets a sample of each batch.
 
     Raises:
-        ConfigError: the batch is smaller.
+        ConfigError: a number makes no sense, or the batch is smaller.
     """
+    for key, value in plan.params.items():
+        if key in AT_LEAST_ONE and value is not None and value < 1:
+            raise ConfigError(f"workload.{key}={value}: it must be 1 or more")
+        if key in ABOVE_ZERO and not 0 < value < float("inf"):
+            raise ConfigError(f"workload.{key}={value:g}: it must be above 0")
     size = plan.params.get("batch_size")
     if isinstance(size, int) and size < plan.world_size:
         raise ConfigError(
@@ -188,7 +196,7 @@ def check_limits(plan: JobPlan, limits: Limits) -> None:
             f"and {where} has {limits.cpus_per_node} on a node: lower one of the two"
         )
     try:
-        mem = None if limits.mem_per_node is None else parse_size(limits.mem_per_node)
+        mem = None if limits.mem_per_node is None else parse_memory(limits.mem_per_node)
         time = None if limits.time is None else parse_time(limits.time)
     except ValueError as error:
         raise ConfigError(f"cluster.limits of {where}: {error}") from None

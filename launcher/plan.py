@@ -25,7 +25,7 @@ from launcher.config import (
 )
 from launcher.errors import ConfigError, near
 from launcher.json_types import misfit
-from launcher.units import parse_size, parse_time
+from launcher.units import parse_memory, parse_time
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -319,7 +319,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         gpus_per_node=gpus,
         procs_per_node=procs,
         cpus_per_proc=_at_least("cpus_per_proc", config.cpus_per_proc, 1),
-        mem=None if config.mem is None else _parsed("mem", config.mem, parse_size),
+        mem=None if config.mem is None else _parsed("mem", config.mem, parse_memory),
         time=_parsed("time", config.time, parse_time),
         workload=workload.name,
         kind=type(workload).__name__,
@@ -385,13 +385,14 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         code=site.code,
         repository=site.repository,
         code_path=site.code_path,
-        snapshot_limit=_parsed("env.snapshot_limit", config.env.snapshot_limit, parse_size),
+        snapshot_limit=_parsed("env.snapshot_limit", config.env.snapshot_limit, parse_memory),
         debug_post_mortem=config.debug.post_mortem,
         debug_ranks=_debug_ranks(config.debug, nodes * procs),
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
     _require(cluster)
+    _refuse_negative("", config)
     _refuse_control_characters("", as_dict(plan))
     _refuse_foreign_keys(cluster, gpus)
     if plan.world_size < workload.min_ranks:
@@ -482,6 +483,16 @@ def _at_least(key: str, value: int, least: int) -> int:
     if value < least:
         raise ConfigError(f"{key}={value}: it must be {least} or more")
     return value
+
+
+def _refuse_negative(prefix: str, section: Any) -> None:
+    """Numbers of the schema are amounts, times and parts, none of which is less than 0."""
+    for each in dataclasses.fields(section):
+        key, value = f"{prefix}{each.name}", getattr(section, each.name)
+        if dataclasses.is_dataclass(value):
+            _refuse_negative(f"{key}.", value)
+        elif isinstance(value, (int, float)) and not value >= 0:  # which nan is not, either
+            raise ConfigError(f"{key}={value:g}: it must be 0 or more")
 
 
 def _more_than(key: str, value: float, bound: float) -> float:

@@ -80,9 +80,12 @@ def checked_function(function: Function, place: Place) -> Function:
     module, name = _split(function.target)
     target = f"{module}:{name}"
     spec = _found(module, place, "workload.target")
-    if spec is not None and spec.origin and spec.origin.endswith(".py"):
-        tree = _parsed(Path(spec.origin), f"workload.target={function.target}")
-        _check_call(tree, name, function.kwargs, f"workload.target={function.target}", spec.origin)
+    key = f"workload.target={function.target}"
+    tree = _tree(spec, key)
+    if spec is not None and spec.submodule_search_locations is not None:
+        _refuse_module(spec, tree, name, key)
+    if spec is not None and tree is not None:
+        _check_call(tree, name, function.kwargs, key, str(spec.origin))
     return replace(function, target=target)
 
 
@@ -264,7 +267,9 @@ def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
 
 def _spec(name: str, path: Sequence[str], *, top: bool) -> ModuleSpec | None:
     """As `importlib.util.find_spec`, which would import the packages above."""
-    if found := PathFinder.find_spec(name, list(path)):
+    # By its last part alone, since of a folder without __init__.py the package above would have to be imported already.
+    if found := PathFinder.find_spec(name.rpartition(".")[2], list(path)):
+        found.name = name
         return found
     for finder in sys.meta_path:  # built-in modules, editable installs
         find = getattr(finder, "find_spec", None)
@@ -282,6 +287,34 @@ def _modules(folders: Sequence[str]) -> Iterator[str]:
 
 
 # -- functions
+
+
+def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:
+    """A module's source, where it has any."""
+    return _parsed(Path(spec.origin), key) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _refuse_module(package: ModuleSpec, tree: ast.Module | None, name: str, key: str) -> None:
+    """
+    Raises:
+        ConfigError: what is named in a package is a module, or nothing, in a folder that is a package without a file.
+    """
+    first, _, _ = name.partition(".")
+    names, _ = _names(tree.body) if tree is not None else ({}, False)
+    imported = names.get(first)
+    if imported is not None and not (isinstance(imported, ast.ImportFrom) and imported.module is None):
+        return  # `from . import train` alone may be a module
+    folders = list(package.submodule_search_locations or ())
+    inner = _spec(f"{package.name}.{first}", folders, top=False)
+    if inner is not None:
+        body = _tree(inner, key)
+        functions = [each.name for each in body.body if isinstance(each, ast.FunctionDef)] if body is not None else []
+        example = f"{inner.name}:{'main' if 'main' in functions or not functions else functions[0]}"
+        has = f". It has {', '.join(functions)}" if functions else ""
+        raise ConfigError(f"{key} is a module: name a function in it, as in workload.target={example}{has}")
+    if tree is None and package.origin is None:
+        modules = list(_modules(folders))
+        raise ConfigError(f"{key}: there is no {first} in the folder {', '.join(folders)}.{near(first, modules)}")
 
 
 def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str, origin: str) -> None:

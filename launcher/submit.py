@@ -166,7 +166,7 @@ def planned(
     plan = make_plan(config, site)
     check.check_names(plan)
     check.check_sweep(plan)
-    check.check_batch(plan)
+    check.check_training(plan)
     check.check_limits(plan, config.cluster.limits)
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 

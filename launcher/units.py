@@ -81,6 +81,17 @@ def parse_size(text: str) -> int:
     return size
 
 
+def parse_memory(text: str) -> int:
+    """Bytes in a size that has a unit. Without one it would be bytes here, MiB for Slurm, and bytes for PBS.
+
+    Raises:
+        ValueError: the text is no size, has no unit, or is one of zero bytes.
+    """
+    if re.fullmatch(r"[\d.]+", number := text.strip()):
+        raise ValueError(f"{text!r} has no unit: write {number}G, or {number}M")
+    return parse_size(text)
+
+
 def plural(number: int, what: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number} {what}" + ("" if number == 1 else "s")

@@ -54,10 +54,6 @@ class Trainer:
         self.settings = settings() if run is None else run
         self.found, self.data = self.load()
         self.epochs = config.epochs if config.epochs is not None else self.found.dataset.epochs
-        if self.epochs < 1:
-            raise WorkloadError(f"workload.epochs={self.epochs}: train for at least one")
-        if config.log_every < 1:
-            raise WorkloadError(f"workload.log_every={config.log_every}: it must be 1 or more")
         self.threads = training.set_threads(config.threads, env, self.settings.invariant)
         self.dtype = training.autocast_dtype(config.precision.value, env.device)
         training.be_deterministic(env.device)
@@ -134,8 +130,6 @@ class Trainer:
             WorkloadError: a forward pass cannot be as small as the user wants.
         """
         most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
-        if most is not None and most < 1:
-            raise WorkloadError(f"workload.micro_batch_size={most}: a forward pass needs at least one sample")
         if most is not None and self.settings.invariant and largest > most:
             raise WorkloadError(
                 f"workload.micro_batch_size={most}, and train.micro_batches={self.settings.micro_batches} makes "

@@ -51,8 +51,6 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
     A fair share depends on the number of ranks, and the order of sums within an operation on the threads; so
     `invariant` takes one thread instead of it.
     """
-    if threads is not None and threads < 1:
-        raise WorkloadError(f"workload.threads={threads}: a rank needs at least one")
     told = os.environ.get("OMP_NUM_THREADS", "")
     share = 1 if invariant else len(os.sched_getaffinity(0)) // env.local_world_size
     count = threads or (int(told) if told.isdecimal() and int(told) else max(1, share))

@@ -17,7 +17,7 @@ from launcher.check import Partition, Queue
 from launcher.config import Cluster, Scheduler
 from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.errors import near
-from launcher.units import format_hours, format_size, format_time, parse_size, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time
 
 SHOWN = 30  # partitions or queues that are listed
 SLOW = 5.0  # seconds for one answer, from which on the scheduler is slow
@@ -136,7 +136,7 @@ def profile(cluster: Cluster, live: dict[str, int | None], where: str) -> Iterat
     try:
         stated = {
             "nodes": limits.nodes, "gpus_per_node": limits.gpus_per_node, "cpus_per_node": limits.cpus_per_node,
-            "mem_per_node": None if limits.mem_per_node is None else parse_size(limits.mem_per_node),
+            "mem_per_node": None if limits.mem_per_node is None else parse_memory(limits.mem_per_node),
             "time": None if limits.time is None else parse_time(limits.time),
         }  # fmt: skip
     except ValueError as error:

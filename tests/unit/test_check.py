@@ -11,13 +11,13 @@ from launcher.check import (
     NodeGroup,
     Partition,
     Queue,
-    check_batch,
     check_limits,
     check_names,
     check_nodes,
     check_partition,
     check_queue,
     check_sweep,
+    check_training,
 )
 from launcher.config import (
     P2P,
@@ -391,12 +391,35 @@ def test_the_defaults_of_every_workload_pass(kind: type[Workload]) -> None:
     plan = plan_of(workload=kind("w", "m:f", seed=0))
     check_names(plan)
     check_sweep(plan)
-    check_batch(plan)
+    check_training(plan)
+
+
+def test_a_limit_of_memory_without_a_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.limits of .*: '16' has no unit: write 16G, or 16M"):
+        check_limits(plan_of(), Limits(mem_per_node="16"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"epochs": 0}, "workload.epochs=0: it must be 1 or more"),
+        ({"micro_batch_size": 0}, "workload.micro_batch_size=0: it must be 1 or more"),
+        ({"log_every": 0}, "workload.log_every=0: it must be 1 or more"),
+        ({"threads": 0}, "workload.threads=0: it must be 1 or more"),
+        ({"lr": 0.0}, "workload.lr=0: it must be above 0"),
+        ({"lr": float("inf")}, "workload.lr=inf: it must be above 0"),
+        ({"bucket_mb": 0.0}, "workload.bucket_mb=0: it must be above 0"),
+    ],
+)
+def test_numbers_with_which_no_training_could_start_are_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_training(plan_of(workload=DDPMnist("w", "m:f", seed=0, **keys)))
+    assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", [DDPMnist, FSDPLm])
 def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> None:
     workload = kind("w", "m:f", seed=0, batch_size=7)
-    check_batch(plan_of(workload=workload, nodes=7))
+    check_training(plan_of(workload=workload, nodes=7))
     with pytest.raises(ConfigError, match=r"batch_size=7 leaves some of the 8 ranks without a sample: set it to 8"):
-        check_batch(plan_of(workload=workload, nodes=2, procs_per_node=4))
+        check_training(plan_of(workload=workload, nodes=2, procs_per_node=4))

@@ -42,6 +42,11 @@ first, second = bare, bare
     "pkg/opened.py": "from json import *\n",
     "pkg/lazily.py": "def __getattr__(name): return print\n",
     "pkg/broken.py": "def main(:\n",
+    "bare/train.py": "def helper(): pass\ndef main(lr=1): return {}\n",
+    "bare/deep/train.py": "def main(lr=1): return {}\n",
+    "both/__init__.py": "from . import mod\nfrom .train import train\n",
+    "both/mod.py": "",
+    "both/train.py": "def train(): return {}\n",
 }
 
 
@@ -171,6 +176,9 @@ def test_named_arguments_stand_behind_the_others(
         ("pkg.mod:Trainer.run", {}, "pkg.mod:Trainer.run"),
         ("pkg.opened:dumps", {}, "pkg.opened:dumps"),
         ("pkg.lazily:whatever", {}, "pkg.lazily:whatever"),
+        ("both.train", {}, "both:train"),  # the function has taken the module's place
+        ("bare.train.main", {}, "bare.train:main"),
+        ("bare.deep.train:main", {}, "bare.deep.train:main"),
         ("json:dumps", {"obj": 1}, "json:dumps"),
         ("math:sqrt", {}, "math:sqrt"),  # of C: nothing can be said
     ],
@@ -193,6 +201,21 @@ def test_a_function_is_found_without_importing_it(
         ("pkg.mod:main", {}, "main() needs lr, wd: add +workload.kwargs.lr=... +workload.kwargs.wd=..."),
         ("pkg.mod:bare", {"a": 1}, "bare() in {dir}/pkg/mod.py takes no argument 'a'. It takes none"),
         ("pkg.mod:by_position", {"a": 1}, "takes arguments by position"),
+        (
+            "bare.train",
+            {},
+            "workload.target=bare.train is a module: name a function in it, as in workload.target="
+            "bare.train:main. It has helper, main",
+        ),
+        ("bare.deep.train", {}, "workload.target=bare.deep.train is a module: name a function in it"),
+        ("bare:train", {}, "workload.target=bare:train is a module"),
+        ("bare.trian", {}, "there is no trian in the folder {dir}/bare. Did you mean train?"),
+        (
+            "pkg.mod",
+            {},
+            "workload.target=pkg.mod is a module: name a function in it, as in workload.target=pkg.mod:main",
+        ),
+        ("both.mod", {}, "workload.target=both.mod is a module"),
         ("pkg.broken:main", {}, "is no Python: {dir}/pkg/broken.py, line 1"),
     ],
 )
