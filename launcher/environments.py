@@ -22,16 +22,8 @@ import importlib.util, json, sys
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps([list(sys.version_info[:2]), missing]))
 """
-# What is sourced in a batch shell, in which sites do not always define `module`.
-MODULE = """\
-if ! type module >/dev/null 2>&1; then
-  for launcher_file in "${LMOD_PKG:+$LMOD_PKG/init/bash}" "${MODULESHOME:+$MODULESHOME/init/bash}" \\
-    /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/lmod/lmod/init/bash \\
-    /usr/share/Modules/init/bash /usr/share/modules/init/bash; do
-    if [ -r "$launcher_file" ]; then . "$launcher_file"; break; fi
-  done
-fi
-type module >/dev/null 2>&1"""
+# The job script looks for it first (templates/parts/setup.sh.j2), for batch shells do not always have it.
+MODULE = "type module >/dev/null 2>&1"
 # By its path alone: no `conda init`, which would want an interactive shell. In front of it stands ENVIRONMENT=PATH.
 ACTIVATE = """\
 if [ -d "$launcher_env/conda-meta" ]; then

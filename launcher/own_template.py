@@ -1,7 +1,8 @@
 """A template of the user's own (cluster.template): looked at before it is used, and compared with ours.
 
 Values are quoted for the shell wherever a template prints them. Within quotes of the template's own that would undo
-itself: in `"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be run. So it is refused.
+itself: in `"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be run. And in some places
+bash evaluates what a word comes to, quoted or not: `a[$(...)]` runs a command in arithmetic. So both are refused.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def require_sound(path: Path) -> None:
 
 
 def problems(path: Path) -> list[Problem]:
-    """What is wrong with a template whatever the plan: syntax, names that there are not, values within quotes. Those
+    """What is wrong with a template whatever the plan: syntax, unknown names, values that are not protected. Those
     of the user's own that it extends, includes or imports are looked at as well."""
     ours = resource("templates")
     wrong: list[Problem] = []
@@ -136,7 +137,7 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
             ours = [each.name for each in resource("templates").glob("*.j2")]
             hint = near(names[0], ours) or " One of your own is named by its whole path"
             wrong.append(Problem(path, line, f"there is no template {' or '.join(names)}.{hint}"))
-    return sorted([*wrong, *_within_quotes(environment, path, source)], key=lambda each: each.line)
+    return sorted([*wrong, *_unprotected(environment, path, source)], key=lambda each: each.line)
 
 
 def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
@@ -203,26 +204,46 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
     return place
 
 
-# -- values within quotes
+# -- values where quotes do not protect them
+
+# What a value follows on its line, and what bash makes of it there (man bash: ARITHMETIC EVALUATION, Arrays, Parameter
+# Expansion, QUOTING; the builtins that take a variable's name evaluate its subscript).
+_COMMAND = r"(?:^|[;&|({]|\b(?:then|do|else|if|while))\s*"
+EVALUATED = {
+    r"\$$": "behind a $",
+    r"\$\{[^}:]+:(?![-=+?])[^}]*$": "within ${x:...}",
+    r"\$\[[^\]]*$|[\w(]\[[^\]]*$|\[$": "within a[...]",
+    r"\[\[(?!.*\]\])": "within [[ ]]",
+    r"\s-v\s+$": "the name of a variable (-v)",
+    rf"{_COMMAND}let\s[^;&|]*$": "an argument of let",
+    rf"{_COMMAND}(declare|typeset|local|readonly)\s[^;&|]*-\w*i[^;&|]*$": "the value of an integer",
+    rf"{_COMMAND}(declare|typeset|local|readonly|unset|read|mapfile|readarray|eval)\s[^;&|]*(?<=\s)$":
+        "where bash evaluates a word",
+}  # fmt: skip
 
 
-def _within_quotes(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
+def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
+    """Values where the quotes that they get do not protect them; a number (`| int`) and what is no value but shell
+    code (`| raw`) may stand anywhere."""
     shell = ShellText()
     words: list[str] = []
-    inside = ""
+    inside = before = ""  # what the value is in; its line so far
     for line, kind, text in environment.lex(source):
         if kind == "data":
             shell.read(text)
+            before = (before + text).rpartition("\n")[2]
         elif kind == "variable_begin":
-            words, inside = [], shell.inside
+            evaluated = (where for pattern, where in EVALUATED.items() if re.search(pattern, before))
+            words, inside = [], f"within {shell.inside}" if shell.inside else next(evaluated, "")
         elif kind == "variable_end":
             shell.read("_")  # a word
+            before += "_"
             expression = "".join(words).strip()
-            if inside and not re.search(r"\|\s*int\s*$", expression):
+            if inside and not re.search(r"\|\s*(int|raw)\s*$", expression):
                 yield Problem(
                     path, line,
-                    f"{{{{ {expression} }}}} is within {inside}: values are quoted by the launcher, and quotes around "
-                    'one undo that. Leave them out ("a "{{ value }}" b"), or add `| int` to a number',
+                    f"{{{{ {expression} }}}} is {inside}: the quotes that the launcher puts around a value do not "
+                    'protect it there. Let it stand by itself ("a "{{ value }}" b"), or add `| int` to a number',
                 )  # fmt: skip
         else:
             words.append(text)

@@ -25,6 +25,8 @@ class ShellText:
             return "a here-document"
         if "`" in self._open:
             return "backquotes"
+        if self._inner == "((":
+            return "arithmetic"
         return {'"': "double quotes", "'": "single quotes", "$'": "single quotes"}.get(self._inner, "")
 
     @property

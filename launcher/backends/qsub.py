@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 # What a chunk's resource may be: no separators of a select statement, no quotes.
 RESOURCE = re.compile(r"[A-Za-z][\w-]*")
 VALUE = re.compile(r"""[^\s:+='",\\]+""")
+# qsub(1B): -l place=[arrangement][:sharing][:grouping], in any order.
+PLACE = re.compile(r"(^|:)(free|pack|scatter|vscatter|excl|shared|exclhost|group=[A-Za-z][\w-]*)(?=:|$)", re.ASCII)
+SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would begin another resource of the job
 
 # Options that make the job what it is, and what to do instead of setting them behind our back.
 TAKEN = {
@@ -32,6 +35,16 @@ TAKEN = {
     "C": "the script's lines would not count",
     "I": "the job has a script",
     "z": "the launcher finds its jobs by what qsub prints",
+}
+
+
+# What is within the value of an option that may stand more than once.
+TAKEN_WITHIN = {
+    "l": {"select": "use nodes and cluster.chunk", "place": "use cluster.place", "walltime": "use time"},
+    "W": {
+        "umask": "what the job prints is for nobody else",
+        "tolerate_node_failures": "use min_nodes",
+    },
 }
 
 
@@ -73,13 +86,20 @@ def options(request: Request) -> list[tuple[str, str | None]]:
     """Options in the order of the script, each with its value.
 
     Raises:
-        ConfigError: the name or the output's folder is none for PBS, or an extra option collides with ours.
+        ConfigError: a value is none for PBS, or would be more than one; or an extra option collides with ours.
     """
     if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
         raise ConfigError(
             f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
         )
     check_folder(request.output)
+    if not SELECT.fullmatch(request.select):
+        raise ConfigError(f"select={request.select!r}: a select statement has no blanks, quotes, commas or backslashes")
+    if request.place and PLACE.sub("", request.place):
+        raise ConfigError(
+            f"place={request.place!r} is no place statement: write pack, scatter, vscatter or free, then :excl, "
+            ":exclhost or :shared, then :group=RESOURCE, each of them only if need be"
+        )
     ours: list[tuple[str, str | None]] = [
         ("N", request.name),
         ("q", request.queue),
@@ -105,7 +125,13 @@ def options(request: Request) -> list[tuple[str, str | None]]:
             raise ConfigError(f"the qsub option -{option} cannot be among the directives: {TAKEN[option]}")
         if not re.fullmatch(r"[A-Za-z]", option):
             raise ConfigError(f"directives: {option!r} is not the letter of a qsub option")
+        for value in _values(request.directives[option]):
+            for name in {part.partition("=")[0].strip() for part in str(value).split(",")}:
+                if instead := TAKEN_WITHIN.get(option, {}).get(name):
+                    raise ConfigError(f"directives: -{option} {value}: {name} cannot be set: {instead}")
     for name, value in request.resources.items():
+        if value is not None and (instead := TAKEN_WITHIN["l"].get(name)):
+            raise ConfigError(f"{name}={value} cannot be among the resources of the job: {instead}")
         if value is not None and not (RESOURCE.fullmatch(name) and re.fullmatch(r"""[^\s,'"\\]+""", str(value))):
             raise ConfigError(
                 f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
@@ -118,8 +144,12 @@ def options(request: Request) -> list[tuple[str, str | None]]:
         if value is True:
             extra.append((option, ""))
         elif value is not None and value is not False:
-            extra += [(option, str(each)) for each in (value if isinstance(value, (list, tuple)) else [value])]
+            extra += [(option, str(each)) for each in _values(value)]
     return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
+
+
+def _values(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def check_folder(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from launcher.config import GpuDirective, ResumeHow, Scheduler
@@ -15,6 +16,7 @@ FAMILIES = (
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"requeue", "no-requeue"},
 )
+GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would begin something else in a gres
 WARNED = 600  # seconds of wall time from which on Slurm's warning signal is asked for
 # Options that make the run what it is, and what to do instead of setting them behind the launcher's back.
 TAKEN = {
@@ -42,7 +44,8 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         folder: where what it prints goes; None: the run's directory.
 
     Raises:
-        ConfigError: an extra option of the profile collides with a key of the launcher.
+        ConfigError: an extra option of the profile collides with a key of the launcher, or a value would be more
+            than one.
     """
     pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
     ours: dict[str, Any] = {
@@ -73,8 +76,9 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         "no-kill": True if plan.min_nodes < plan.nodes else None,
     }
     for option in plan.directives:
-        if option in TAKEN:
-            raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[option]}")
+        # sbatch takes the beginning of an option for it (man 3 getopt_long).
+        if taken := next((name for name in TAKEN if name.startswith(option)), None):
+            raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[taken]}")
         for family in FAMILIES:
             if option in family:
                 ours = {name: value for name, value in ours.items() if name not in family}
@@ -90,6 +94,8 @@ def cpus_per_task(plan: JobPlan) -> int:
 def _gpus(plan: JobPlan) -> dict[str, str]:
     if not plan.gpus_per_node or plan.gpu_directive == GpuDirective.none.value:
         return {}
+    if plan.gpu_type and not GPU_TYPE.fullmatch(plan.gpu_type):
+        raise ConfigError(f"cluster.gpu_type={plan.gpu_type}: a type of GPU has letters, digits and _ . + - only")
     count = f"{plan.gpu_type}:{plan.gpus_per_node}" if plan.gpu_type else str(plan.gpus_per_node)
     return {"gres": f"gpu:{count}"} if plan.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
 

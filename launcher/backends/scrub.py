@@ -15,6 +15,8 @@ OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
     r"|((LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_ADDR|MASTER_PORT)$"
 )
+# A function that bash exports: it would take the place of any command of the job's script.
+FUNCTIONS = re.compile(r"BASH_FUNC_")
 # Where the configuration of a scheduler is, and settings that are nobody's place.
 KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
@@ -34,7 +36,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What is left, and the names of what was dropped."""
+    """What is left, and the names of what was dropped, but for functions: `module` is one of nearly everybody."""
 
     environment: dict[str, str]
     dropped: tuple[str, ...]
@@ -66,4 +68,5 @@ def _without(environ: Mapping[str, str], kept: set[str], own: set[str], *, sched
         if name not in KEPT | kept
         and (name in own or OF_LAUNCHERS.match(name) or (schedulers and OF_SCHEDULERS.match(name)))
     }
-    return Scrubbed({name: value for name, value in environ.items() if name not in dropped}, tuple(sorted(dropped)))
+    left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
+    return Scrubbed(left, tuple(sorted(dropped)))

@@ -40,7 +40,6 @@ UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node d
 OF_NODE = re.compile(r"HOSTNAME|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
 OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-FUNCTION = re.compile(r"BASH_FUNC_([\w:.+-]+)%%", re.ASCII)
 
 SCRIPT = """\
 # pbsdsh runs this on every node: bash task.sh TASK NODE
@@ -91,15 +90,12 @@ kill -KILL "$launcher_watch"
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Shell text that makes a task's environment this one, except for what is its node's own. Pure."""
+    """Shell text that makes a task's environment this one, but for its node's own variables and for functions. Pure."""
     lines = []
     for name, value in environ.items():
         if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):
             unless_set = f"[ -v {name} ] || " if OF_NODE.fullmatch(name) else ""
             lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
-    for name, value in environ.items():  # last, for one that does not parse would hide the rest
-        if (match := FUNCTION.fullmatch(name)) and value.startswith("() {"):
-            lines.append(f"{match[1]} {value}\nexport -f {match[1]}\n")
     return "".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,60 @@ def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str,
 )  # fmt: skip
 def test_values_outside_of_quotes_are_fine(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text}\n{{% endblock %}}\n")
+    assert own_template.problems(Path(path)) == []
+
+
+def ran(folder: Path, source: str, value: str) -> bool:
+    """Whether a value of a template ran as a command where it stands."""
+    template = render.environment().from_string(source)
+    script = template.render(value=value)
+    subprocess.run(["/bin/bash", "-c", f"a=(1 2)\n{script}"], cwd=folder, capture_output=True, check=False, timeout=30)
+    pwned = folder / "pwned"
+    there = pwned.exists()
+    pwned.unlink(missing_ok=True)
+    return there
+
+
+# From a session in which 17 of such places ran something.
+EVALUATES = [
+    "echo $(( {{ value }} ))", "echo $((1 + {{ value }} * 2))", "(( x = {{ value }} ))",
+    "x=$(( $(( {{ value }} )) ))", "for ((i = 0; i < {{ value }}; i++)); do break; done", "let x={{ value }}",
+    "let {{ value }}", "let x=1 y={{ value }}", "true && let x={{ value }}", "echo ${a[{{ value }}]}",
+    "a[{{ value }}]=1", "b=([{{ value }}]=1)", "b=([0]=1 [{{ value }}]=2)", "[[ {{ value }} -eq 1 ]]",
+    "[[ 1 -lt {{ value }} ]]", "[[ -v {{ value }} ]]", "[ -v {{ value }} ]", "test -v {{ value }}",
+    "unset {{ value }}", "declare -i x={{ value }}", "declare {{ value }}=1", "f() { local -i x={{ value }}; }; f",
+    "printf -v {{ value }} x", "read {{ value }} <<<1", "echo ${a:{{ value }}}", "echo ${IFS:{{ value }}:1}",
+    "echo $[ {{ value }} ]", "echo ${{ value }}", "eval {{ value }}",
+]  # fmt: skip
+COMMANDS = ["a[$(touch pwned)]", "$(touch pwned)", "\\'\\';touch pwned;\\'", "0;touch pwned"]
+
+
+@pytest.mark.parametrize("text", EVALUATES)
+def test_a_value_that_bash_would_evaluate_is_refused(tmp_path: Path, text: str) -> None:
+    assert any(ran(tmp_path, text, value) for value in COMMANDS), "there is no danger here"
+    path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.name')}\n{{% endblock %}}\n")
+    (problem,) = own_template.problems(Path(path))
+    assert "the quotes that the launcher puts around a value do not protect it there" in str(problem)
+    path = write(
+        tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.time | int')}\n{{% endblock %}}\n"
+    )
+    assert own_template.problems(Path(path)) == []
+
+
+# Words that bash takes as they are.
+SAFE = [
+    "x={{ value }}", "local={{ value }}; export x={{ value }}", "readonly x={{ value }}",
+    "f() { local x={{ value }}; }; f", "[ {{ value }} = b ]", "[ {{ value }} -eq 1 ]", "echo $((1 + 2)) {{ value }}",
+    "a[0]={{ value }}", "b=({{ value }})", "echo ${HOME} {{ value }}", "echo ${x:-{{ value }}} ${x-{{ value }}}",
+    "[[ -n x ]] && echo {{ value }}", "case {{ value }} in x) ;; esac", "unset x; echo {{ value }}",
+    "echo let {{ value }}", "cat <<<{{ value }}", "for x in {{ value }}; do :; done", "printf -v x {{ value }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SAFE)
+def test_a_value_that_bash_takes_as_it_is_is_fine(tmp_path: Path, text: str) -> None:
+    assert not any(ran(tmp_path, text, value) for value in COMMANDS)
+    path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.name')}\n{{% endblock %}}\n")
     assert own_template.problems(Path(path)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,32 @@ def test_none_drops_an_option(option: str) -> None:
 def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"the qsub option -{option} cannot be among the directives: ."):
         options(request(directives={option: value}))
+
+
+@pytest.mark.parametrize(("fields", "told"), [
+    ({"place": "scatter,walltime=999:00:00"}, "is no place statement"),
+    ({"place": "scatter:ncpus=9"}, "is no place statement"),
+    ({"place": "everywhere"}, "is no place statement"),
+    ({"place": "scatterexcl"}, "is no place statement"),
+    ({"place": "scatter:"}, "is no place statement"),
+    ({"select": "2:ncpus=4,walltime=999:00:00"}, "a select statement has no blanks, quotes, commas"),
+    ({"select": "2:ncpus=4 -W umask=000"}, "a select statement has no blanks"),
+    ({"directives": {"W": "umask=000"}}, "-W umask=000: umask cannot be set: what the job prints is for nobody else"),
+    ({"directives": {"W": ["block=true", "group_list=a, umask = 0"]}}, "umask cannot be set"),
+    ({"directives": {"W": "tolerate_node_failures=none"}}, "use min_nodes"),
+    ({"directives": {"l": "walltime=999:00:00"}}, "walltime cannot be set: use time"),
+    ({"directives": {"l": "mem=1gb,select=9"}}, "select cannot be set: use nodes"),
+    ({"resources": {"walltime": "999:00:00"}}, "walltime=999:00:00 cannot be among the resources of the job: use time"),
+    ({"resources": {"select": 9}}, "select=9 cannot be among the resources of the job: use nodes"),
+])  # fmt: skip
+def test_a_value_is_one_value_and_changes_nothing_else(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        options(request(**fields))
+
+
+@pytest.mark.parametrize("place", ["free", "pack:excl", "vscatter:shared", "excl", "scatter:exclhost:group=rack", None])
+def test_place_statements_of_the_manual(place: str | None) -> None:
+    assert place is None or ("l", f"place={place}") in options(request(place=place))
 
 
 @pytest.mark.parametrize("option", ["", "mm", "-m", "m ", "1", "é", "Wblock", "m\n", "l=a"])

@@ -77,7 +77,7 @@ def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler
     assert not list(tmp_path.rglob("pwned"))
 
 
-TEXTS = ("name", "run_id", "cluster", "partition", "account", "constraint", "gpu_type", "exclude")
+TEXTS = ("name", "run_id", "cluster", "partition", "account", "constraint", "exclude")
 
 
 def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:

@@ -100,6 +100,20 @@ def test_a_profiles_extra_option_replaces_ours_of_its_family(
         assert len(family & options.keys()) <= 1
 
 
+@pytest.mark.parametrize("gpu_type", ["a:8,gpu:b", "a,gpu", "a b", "a=b", "a:8", "é"])
+@pytest.mark.parametrize("dialect", [GpuDirective.gres, GpuDirective.gpus_per_node])
+def test_a_type_of_gpu_asks_for_nothing_else(dialect: GpuDirective, gpu_type: str) -> None:
+    plan = plan_of(gpus_per_node=1, cluster={"gpu_directive": dialect, "gpu_type": gpu_type})
+    with pytest.raises(ConfigError, match=f"cluster.gpu_type={gpu_type}: a type of GPU has letters"):
+        directives(plan, "token")
+
+
+@pytest.mark.parametrize("option", ["outp", "open", "tim", "arr", "ntasks-per", "node"])
+def test_the_beginning_of_an_option_is_that_option(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"cluster.directives.{option} cannot be set"):
+        directives(plan_of(cluster={"directives": {option: "x"}}), "token")
+
+
 @pytest.mark.parametrize("option", TAKEN)
 @pytest.mark.parametrize("value", ["x", None])
 def test_what_makes_the_run_what_it_is_cannot_be_replaced(option: str, value: str | None) -> None:

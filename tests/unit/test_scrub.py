@@ -40,6 +40,15 @@ def test_in_a_held_allocation_the_schedulers_variables_stay() -> None:
     assert scrubbed.dropped == tuple(sorted(LAUNCHERS))
 
 
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+def test_functions_that_bash_exports_are_handed_on_to_nobody(scheduler: Scheduler) -> None:
+    """One named `cd`, or as a variable of the script, would run in its place."""
+    functions = dict.fromkeys(["BASH_FUNC_cd%%", "BASH_FUNC_module%%", "BASH_FUNC_code()"], "() { :; }")
+    scrubbed = job_environment({**USERS, **functions}, plan_of(cluster={"scheduler": scheduler}))
+    assert not functions.keys() & scrubbed.environment.keys()
+    assert scrubbed.dropped == (), "everybody has some, and nobody need hear of it"
+
+
 def test_a_clean_environment_is_handed_on_as_it_is() -> None:
     scrubbed = job_environment(USERS, plan_of())
     assert (scrubbed.environment, scrubbed.dropped) == (USERS, ())
