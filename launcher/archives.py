@@ -22,7 +22,7 @@ from typing import IO, Any
 from launcher import environments, run_files
 from launcher.checksum import digest_of
 from launcher.errors import ConfigError, RunError
-from launcher.node.archive import SUFFIXES
+from launcher.node.archive import SUFFIXES, ArchiveError, Members
 from launcher.paths import user_cache_dir
 from launcher.runs import write
 
@@ -97,14 +97,14 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     if archive.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{archive} would be within {folder}: write it elsewhere")
     seconds = import_seconds(folder / "bin/python")
-    part = archive.with_name(run_files.temporary_name(archive.name))
+    part, members = archive.with_name(run_files.temporary_name(archive.name)), Members()
     try:
         with _compressed(part, archive.name) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
             for path in sorted(folder.rglob("*")):
                 if not any(each in f"/{path.relative_to(folder)}" for each in LEFT_OUT):
-                    tar.add(path, str(path.relative_to(folder)), recursive=False)
+                    tar.add(path, str(path.relative_to(folder)), recursive=False, filter=members.allowed)
         part.replace(archive)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, ArchiveError) as error:
         part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
     told = {

@@ -24,10 +24,10 @@ import stat
 import subprocess
 import sys
 import tarfile
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
@@ -70,71 +70,122 @@ def _usable(folder: str) -> bool:
         return False
 
 
-class _Hashed:
-    """A file that is read once, and the checksum of what was read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.digest.update(data)
-        return data
-
-    def finish(self) -> str:
-        while self.read(PIECE):
-            pass
-        return self.digest.hexdigest()
-
-
 def unpack(archive: Path, folder: Path, digest: str) -> None:
-    """Unpacks into a new folder.
+    """Unpacks into a new folder: a private copy of the archive, whose checksum has been compared.
 
     Raises:
-        ArchiveError: it is another archive than `digest` (sha256) says, or damaged, or cannot be read.
+        ArchiveError: it is another archive than `digest` (sha256) says, or damaged, or cannot be read, or one of its
+            files would be outside of the folder.
         OSError: the disk is full, say.
     """
     folder.mkdir(mode=0o700)
-    safely: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
-    with open(archive, "rb") as file:
-        source = _Hashed(file)
-        try:
-            with _plain(archive, source) as (stream, mode), tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
-                # Links out of it (bin/python) are wanted, files out of it are not.
-                tar.extractall(folder, **safely)  # noqa: S202  the user's own
-        except (tarfile.TarError, EOFError, subprocess.SubprocessError) as error:
-            raise ArchiveError(f"{archive} (env.archive) cannot be unpacked: {error}") from None
-        if source.finish() != digest:
+    with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
+        found = hashlib.sha256()
+        while piece := file.read(PIECE):
+            found.update(piece)
+            copy.write(piece)
+        if found.hexdigest() != digest:
             raise ArchiveError(f"{archive} (env.archive) is another one than when the run was submitted: `resume` it")
+        copy.seek(0)
+        members = Members()
+        # Whatever the filters of this Python's tarfile miss (CVE-2025-4517), `Members` has refused.
+        filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        try:
+            with _plain(archive, copy) as (stream, mode), tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
+                tar.extractall(folder, members=members.of(tar), **filters)  # noqa: S202  each is looked at
+            for name, target in members.interpreters.items():
+                (folder / name).symlink_to(target)
+        except (tarfile.TarError, EOFError, subprocess.SubprocessError, ArchiveError) as error:
+            raise ArchiveError(f"{archive} (env.archive) cannot be unpacked: {error}") from None
+
+
+class Members:
+    """The members of an archive that may be extracted, by their names alone: none of them is outside of the folder.
+
+    | member | |
+    |---|---|
+    | a file or a folder | extracted |
+    | a link to what is inside | extracted |
+    | `bin/python*`, a link to a Python that is elsewhere, as in a venv (PEP 405) | made when all else is there |
+    | an absolute name, or one with `..` | refused |
+    | a member within a link, or a second one of a link's name | refused |
+    | any other link that leaves; a hard link to what is no file of the archive | refused |
+    | a device, a FIFO | refused |
+
+    Attributes:
+        interpreters: targets of the links to a Python that is elsewhere, by name.
+    """
+
+    def __init__(self) -> None:
+        self.interpreters: dict[str, str] = {}
+        self._links: set[PurePosixPath] = set()
+        self._files: set[PurePosixPath] = set()
+
+    def of(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+        """
+        Raises:
+            ArchiveError: a member is refused.
+        """
+        for member in map(self.allowed, tar):
+            if str(PurePosixPath(member.name)) not in self.interpreters:
+                yield member
+
+    def allowed(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
+        """The next member.
+
+        Raises:
+            ArchiveError: it is refused.
+        """
+        if problem := self._problem(member):
+            raise ArchiveError(f"{member.name} {problem}")
+        return member
+
+    def _problem(self, member: tarfile.TarInfo) -> str | None:
+        """Why a member, the next one, is refused; None: it is not."""
+        name = PurePosixPath(member.name)
+        if not _inside(name):
+            return "would be outside of the folder"
+        if not self._links.isdisjoint([name, *name.parents]):
+            return "would be within a link, or in its place"
+        if member.isfile():
+            self._files.add(name)
+        elif member.issym():
+            self._links.add(name)
+            if not _inside(name.parent / member.linkname):
+                if not name.match("bin/python*"):
+                    return f"is a link that leaves the folder, to {member.linkname}"
+                self.interpreters[str(name)] = member.linkname
+        elif member.islnk():
+            if PurePosixPath(member.linkname) not in self._files:
+                return f"is a hard link to {member.linkname}, which is no file of the archive"
+            self._files.add(name)
+        elif not member.isdir():
+            return "is neither a file nor a folder nor a link"
+        return None
+
+
+def _inside(path: PurePosixPath) -> bool:
+    """Whether a path from a folder stays in it. Pure."""
+    return not path.is_absolute() and os.path.normpath(path).split("/")[0] != ".."
 
 
 @contextlib.contextmanager
-def _plain(archive: Path, source: _Hashed) -> Iterator[tuple[object, str]]:
+def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
     """What tarfile reads, and how."""
     if archive.suffix != ".zst":
         yield source, "r|gz" if archive.suffix in (".gz", ".tgz") else "r|"
         return
     if shutil.which("zstd") is None:
-        raise ArchiveError(f"{archive} (env.archive) needs the command zstd, which is not on PATH: pack it as .tar.gz")
-    process = subprocess.Popen(["zstd", "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
+        raise ArchiveError("it needs the command zstd, which is not on PATH: pack it as .tar.gz")
+    process = subprocess.Popen(["zstd", "-dcq"], stdin=source, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    feeder = threading.Thread(target=_feed, args=(source, process.stdin))
-    feeder.start()
     try:
         with process.stdout:
             yield process.stdout, "r|"
     finally:
-        feeder.join()
         process.wait()
     if process.returncode > 0:
         raise tarfile.ReadError(f"zstd ended with {process.returncode}")
-
-
-def _feed(source: _Hashed, sink: IO[bytes]) -> None:
-    with contextlib.suppress(BrokenPipeError), sink:  # it has ended before
-        while piece := source.read(PIECE):
-            sink.write(piece)
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from launcher import archives, environments
 from launcher.cli import commands
 from launcher.config import Env
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, RunError
 from launcher.inputs import Inputs
 from launcher.node import archive
 from launcher.plan import JobPlan, make_plan
@@ -43,7 +45,7 @@ def environment(tmp_path: Path) -> Path:
     (folder / "bin/python").write_text(PYTHON)
     (folder / "bin/python").chmod(0o755)
     (folder / "bin/python3").symlink_to("python")
-    (folder / "bin/base").symlink_to("/usr/bin/env")  # as a venv's python is a link out of it
+    (folder / "bin/python3.99").symlink_to("/usr/bin/env")  # as a venv's python is a link out of it
     (folder / "bin/activate").touch()
     return folder
 
@@ -58,7 +60,7 @@ def test_what_is_packed_is_unpacked(environment: Path, tmp_path: Path, suffix: s
     archive.unpack(packed, tmp_path / "out", told["sha256"])
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
     assert os.access(tmp_path / "out/bin/python3", os.X_OK)
-    assert os.readlink(tmp_path / "out/bin/base") == "/usr/bin/env"
+    assert os.readlink(tmp_path / "out/bin/python3.99") == "/usr/bin/env"
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
 
 
@@ -81,15 +83,81 @@ def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Pa
         archive.unpack(packed, tmp_path / "out", digest)
 
 
-def test_files_outside_of_it_are_not_written(tmp_path: Path) -> None:
-    if not hasattr(tarfile, "tar_filter"):
-        pytest.skip("this Python's tarfile has no filters")
+def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, to
+    return found
+
+
+LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+LONG = "/".join(["d" * 200] * 16)
+
+
+@pytest.mark.parametrize(("members", "told"), [
+    ([member("../escaped")], "../escaped would be outside of the folder"),
+    ([member("{outside}/escaped")], "/escaped would be outside of the folder"),
+    ([member("a/../../escaped")], "would be outside of the folder"),
+    ([member("a", LINK, ".."), member("a/escaped")], "a is a link that leaves the folder, to .."),
+    ([member("a", LINK, "{outside}"), member("a/escaped")], "a is a link that leaves the folder"),
+    ([member("a/b", LINK, "../..")], "is a link that leaves the folder, to ../.."),
+    ([member("bin/python", LINK, "{outside}"), member("bin/python/escaped")], "would be within a link"),
+    ([member("bin/python", LINK, "{outside}/escaped"), member("bin/python")], "within a link, or in its place"),
+    ([member("a", LINK, "b"), member("a/escaped")], "a/escaped would be within a link"),
+    ([member("a", HARD, "{outside}/theirs"), member("a")], "a is a hard link to"),
+    ([member("a", HARD, "../theirs"), member("a")], "a is a hard link to ../theirs, which is no file of the archive"),
+    ([member("bin/python", LINK, "{outside}/theirs"), member("a", HARD, "bin/python")], "a is a hard link"),
+    # CVE-2025-4517: a path too long for realpath, which then does not see the link in it.
+    ([member(LONG, tarfile.DIRTYPE), member("s", LINK, LONG), member("s/up", LINK, "../" * 18), member("s/up/escaped")],
+     "s/up would be within a link"),
+    ([member("a", tarfile.FIFOTYPE)], "a is neither a file nor a folder nor a link"),
+    ([member("a", tarfile.CHRTYPE)], "a is neither a file nor a folder nor a link"),
+])  # fmt: skip
+def test_what_would_be_outside_of_it_is_refused(tmp_path: Path, members: list[tarfile.TarInfo], told: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "theirs").write_text("theirs")
     with tarfile.open(tmp_path / "bad.tar", "w") as tar:
-        (tmp_path / "x").touch()
-        tar.add(tmp_path / "x", "../escaped")
-    with pytest.raises(archive.ArchiveError, match="cannot be unpacked"):
-        archive.unpack(tmp_path / "bad.tar", tmp_path / "out", "")
-    assert not (tmp_path / "escaped").exists()
+        for each in members:
+            each.name, each.linkname = (text.format(outside=outside) for text in (each.name, each.linkname))
+            each.size = 4 if each.isfile() else 0
+            tar.addfile(each, io.BytesIO(b"ours"))
+    with pytest.raises(archive.ArchiveError, match="cannot be unpacked") as refusal:
+        archive.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
+    assert told in str(refusal.value)
+    assert [path.name for path in outside.iterdir()] == ["theirs"] and (outside / "theirs").read_text() == "theirs"
+    assert not [*tmp_path.rglob("escaped")]
+
+
+def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path: Path) -> None:
+    digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
+    with tarfile.open(tmp_path / "env.tar", "w") as tar:
+        tar.addfile(member("evil"))
+    with pytest.raises(archive.ArchiveError, match="is another one than when the run was submitted"):
+        archive.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_what_could_not_be_unpacked_is_not_packed(environment: Path, tmp_path: Path) -> None:
+    (environment / "lib/cache").symlink_to("/var/cache")
+    with pytest.raises(RunError, match="lib/cache is a link that leaves the folder, to /var/cache"):
+        archives.pack(environment, tmp_path / "env.tar")
+    assert not [*tmp_path.glob("*.tar")] and not [*tmp_path.glob(".*.tar*")]
+
+
+def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "env.tar"
+    digest = archives.pack(environment, packed)["sha256"]
+    real = tarfile.open
+
+    def exchanged(*args: Any, **options: Any) -> Any:
+        packed.write_bytes(b"something else")
+        return real(*args, **options)
+
+    monkeypatch.setattr(tarfile, "open", exchanged)
+    archive.unpack(packed, tmp_path / "out", digest)
+    assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
 
 
 def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
