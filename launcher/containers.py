@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config import Config, Env, Runtime
 from launcher.errors import ConfigError
 from launcher.node import container
+from launcher.own_module import own_module
 
 if TYPE_CHECKING:
     from launcher.plan import JobPlan
@@ -86,9 +87,9 @@ def node_command(plan: JobPlan) -> list[str]:
         ConfigError: a folder of the run cannot be seen in a container.
     """
     if plan.archive is not None:
-        return [plan.python, "-m", "launcher.node.archive"]
+        return [plan.python, *own_module("launcher.node.archive")]
     if plan.container is None:
-        return [plan.node_python, "-u", "-m", "launcher.node"]
+        return [plan.node_python, "-u", *own_module("launcher.node")]
     for folder in container.folders(plan):
         if "," in folder or ":" in folder:
             raise ConfigError(
@@ -96,8 +97,8 @@ def node_command(plan: JobPlan) -> list[str]:
                 "colon: choose another one"
             )
     if _pyxis(plan):
-        return [*container.python_inside(plan), "-m", "launcher.node"]
-    return [plan.python, "-m", "launcher.node.container"]
+        return [*container.python_inside(plan), *own_module("launcher.node")]
+    return [plan.python, *own_module("launcher.node.container")]
 
 
 def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:

@@ -44,10 +44,10 @@ PARTS = {
     "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
     "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
     "sign of life": (r"touch -c \"\$lease\"", "the lease counts as a dead job's after 90 s"),
-    "waiting": (r"-m launcher\.node\.after ", "it does not wait for other runs (after)"),
-    "ranks": (r"-m launcher\.node(\.archive|\.container)? \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
+    "waiting": (r" launcher\.node\.after ", "it does not wait for other runs (after)"),
+    "ranks": (r" launcher\.node(\.archive|\.container)? \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
     "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),
-    "going on": (r"-m launcher\.node\.again ", "it does not go on after a stop (requeue, resubmit)"),
+    "going on": (r" launcher\.node\.again ", "it does not go on after a stop (requeue, resubmit)"),
     "secrets removed": (r"rm -f \"\$LAUNCHER_SECRETS_FILE\"", "the file with the secrets stays"),
     "exit code": (r"^exit \"\$code\"$", "the scheduler does not see how it ended"),
 }

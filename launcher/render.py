@@ -18,6 +18,7 @@ from launcher import __version__, containers, environments, secret, shared_files
 from launcher.backends import qsub, sbatch
 from launcher.config import Scheduler
 from launcher.errors import ConfigError
+from launcher.own_module import own_module
 from launcher.paths import resource
 from launcher.plan import CONTROL, JobPlan
 from launcher.shared_folder import SEEN
@@ -121,8 +122,8 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "secrets_file": _secrets_file(plan, array),
         "start": _start(plan),
         "node": command(containers.node_command(plan)),
-        "again": command([plan.python, "-m", "launcher.node.again"]),
-        "after": command([plan.python, "-m", "launcher.node.after"]),
+        "again": command([plan.python, *own_module("launcher.node.again")]),
+        "after": command([plan.python, *own_module("launcher.node.after")]),
         "seconds": plan.time,
         "lease_patience": LEASE_PATIENCE,
         "lease_beat": LEASE_BEAT,
@@ -195,7 +196,7 @@ def spawn(
             raise ConfigError(
                 f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
             ) from None
-    return command([python, "-m", "launcher.node.spawn", *options, nodes, tasks_per_node, grace])
+    return command([python, *own_module("launcher.node.spawn"), *options, nodes, tasks_per_node, grace])
 
 
 def command(words: Sequence[Any]) -> Raw:

@@ -27,6 +27,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.inputs import Inputs
 from launcher.interrupts import Interrupted, held_back
 from launcher.live import queries, read
+from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.plan import JobPlan, check_name
 from launcher.runs import Run, only_submitter, token_of
@@ -474,6 +475,6 @@ def start_here(sweep: Sweep) -> None:
     output = os.open(sweep.path / "points.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(output, "wb") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "launcher.backends.points", str(sweep.path)],
+            [sys.executable, *own_module("launcher.backends.points"), str(sweep.path)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from launcher import __version__, paths, render
 from launcher.backends import qsub
 from launcher.errors import ConfigError, near
+from launcher.own_module import own_module
 from launcher.render import Raw
 from launcher.units import parse_size, parse_time
 
@@ -160,7 +161,7 @@ class Parameters:
                 Raw(python), self.nodes, self.tasks_per_node, GRACE,
                 starter="mpiexec" if self.mpiexec else "pbsdsh", mpiexec=self.mpiexec, go_on=True,
             ),
-            node=render.command([Raw(python), "-u", "-m", "launcher.node.function"]),
+            node=render.command([Raw(python), "-u", *own_module("launcher.node.function")]),
             merge_output=self.stderr_to_stdout,
         )  # fmt: skip
 

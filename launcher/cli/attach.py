@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find, whole_number
 from launcher.errors import RunError
+from launcher.own_module import own_module
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -145,7 +146,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
 
         question = {"mode": "shell", "term": os.environ.get("TERM")}
         return sit_at(reach.enter(seen.plan, attempt, told["host"], rank, count, **question))
-    command = [sys.executable, "-m", "launcher.node.beside", "shell", str(file)]
+    command = [sys.executable, *own_module("launcher.node.beside"), "shell", str(file)]
     if way is reach.Way.SRUN:
         words = ("shell", str(file))
         command = reach.srun(seen.plan, told["host"], told["job"], *words, terminal=sys.stdin.isatty())

@@ -19,6 +19,7 @@ from launcher.backends.command import NOT_ON_PATH
 from launcher.errors import RunError
 from launcher.node import asked
 from launcher.node.handshake import Stranger, as_client
+from launcher.own_module import own_module
 from launcher.plan import JobPlan
 from launcher.runs import Attempt
 
@@ -62,7 +63,7 @@ def srun(plan: JobPlan, host: str, job: str, *words: str, terminal: bool) -> lis
     return [
         "srun", f"--jobid={job}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
         f"--chdir={plan.run_dir}", *(["--pty"] if terminal else ["--unbuffered"]),
-        plan.python, "-m", "launcher.node.beside", *words,
+        plan.python, *own_module("launcher.node.beside"), *words,
     ]  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def probe_torch(limit: float) -> Iterator[Finding]:
     """Imports torch in another process, which is ended after `limit` seconds."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", LOOK_AT_TORCH], capture_output=True, text=True, timeout=limit, check=False,
+            [sys.executable, "-c", LOOK_AT_TORCH], cwd="/", capture_output=True, text=True, timeout=limit, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

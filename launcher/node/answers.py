@@ -15,6 +15,7 @@ from typing import Any
 from launcher import runs
 from launcher.agent.hangs import Stacks
 from launcher.node import asked
+from launcher.own_module import own_module
 
 GONE = 0  # in the place of the process id of a rank that has ended: another process may have got its own
 
@@ -86,7 +87,7 @@ class Desk:
 
     def _serve(self, question: dict[str, Any], place: int) -> None:
         folder = asked.folder_of(self.attempt, question)
-        words = [sys.executable, "-m", "launcher.node.beside", "serve", str(folder), f"member-{place}"]
+        words = [sys.executable, *own_module("launcher.node.beside"), "serve", str(folder), f"member-{place}"]
         server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._servers.append(server)
 

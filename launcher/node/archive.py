@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from launcher.own_module import own_module
+
 HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
 TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
 PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # folders of the job, those on the node's own disk; else /tmp
@@ -327,7 +329,7 @@ def main(run_dir: str) -> int:
             where = f"{socket.gethostname()}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
             about = {"where": where, "unpacked": seconds, "of": plan.archive_of, "shared": plan.archive_import}
             environ[TOLD] = json.dumps(about)
-        words = [str(env / "bin/python"), "-u", "-m", "launcher.node", run_dir]
+        words = [str(env / "bin/python"), "-u", *own_module("launcher.node"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:
         return not_begun(plan, "archive", error)

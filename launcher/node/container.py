@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import environments
+from launcher.own_module import own_module
 
 if TYPE_CHECKING:
     from launcher.plan import JobPlan
@@ -187,7 +188,7 @@ def main(run_dir: str) -> int:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
         require_agent(words, environ, plan)
-        os.execvpe(words[0], [*words, "-m", "launcher.node", run_dir], environ)  # noqa: S606  words need no shell
+        os.execvpe(words[0], [*words, *own_module("launcher.node"), run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:
         return not_begun(plan, "container", error)
 

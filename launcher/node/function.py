@@ -42,6 +42,7 @@ def main(folder: str, *options: str) -> int:
         environment.tell_resubmission(os.environ["PBS_JOBID"])
     _clear_up(paths, first=environment.global_rank == 0)
     _name_payload(paths)
+    sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
     process_job(folder)
     return errors.DONE
 

@@ -24,6 +24,7 @@ from launcher import errors
 from launcher.agent import hangs
 from launcher.node import debug, pulse
 from launcher.node.events import Events, current_attempt
+from launcher.own_module import own_module
 from launcher.plan import JobPlan
 from launcher.worker import devices, handover, program, script
 
@@ -98,6 +99,7 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     from launcher.node import process_group  # and torch, which a rank that becomes a program does not need
 
     module, _, function = plan.entry.partition(":")
+    sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
     workload = getattr(importlib.import_module(module), function)
     agents.wait(plan.rendezvous_timeout)
     joining, collective = plan.rendezvous_timeout, plan.timeout
@@ -130,7 +132,7 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
     """What starts a rank in an interpreter of its own; the descriptors are to be inherited. Pure."""
     told = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
-    return [sys.executable, "-m", "launcher.worker.main", json.dumps(told)]
+    return [sys.executable, *own_module("launcher.worker.main"), json.dumps(told)]
 
 
 def main(told: str) -> int:

@@ -21,6 +21,7 @@ from launcher.config import Env
 from launcher.errors import ConfigError, RunError
 from launcher.inputs import Inputs
 from launcher.node import archive
+from launcher.own_module import own_module
 from launcher.plan import JobPlan, make_plan
 from launcher.runs import Run
 from tests.launch import ROOT
@@ -315,7 +316,7 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
     done = started(plan, tmp_path)
     assert done.returncode == 0, done.stderr
     env = tmp_path / f"local/launcher-{os.getuid()}-{plan.archive_digest[:16]}/env"
-    assert f"{env}/bin/python -u -m launcher.node {plan.run_dir}" in done.stdout
+    assert " ".join([f"{env}/bin/python", "-u", *own_module("launcher.node"), plan.run_dir]) in done.stdout
     assert f"VIRTUAL_ENV={env}\n" in done.stdout
     assert f"PATH={env}/bin:" in done.stdout
     assert "env.tar unpacked into" in done.stdout  # what is said once torch is imported

@@ -18,6 +18,7 @@ from launcher.node import asked, beside
 from launcher.node.answers import Desk, Process, initial_environment
 from launcher.node.answers import beside as place_of
 from launcher.node.handshake import Stranger, as_client
+from launcher.own_module import own_module
 from launcher.runs import Attempt, Run
 from tests.launch import until
 from tests.unit.plans import bare_plan
@@ -43,7 +44,7 @@ def test_srun_goes_beside_the_steps_that_run_and_takes_nothing_of_this_shells_jo
     plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src")
     command = reach.srun(plan, "node2", "12", "shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
-    assert command[-5:] == ["/venv/bin/python", "-m", "launcher.node.beside", "shell", "/runs/a b/x"]
+    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.node.beside"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
     assert reach.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
 

@@ -17,6 +17,7 @@ from launcher.config import DDPMnist, Env, Runtime, Scheduler
 from launcher.errors import ConfigError
 from launcher.inputs import Inputs
 from launcher.node import container
+from launcher.own_module import own_module
 from launcher.plan import JobPlan, make_plan
 from launcher.runs import Run
 from tests.launch import ROOT
@@ -131,7 +132,7 @@ def test_pyxis_is_told_by_srun() -> None:
         "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
         "--container-mounts=/runs:/runs,/home/me:/home/me,/code:/code,/a:/b:ro", "--container-workdir=/home/me",
     ]  # fmt: skip
-    words = ["sh", "-c", container.ENTER, "/home/me", "/code", "/opt/py", "-u", "-m", "launcher.node"]
+    words = ["sh", "-c", container.ENTER, "/home/me", "/code", "/opt/py", "-u", *own_module("launcher.node")]
     assert containers.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
     unset = " ".join(f"-u {name}" for name in container.BREAKING)
@@ -239,7 +240,9 @@ def test_the_agent_is_started_inside(tmp_path: Path) -> None:
     done = started(plan, **values)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:2] == [f"-u -m launcher.node {tmp_path}/runs/run-1", str(tmp_path / "work")]
+    assert lines[:2] == [
+        " ".join(["-u", *own_module("launcher.node"), f"{tmp_path}/runs/run-1"]), str(tmp_path / "work"),
+    ]  # fmt: skip
     assert {*(f"{name}={value}" for name, value in values.items()), "LAUNCHER_ATTEMPT=0"} <= set(lines)
     assert {"PYTHONPATH=/code", "PYTHONNOUSERSITE=1"} <= set(lines)
     assert not any(line.startswith("LD_LIBRARY_PATH") for line in lines)

@@ -14,6 +14,7 @@ from launcher import __version__, environments, snapshot
 from launcher.config import Env, Scheduler
 from launcher.errors import ConfigError
 from launcher.inputs import Inputs
+from launcher.own_module import own_module
 from launcher.plan import make_plan
 from launcher.render import setup_lines
 from launcher.runs import Run
@@ -129,7 +130,7 @@ def test_an_environment_is_activated_by_its_path(sandbox: Sandbox, kind: str) ->
     assert "PYTHONHOME" not in outcome.environment
     assert outcome.environment["VIRTUAL_ENV" if kind == "venv" else "CONDA_PREFIX"] == str(folder)
     assert outcome.environment.get("FROM_ACTIVATE_D") == (None if kind == "venv" else "yes")
-    assert outcome.arguments[-5:-1] == [f"{folder}/bin/python", "-u", "-m", "launcher.node"]
+    assert outcome.arguments[-6:-1] == [f"{folder}/bin/python", "-u", *own_module("launcher.node")]
 
 
 def test_an_environment_that_a_node_does_not_see_is_named(sandbox: Sandbox) -> None:

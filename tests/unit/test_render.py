@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from launcher import render
 from launcher.errors import ConfigError
+from launcher.own_module import own_module
 from launcher.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
@@ -72,8 +73,9 @@ def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler
     assert outcome.cwd == str(sandbox.work)
     assert outcome.environment["LAUNCHER_RUN_DIR"] == str(sandbox.run_dir)
     assert outcome.environment["PYTHONPATH"] == f"{sandbox.folder}/code"
-    assert outcome.arguments[-5:] == [*outcome.arguments[-5:-4], "-u", "-m", "launcher.node", str(sandbox.run_dir)]
-    assert outcome.arguments[-5].endswith(str(sandbox.python))
+    agent = ["-u", *own_module("launcher.node"), str(sandbox.run_dir)]
+    assert outcome.arguments[-len(agent) :] == agent
+    assert outcome.arguments[-len(agent) - 1].endswith(str(sandbox.python))
     assert not list(tmp_path.rglob("pwned"))
 
 

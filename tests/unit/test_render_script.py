@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.own_module import own_module
 from tests.unit.sandbox import Sandbox
 
 HOST = socket.gethostname()
@@ -37,14 +38,14 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
                    "--kill-on-bad-exit=1"]),
         ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
                         "--kill-on-bad-exit=1", "--overlap"]),
-        ("pbs", ["py thon", "-m", "launcher.node.spawn", "--pbsdsh", "2", "1", "35"]),
-        ("local", ["py thon", "-m", "launcher.node.spawn", "2", "1", "35"]),
+        ("pbs", ["py thon", *own_module("launcher.node.spawn"), "--pbsdsh", "2", "1", "35"]),
+        ("local", ["py thon", *own_module("launcher.node.spawn"), "2", "1", "35"]),
     ],
 )  # fmt: skip
 def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str, started: list[str]) -> None:
     plan = sandbox.plan(scheduler=scheduler, nodes=2, min_nodes=2, cpus_per_proc=3, grace=30)
     outcome = sandbox.execute(plan)
-    node = [str(sandbox.python), "-u", "-m", "launcher.node", str(sandbox.run_dir)]
+    node = [str(sandbox.python), "-u", *own_module("launcher.node"), str(sandbox.run_dir)]
     assert outcome.arguments == [*started, *node]
     assert outcome.cwd == str(sandbox.work)
 
