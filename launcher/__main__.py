@@ -74,5 +74,18 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def note_on_folder(folder: str = ".") -> str | None:
+    """What to say of `python -m launcher`, typed in a folder where others can leave modules; None: nobody can."""
+    try:
+        found = os.stat(folder)
+    except OSError:  # it is gone
+        return None
+    if found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o002:
+        return None
+    return "note: `python -m` imports modules from this folder, to which others can write: type `launcher` here"
+
+
 if __name__ == "__main__":
+    if note := note_on_folder():
+        print(note, file=sys.stderr)
     sys.exit(main())

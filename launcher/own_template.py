@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The parts of a script that are ours, by lines that only they have, and what a run is without them.
 PARTS = {
     "private files": (r"^umask 077$", "what the script writes can be read by others"),
-    "lease": (r"^until .*ln \"\$lease_of_mine\" \"\$lease\"", "two jobs of one run may run at once"),
+    "lease": (r"^until .*ln \"\$launcher_lease_of_mine\" \"\$launcher_lease\"", "two jobs of one run may run at once"),
     "attempts": (
         r"^until .*mkdir \"\$LAUNCHER_RUN_DIR/attempts/",
         "status, logs and resume do not know of the attempt",
@@ -43,7 +43,7 @@ PARTS = {
     "secrets that are there": (r"^if \[ ! -v \S+ \]; then$", "ranks begin without a secret that did not come along"),
     "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
     "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
-    "sign of life": (r"touch -c \"\$lease\"", "the lease counts as a dead job's after 90 s"),
+    "sign of life": (r"touch -c \"\$launcher_lease\"", "the lease counts as a dead job's after 90 s"),
     "waiting": (r" launcher\.node\.after ", "it does not wait for other runs (after)"),
     "ranks": (r" launcher\.node(\.archive|\.container)? \"\$LAUNCHER_RUN_DIR\"", "nothing starts the ranks"),
     "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),

@@ -159,7 +159,7 @@ def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
     if plan.secrets_dir is None:
         return None
     if array is not None:
-        return Raw(quote(secret.folder_of(plan.run_dir, plan.secrets_dir)) + '/"$element".sh')
+        return Raw(quote(secret.folder_of(plan.run_dir, plan.secrets_dir)) + '/"$launcher_element".sh')
     return Raw(quote(secret.file_of(plan.run_dir, plan.secrets_dir)))
 
 

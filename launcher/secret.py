@@ -31,6 +31,7 @@ PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-se
 FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
 FOLDER = "LAUNCHER_SECRETS_DIR"  # the user's own word on where such files are
 KEPT_OUT = "(secret)"  # in a record, instead of a value
+interpolated: dict[str, str] = {}  # keys of the config into which `${oc.env:NAME}` has come, and NAME
 LEAST = 8  # characters of a value that is looked for in other values; shorter ones would be found anywhere
 _VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
 _SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
@@ -107,6 +108,21 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
                     f"{key or 'the config'} has the value of {name}, a secret (env.secrets), and would be written to "
                     f"the run's record: leave it out, and read {name} from the environment where it is needed"
                 )
+
+
+def require_not_interpolated(patterns: Sequence[str]) -> None:
+    """Of the config that was composed last, however short the values are.
+
+    Raises:
+        ConfigError: a secret stands in a key other than a secret of cluster.environment.
+    """
+    for key, variable in interpolated.items():
+        own = key.removeprefix("cluster.environment.")
+        if public.secret(variable, patterns) and (own == key or not public.secret(own, patterns)):
+            raise ConfigError(
+                f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
+                f"leave it out, and read {variable} from the environment where it is needed"
+            )
 
 
 def _is_path(text: str) -> bool:

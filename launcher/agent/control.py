@@ -25,6 +25,7 @@ from launcher.agent.membership import Round, Rounds
 from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
+from launcher.node import interfaces
 from launcher.shared_files import Ok, exists
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
@@ -437,7 +438,8 @@ class Control:
         ports = rendezvous.candidate_ports(rendezvous.secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.me.index:
             if self._hub is None:
-                listener = rendezvous.listen(ports, rendezvous.LOOPBACK if self._loopback else "")
+                address = rendezvous.LOOPBACK if self._loopback else interfaces.address_of(self._hosts[leader])
+                listener = rendezvous.listen(ports, address)
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []

@@ -27,7 +27,7 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from launcher import run_files
+from launcher import run_files, secret
 from launcher.backends import pbs_query, qsub
 from launcher.backends.base import JobState, QueryError, SchedulerJob, parts
 from launcher.backends.detect import Kind, detect
@@ -38,6 +38,7 @@ from launcher.backends.pbs_environment import name_too, resubmissions
 from launcher.backends.scrub import pbs_environment
 from launcher.errors import ConfigError, UnavailableError
 from launcher.node.pbs_task import exports
+from launcher.public import SECRETS
 from launcher.runs import require_private
 from launcher.shared_files import known, read_text
 
@@ -279,7 +280,8 @@ class PBSExecutor(core.PicklingExecutor):
             raise
         try:
             job_id = submit_once(
-                lambda: self._pbs.submit(str(script), os.environ),
+                # A site's qsub may have -V. The function's own environment is in a file that nobody else can read.
+                lambda: self._pbs.submit(str(script), secret.without(os.environ, SECRETS)),
                 lambda: _told(told) or self._pbs.find(f"launcher-{uid}", parameters.name),
             )
         except Refused:

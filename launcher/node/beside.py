@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import pty
+import queue
 import random
 import select
 import signal
@@ -25,6 +26,7 @@ import socket
 import struct
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,9 +34,12 @@ from typing import Any, NoReturn
 from launcher.node import asked
 from launcher.node.answers import initial_environment
 from launcher.node.handshake import Stranger, as_server, exactly
+from launcher.node.interfaces import address_of
 
 COMES_WITHIN = 60.0  # seconds in which the client connects
 PROVES_WITHIN = 5.0  # seconds that a client has for its proof
+AT_ONCE = 64  # clients that may be proving at once
+LOOK = 0.1  # seconds between two looks whether one has
 PORTS = 20  # ports that are tried
 SECRET, SERVED = "secret", "served"  # files of FOLDER
 _FRAME = struct.Struct("!cI")
@@ -119,7 +124,8 @@ def _write(target: int, data: bytes) -> None:
 def _serve(folder: Path, name: str) -> int:
     told, secret = asked.read(folder / name), (folder / SECRET).read_bytes()
     question = json.loads((folder / "question").read_text())
-    listener = _listen(*question["ports"])
+    low, high = question["ports"]
+    listener = _listen(low, high, address_of(told["host"]))
     asked.answer(folder / SERVED, json.dumps({"port": listener.getsockname()[1], "host": socket.gethostname()}))
     client = _client(listener, secret)
     listener.close()
@@ -133,32 +139,50 @@ def _serve(folder: Path, name: str) -> int:
     return _terminal(client, told, question.get("term"))
 
 
-def _listen(low: int, high: int) -> socket.socket:
-    """A listener on a free port in [low, high], where the site's firewall lets ranks meet; else on any."""
-    six: dict[str, Any] = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+def _listen(low: int, high: int, address: str) -> socket.socket:
+    """A listener on a free port in [low, high], where the site's firewall lets ranks meet; else on any.
+
+    Args:
+        low, high: the ports.
+        address: of the interface; empty: all of them.
+    """
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     for port in [*random.sample(range(low, high + 1), min(PORTS, high + 1 - low)), 0]:
         with contextlib.suppress(OSError):
-            return socket.create_server(("", port), **six)
+            return socket.create_server((address, port), family=family, dualstack_ipv6=both)
     raise OSError("no port is free")
 
 
 def _client(listener: socket.socket, secret: bytes) -> socket.socket | None:
-    """The first one that proves that it knows the secret."""
-    give_up = time.monotonic() + COMES_WITHIN
-    while (left := give_up - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return None
+    """The first one that proves that it knows the secret; others may try at the same time."""
+    proved: queue.Queue[socket.socket] = queue.Queue()
+    trying = threading.BoundedSemaphore(AT_ONCE)
+
+    def prove(connection: socket.socket) -> None:
         connection.settimeout(PROVES_WITHIN)
         try:
             as_server(connection, secret)
         except (Stranger, OSError):
             connection.close()
+        else:
+            connection.settimeout(None)
+            proved.put(connection)
+        trying.release()
+
+    give_up = time.monotonic() + COMES_WITHIN
+    listener.settimeout(LOOK)
+    while time.monotonic() < give_up:
+        with contextlib.suppress(queue.Empty):
+            return proved.get_nowait()
+        if not trying.acquire(timeout=LOOK):
             continue
-        connection.settimeout(None)
-        return connection
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            trying.release()
+            continue
+        threading.Thread(target=prove, args=(connection,), daemon=True).start()
     return None
 
 

@@ -29,15 +29,15 @@ def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
 
 
 def as_server(connection: socket.socket, secret: bytes) -> None:
-    """Lets a client in. The connection's timeout is for all that it has to say.
+    """Lets a client in. The connection's timeout is for the whole exchange.
 
     Raises:
         Stranger: it does not know the secret; it has been told nothing.
         OSError: the connection broke, or its timeout is over.
     """
-    server, patience = secrets.token_bytes(SIZE), connection.gettimeout()
+    server, give_up = secrets.token_bytes(SIZE), _given_up(connection)
     connection.sendall(server)
-    answer = exactly(connection, 2 * SIZE, None if patience is None else time.monotonic() + patience)
+    answer = exactly(connection, 2 * SIZE, give_up)
     client, theirs = answer[:SIZE], answer[SIZE:]
     if not hmac.compare_digest(theirs, proof(secret, b"client", server + client)):
         raise Stranger("the other end does not know the secret")
@@ -45,15 +45,22 @@ def as_server(connection: socket.socket, secret: bytes) -> None:
 
 
 def as_client(connection: socket.socket, secret: bytes) -> None:
-    """Enters, if it is our server.
+    """Enters, if it is our server. The connection's timeout is for the whole exchange.
 
     Raises:
         Stranger, OSError: as for `as_server`.
     """
-    server, client = exactly(connection, SIZE), secrets.token_bytes(SIZE)
+    give_up = _given_up(connection)
+    server, client = exactly(connection, SIZE, give_up), secrets.token_bytes(SIZE)
     connection.sendall(client + proof(secret, b"client", server + client))
-    if not hmac.compare_digest(exactly(connection, SIZE), proof(secret, b"server", server + client)):
+    if not hmac.compare_digest(exactly(connection, SIZE, give_up), proof(secret, b"server", server + client)):
         raise Stranger("the other end does not know the secret")
+
+
+def _given_up(connection: socket.socket) -> float | None:
+    """When the timeout of a connection is over, by the monotonic clock."""
+    timeout = connection.gettimeout()
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def exactly(connection: socket.socket, size: int, give_up: float | None = None) -> bytes:

@@ -48,6 +48,29 @@ def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tu
     raise problem
 
 
+def address_of(name: str) -> str:
+    """The address of this machine that a name of its own stands for; empty: none or several, or only loopback.
+
+    Where `/etc/hosts` says 127.0.1.1, as on Debian, nobody else sees the name like this.
+    """
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    usable = [each for each in found if not each.startswith("127.") and each != "::1" and _is_mine(each)]
+    return usable[0] if len(found) == len(usable) == 1 else ""
+
+
+def _is_mine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 def _of_this_host() -> list[str]:
     """The addresses of this host's name, those of the loopback interface last.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -111,6 +112,21 @@ def test_all_files_are_private_and_nothing_unneeded_is_left(site: Site, tmp_path
     assert sum(name.startswith(".environment-") for name in hidden) == 1
     assert sum(name.endswith(".sh") for name in hidden) == len(hidden) == 4  # and a script for each qsub
     assert {path.stat().st_mode & 0o077 for path in folder.iterdir() if "result" not in path.name} == {0}
+
+
+def test_secrets_reach_the_function_and_not_qsub(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's qsub may hand its environment on (-V), to where `qstat -f` shows it to everybody."""
+    monkeypatch.setenv("MY_TOKEN", "for nobody else")
+    given: list[Mapping[str, str]] = []
+    send = PBS.submit
+
+    def seen(self: PBS, script: str, environment: Mapping[str, str], *arguments: str, **options: Any) -> str:
+        given.append(environment)
+        return send(self, script, environment, *arguments, **options)
+
+    monkeypatch.setattr(PBS, "submit", seen)
+    assert executor(tmp_path).submit(os.getenv, "MY_TOKEN").result() == "for nobody else"
+    assert given and all("MY_TOKEN" not in each and "PATH" in each for each in given)
 
 
 @pytest.mark.parametrize("name", ["logs/%j", 'it\'s a "folder" $(touch oops)', "back\\slash, comma; 50%"])

@@ -83,7 +83,10 @@ def test_a_scanner_of_ports_is_a_stranger(said: bytes) -> None:
     assert isinstance(raised[0], (Stranger, OSError))
 
 
-def test_who_says_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("enter", [as_server, as_client])
+def test_who_says_a_byte_now_and_then_is_not_waited_for(
+    enter: Callable[[Any, bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
 
     class Trickle:
@@ -105,5 +108,5 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     end: Any = Trickle()
     with pytest.raises(TimeoutError):
-        as_server(end, SECRET)
+        enter(end, SECRET)
     assert clock[0] == 5.0

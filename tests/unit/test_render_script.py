@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
+from launcher import render
 from launcher.own_module import own_module
 from tests.unit.sandbox import Sandbox
 
@@ -270,3 +272,14 @@ def test_the_job_finds_its_payload_under_its_own_id(sandbox: Sandbox, given: dic
     outcome = sandbox.execute(sandbox.plan(), **given)
     assert outcome.environment["LAUNCHER_JOB_ID"] == job
     assert os.readlink(sandbox.run_dir / f"submitit/{job}_submitted.pkl") == "payload.pkl"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
+def test_variables_of_the_users_own_are_left_alone(sandbox: Sandbox, scheduler: str) -> None:
+    """But for `code`, which the script sets when the ranks have ended (docs/templates.md)."""
+    plan = sandbox.plan(scheduler=scheduler)
+    assigned = set(
+        re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", render.script(plan, token="t"), re.MULTILINE)
+    )
+    local = {"words", "since", "found"}  # of functions
+    assert {name for name in assigned if not name.startswith("launcher_")} <= {"code", "umask", *local}

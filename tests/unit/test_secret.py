@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from launcher import public, secret, submit
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
+from launcher.cli import schema
+from launcher.cli import submit as composing
 from launcher.cli.submit import show
 from launcher.config import Env, Scheduler
 from launcher.errors import ConfigError, SubmissionError
@@ -201,7 +203,9 @@ def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
     sweep = next(path.parent for path in (tmp_path / "runs").glob("*/sweep.json")).resolve()
     files = [secret.file_of(str(Sweep(sweep).run(number).path), str(tmp_path / "own")) for number in range(3)]
     assert sorted((tmp_path / "own").rglob("*.sh")) == sorted(files)
-    assert f'LAUNCHER_SECRETS_FILE={files[0].parent}/"$element".sh' in next(sweep.glob("arrays/*.sh")).read_text()
+    assert (
+        f'LAUNCHER_SECRETS_FILE={files[0].parent}/"$launcher_element".sh' in next(sweep.glob("arrays/*.sh")).read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,3 +360,27 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "file"))  # a home that cannot be written to
     assert "/given" in pbs_task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
+
+
+@pytest.mark.parametrize(("words", "key"), [
+    (["workload.args=['${oc.env:MY_TOKEN}']"], "workload.args[0]"),
+    (["name=x-${oc.env:MY_TOKEN}"], "name"),
+    (["+cluster.environment.MINE=${oc.env:MY_TOKEN}"], "cluster.environment.MINE"),
+    (["+cluster.environment.API_KEY=${oc.env:MY_TOKEN}"], None),
+    (["name=x-${oc.env:OTHER}"], None),
+])  # fmt: skip
+def test_however_short_a_secret_is_no_key_may_have_it(
+    words: list[str], key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value of three characters is found anywhere: so it is the variable that counts."""
+    monkeypatch.setenv("MY_TOKEN", "abc")
+    monkeypatch.setenv("OTHER", "abc")
+    schema.register()
+    config = composing.compose_run(["workload=program", "workload.script=x.py", *words])
+    assert config is not None
+    composing.typed(config)
+    if key is None:
+        secret.require_not_interpolated(public.SECRETS)
+    else:
+        with pytest.raises(ConfigError, match=f"^{re.escape(key)} has the value of MY_TOKEN, a secret"):
+            secret.require_not_interpolated(public.SECRETS)
