@@ -223,8 +223,8 @@ EVALUATED = {
 
 
 def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
-    """Values where the quotes that they get do not protect them; a number (`| int`) and what is no value but shell
-    code (`| raw`) may stand anywhere."""
+    """Values where the quotes that they get do not protect them; a number (`| int`, `| float`), and what is no value
+    but shell code (`| raw`), may stand anywhere."""
     shell = ShellText()
     words: list[str] = []
     inside = before = ""  # what the value is in; its line so far
@@ -239,7 +239,7 @@ def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Ite
             shell.read("_")  # a word
             before += "_"
             expression = "".join(words).strip()
-            if inside and not re.search(r"\|\s*(int|raw)\s*$", expression):
+            if inside and not re.search(r"\|\s*(int|float|raw)\s*$", expression):
                 yield Problem(
                     path, line,
                     f"{{{{ {expression} }}}} is {inside}: the quotes that the launcher puts around a value do not "
