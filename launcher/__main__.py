@@ -86,6 +86,6 @@ def note_on_folder(folder: str = ".") -> str | None:
 
 
 if __name__ == "__main__":
-    if note := note_on_folder():
-        print(note, file=sys.stderr)
+    if warning := note_on_folder():
+        print(warning, file=sys.stderr)
     sys.exit(main())
