@@ -136,7 +136,7 @@ def test_pyxis_is_told_by_srun() -> None:
     assert containers.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
     unset = " ".join(f"-u {name}" for name in container.BREAKING)
-    assert f"\nenv {unset} srun --nodes=1 " in render.script(plan, token="t")
+    assert f" env {unset} srun --nodes=1 " in render.script(plan, token="t")
 
 
 def test_the_images_own_pythonpath_comes_behind_ours() -> None:
