@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -343,3 +345,26 @@ def test_secrets_reach_the_ranks_of_all_nodes_through_no_file_of_the_run(launche
     for value in (b"first-secret", b"second-secret", b"third-secret"):
         assert not [path for path in files if value in path.read_bytes()]
     assert not [path for path in own.rglob("*") if path.is_file()]
+
+
+def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(launcher: Launcher) -> None:
+    """Also one of an array; its token and its directory are in the job's full record alone."""
+    later = ("workload=p2p", "+cluster.directives.a=01010101", "cluster.check=false")  # of the next first of January
+
+    def listed() -> dict[str, str]:
+        return {row["run"]: row["state"] for row in json.loads(launcher("status", "--json").stdout)}
+
+    for words in (["run_id=kept"], ["run_id=gone"], ["-m", "sweep.id=swept", "workload.seed=1,2"]):
+        done = launcher.submit(*words, *later, "wait=false")
+        assert done.returncode == 0, done.stderr
+    for name in ("gone", "swept"):
+        shutil.rmtree(launcher.runs_dir / name)
+    states = listed()
+    assert [states[name] for name in ("kept", "gone", "swept")] == ["queued", "orphaned", "orphaned"]
+    jobs = {row["run"]: row["job"] for row in json.loads(launcher("status", "--json").stdout)}
+    for name in ("gone", "swept"):
+        done = launcher("cancel", jobs[name])
+        assert "is being cancelled" in done.stdout, done.stderr
+    launcher.until(lambda: "orphaned" not in listed().values(), "they have ended")
+    assert listed()["kept"] == "queued"
+    assert launcher("cancel", "kept").returncode == 0
