@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _told(arguments: list[str]) -> int:
     """Runs one command line; what goes wrong is told in a line."""
-    from launcher.errors import FAILED, INTERRUPTED, LauncherError
+    from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
         code = _run(arguments)
@@ -36,15 +36,15 @@ def _told(arguments: list[str]) -> int:
             print(f"launcher: {error}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
-        return 0
+        _discard_output()
+        return DONE
     except OSError as error:
         from launcher.os_errors import explain
 
-        words = explain(error)
-        if words is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        explained = explain(error)
+        if explained is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"launcher: {words}", file=sys.stderr)
+        print(f"launcher: {explained}", file=sys.stderr)
         _discard_output()
         return FAILED
     finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.config import Limits
 from launcher.errors import ConfigError, near
 from launcher.plan import JobPlan
-from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time
+from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time, plural
 from workloads import names, patterns
 from workloads.groups import check_ranks, members_of, parse_groups
 from workloads.sizes import format_bytes, parse_seconds, parse_sizes
@@ -252,7 +252,7 @@ def _problem(plan: JobPlan, partition: Partition) -> str | None:
     if most == 0:
         return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
     if plan.nodes > most:
-        return f"nodes={plan.nodes}: {where} gives a job at most {most} nodes: use nodes={most} or less"
+        return f"nodes={plan.nodes}: {where} gives a job at most {plural(most, 'node')}: use nodes={most} or less"
     if partition.time is not None and plan.time > partition.time:
         limit = format_time(partition.time)
         return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
@@ -288,7 +288,8 @@ def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str 
                 best=best, size=format_size(best)
             )
         if count < plan.nodes:
-            return f"{key}: {where} has only {count} nodes with that much, and nodes={plan.nodes}: use nodes={count}"
+            few = plural(count, "node")
+            return f"{key}: {where} has only {few} with that much, and nodes={plan.nodes}: use nodes={count}"
     return None
 
 
@@ -338,7 +339,7 @@ def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     if not groups:
         return None
     if plan.nodes > total and plan.place is None:
-        has = "1 node" if total == 1 else f"{total} nodes"
+        has = plural(total, "node")
         return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
     problem = too_much_for(plan if plan.place is None else dataclasses.replace(plan, nodes=1), groups, where)
     if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
@@ -354,13 +355,14 @@ def _refusal(plan: JobPlan, queue: Queue) -> str | None:
     if queue.time is not None and plan.time > queue.time:
         longest = format_hours(queue.time)
         return f"time={format_hours(plan.time)}: {where} ends jobs after {longest}: use time={longest} or less"
+    gpus, cpus = plural(plan.gpus_per_node, "GPU"), plural(plan.cpus_per_node, "CPU")
     for what, wanted, limit, unit in (
-        (f"nodes={plan.nodes}", plan.nodes, queue.nodes, "nodes"),
-        (f"{plan.gpus_per_node} GPUs on nodes={plan.nodes}", plan.gpus_per_node * plan.nodes, queue.gpus, "GPUs"),
-        (f"{plan.cpus_per_node} CPUs on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPUs"),
+        (f"nodes={plan.nodes}", plan.nodes, queue.nodes, "node"),
+        (f"{gpus} on nodes={plan.nodes}", plan.gpus_per_node * plan.nodes, queue.gpus, "GPU"),
+        (f"{cpus} on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPU"),
     ):
         if limit is not None and wanted > limit:
-            return f"{what}: {where} gives a job at most {limit} {unit[:-1] if limit == 1 else unit}: ask for less"
+            return f"{what}: {where} gives a job at most {plural(limit, unit)}: ask for less"
     if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
         most = format_size(queue.mem)
         return f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"

@@ -23,7 +23,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.paths import PACKAGE
 from launcher.plan import JobPlan, Site
 from launcher.runs import Run
-from launcher.units import format_size, parse_size, rough_size
+from launcher.units import format_size, parse_size, plural, rough_size
 
 LIBRARY = "lib-"  # beside it, with a version: the launcher's own packages, for a Python that does not have them
 FOLDER = "code"  # in the directory of a run or sweep
@@ -112,8 +112,8 @@ def check(found: Tree, limit: int) -> None:
     largest = sorted(found.files, key=lambda name: -found.files[name])[:SHOWN]
     lines = "\n".join(f"  {rough_size(found.files[name]):>8}  {name}" for name in largest)
     raise ConfigError(
-        f"env.snapshot=true: the code in {found.root} is {rough_size(found.size)} ({len(found.files):,} files), and "
-        f"env.snapshot_limit={format_size(limit)}. The largest:\n{lines}\n"
+        f"env.snapshot=true: the code in {found.root} is {rough_size(found.size)} ({plural(len(found.files), 'file')}),"
+        f" and env.snapshot_limit={format_size(limit)}. The largest:\n{lines}\n"
         "Name in .gitignore what is no code (and `git rm --cached` what git has of it), or raise env.snapshot_limit"
     )
 

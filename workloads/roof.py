@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from launcher.node import interfaces
+from launcher.units import plural
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _copy_roof(env: Env) -> tuple[float | None, str]:
     known = [speed for speed in speeds if speed is not None]
     what = f"copy of {size // 2**20} MiB " + ("on the GPU" if env.device.type == "cuda" else "in memory")
     if len(known) < len(speeds):
-        return None, f"memory: not enough of it for a {what} on {len(speeds) - len(known)} ranks"
+        return None, f"memory: not enough of it for a {what} on {plural(len(speeds) - len(known), 'rank')}"
     return min(known), f"memory: {what}" + (", all ranks at once, the slowest" if len(speeds) > 1 else "")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.units import plural
 from launcher.worker.torch_compat import destroy_without_gil
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
@@ -145,8 +146,8 @@ class Sweep:
         self.places = names.places_of(operation.name, settings.place)
         if settings.root >= groups.n and operation.rooted:
             raise WorkloadError(
-                f"workload.root={settings.root}: the smallest group of {groups.kind} has {groups.n} ranks, so its "
-                f"roots are 0 to {groups.n - 1}"
+                f"workload.root={settings.root}: the smallest group of {groups.kind} has {plural(groups.n, 'rank')}, "
+                f"so its roots are 0 to {groups.n - 1}"
             )
 
     def sizes(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
 from launcher.cli.progress import StandingBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
+from launcher.units import plural
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -161,7 +162,7 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
         if not any(files_of(each, rank) for number, each in attempts.items() if attempt in (None, number)):
             number = max(attempts) if attempt is None else attempt
             count = sum(".round-" not in path.name for path in attempts[number].logs.glob("rank-*.out"))
-            raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {count} ranks")
+            raise RunError(f"{run.id} has no rank {rank} in attempt {number}: it has {plural(count, 'rank')}")
 
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:

@@ -13,11 +13,13 @@ from omegaconf import MissingMandatoryValue
 from launcher.cli import profile_errors, schema
 from launcher.cli.commands import program
 from launcher.completion import choices, keys
-from launcher.errors import near
+from launcher.errors import ConfigError, near
 from launcher.hydra_text import quoted
+from launcher.paths import GROUPS
 from launcher.sweeps import key_of
 
 OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
+NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 
 def explain(error: Exception, arguments: list[str]) -> str:
@@ -58,6 +60,17 @@ def explain(error: Exception, arguments: list[str]) -> str:
     value = next((word for word in reversed(arguments) if key and key_of(word) == key), key)
     why = profile_errors.wrong_value(cause) or first
     return f"{value}: {why}" if value else why
+
+
+def require_names(arguments: list[str]) -> None:
+    """
+    Raises:
+        ConfigError: a group is set to a number, or nothing is set to something, on which Hydra ends with a traceback.
+    """
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if equals and (not key or (key in GROUPS and any(NO_NAME.fullmatch(each) for each in value.split(",")))):
+            raise ConfigError(f"{word}: {'it must be the name of one' if key else 'there is no key in front of the ='}")
 
 
 def no_workload() -> str:

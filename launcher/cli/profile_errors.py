@@ -14,6 +14,7 @@ IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
 WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
 NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
 SHAPE = re.compile(r"Invalid value assigned: \w+ is not a (ListConfig|DictConfig)")
+NULL = re.compile(r"Invalid type assigned: NoneType is not a subclass of (str|int|float|bool)\b")
 SHAPES = {"ListConfig": "a list ([one, two])", "DictConfig": "a section of its own ({NAME: VALUE})"}
 KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
 
@@ -59,6 +60,8 @@ def wrong_value(told: str) -> str | None:
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
     if value := WRONG_TYPE.search(told):
         return f"it must be {KINDS.get(value[2], value[2])}"
+    if NULL.search(told):
+        return "null cannot be one of its values: leave it out, or quote the word ('null')"
     shape = SHAPE.search(told)
     return f"it must be {SHAPES[shape[1]]}" if shape else None
 

@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
 
     schema.register()
     arguments = opened(confirm.without_yes(with_arguments(arguments)))
+    override_errors.require_names(arguments)
     try:
         if any(FOR_HYDRA.match(argument) for argument in arguments) or (config := compose_run(arguments)) is None:
             return _hydra_main(arguments)

@@ -10,6 +10,7 @@ from launcher.cli.text import program
 from launcher.submit_sweep import SubmittedSweep
 from launcher.sweep_live import WAITING
 from launcher.sweeps import Sweep, to_ranges
+from launcher.units import plural
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
@@ -70,7 +71,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 def throttle(sweep: Sweep, most: int) -> int:
     """Sets how many points may run at once and tells how many of each array."""
     given = sweep_control.throttle(sweep, most)
-    print(f"{sweep.id}: at most {most} points at once")
+    print(f"{sweep.id}: at most {plural(most, 'point')} at once")
     for job, part in given:
         print(f"  {part} of array {job}")
     if len(given) > most:

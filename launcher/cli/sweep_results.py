@@ -18,6 +18,7 @@ from launcher.errors import ConfigError, near
 from launcher.state import RunState
 from launcher.sweep_live import PointSeen, counts, look_at, summary
 from launcher.sweeps import Manifest, Sweep, differing, label, values_of
+from launcher.units import plural
 
 FAILURES = 20  # points whose ends are told
 LONGEST = 24  # characters of a value in the table
@@ -241,4 +242,4 @@ def _write_csv(
         Path(path).write_text(buffer.getvalue(), errors="replace")
     except OSError as error:
         raise ConfigError(f"--csv {path}: it cannot be written ({error.strerror})") from None
-    print(f"{path}: {len(seen)} points")
+    print(f"{path}: {plural(len(seen), 'point')}")

@@ -29,6 +29,7 @@ from launcher.node.time_left import time_left
 from launcher.plan import JobPlan
 from launcher.runs import Attempt, Run
 from launcher.shared_files import known, passes, tried
+from launcher.units import plural
 
 TIMEOUT = 30.0  # seconds for one command of the scheduler; the job may be about to end
 
@@ -82,7 +83,7 @@ def decide(
             "start, a step and a save?"
         )
     if attempt + 1 >= plan.max_attempts:
-        return What.GIVEN_UP, f"it has had {attempt + 1} attempts (resume.max_attempts)"
+        return What.GIVEN_UP, f"it has had {plural(attempt + 1, 'attempt')} (resume.max_attempts)"
     if ending is not None:
         return What.STAYS, ending
     return (What.ELSEWHERE if plan.queued else What.HERE), "it can be resumed"

@@ -24,7 +24,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.config import Device, LaunchMode
 from launcher.plan import JobPlan
 from launcher.post_mortem.symptoms import LOST_PEER
-from launcher.units import format_size
+from launcher.units import format_size, plural
 
 MIB = 2**20
 LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # bytes free in a folder: with less it fails, with less there is a warning
@@ -108,8 +108,8 @@ def require_devices(plan: JobPlan, there: int) -> None:
     wanted = 1 if plan.launch == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
         raise Problem(
-            f"torch sees {there} GPUs, and gpus_per_node={plan.gpus_per_node} asks for {max(plan.gpus_per_node, 1)}: "
-            "see what `nvidia-smi` says there"
+            f"torch sees {plural(there, 'GPU')}, and gpus_per_node={plan.gpus_per_node} asks for "
+            f"{max(plan.gpus_per_node, 1)}: see what `nvidia-smi` says there"
         )
 
 
@@ -287,7 +287,7 @@ def see(folder: Path, texts: Mapping[int, str], patience: float) -> str:
                 if (folder / f"member-{index}").read_text() == left[index]:
                     del left[index]
         if not left:
-            return f"{len(texts)} files of other nodes seen"
+            return f"{plural(len(texts), 'file')} of other nodes seen"
         if time.monotonic() > give_up:
             raise Problem(
                 f"{folder} does not show what other nodes write within {patience:g} s: is it on a file system that "

@@ -18,6 +18,7 @@ from torch.distributed import Store
 
 from launcher.node.interfaces import listen
 from launcher.node.preflight_checks import Level, Problem
+from launcher.units import plural
 from launcher.worker.torch_compat import destroy_without_gil
 
 CALL = 2.0  # seconds for another node to answer
@@ -104,7 +105,7 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
             f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank "
             f"{', '.join(map(str, accused[:8]))}): test its network card and memory", accused=accused,
         )  # fmt: skip
-    return f"{len(places) * 4 // 1024} KiB over {world_size} ranks in {seconds * 1000:.2f} ms"
+    return f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')} in {seconds * 1000:.2f} ms"
 
 
 def door(interface: str) -> tuple[socket.socket | None, str]:

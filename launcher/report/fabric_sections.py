@@ -10,7 +10,7 @@ from launcher.report.collect import RunData
 from launcher.report.fabric import Row, differences, measured, median, operation, positive, size_word
 from launcher.report.fabric_figures import fabric_figures
 from launcher.report.parts import Code, Section, Table
-from launcher.units import long_size
+from launcher.units import long_size, plural
 
 TOLERANCE = 0.2  # part by which a speed may differ from the baseline's before it is marked
 MOST_ROWS = 1000
@@ -45,7 +45,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 
 def conditions(known: Mapping[str, Any]) -> str:
     """`4 ranks on 2 nodes, gloo over eth0, cpu, torch 2.13.0; 20 iterations after 5 of warm-up.`"""
-    parts = [f"{known.get('world_size', '?')} ranks on {known.get('nodes', '?')} nodes"]
+    parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
     backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
     parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
     parts += [str(known[key]) for key in ("device_name",) if known.get(key)]

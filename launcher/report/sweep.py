@@ -16,6 +16,7 @@ from launcher.report.figures import Figure, legend, training_figures
 from launcher.report.parts import Code, Page, Section, Table
 from launcher.report.sections import PROGRAM, made
 from launcher.sweeps import canonical, differing, label, values_of
+from launcher.units import plural
 
 MOST_CURVES = 40  # points whose curves are drawn: the best ones
 IN_COLOUR = 8  # of them
@@ -118,7 +119,7 @@ def _points_section(
     left, heads = frozenset(range(1, 2 + len(keys))), ("point", "state", *map(_short, keys), *metrics)
     shown = [Table(heads, rows[:FIRST_ROWS], left, marks)]
     if len(rows) > FIRST_ROWS:
-        shown.append(Table(heads, rows, left, marks, f"All {len(rows)} points"))
+        shown.append(Table(heads, rows, left, marks, f"All {plural(len(rows), 'point')}"))
     unknown = f"No point has a number named {objective[0]}." if objective and best is None else ""
     which = f" ({', '.join(numbers)})" if numbers else ""
     note = unknown or ("" if objective else f"To have points compared, sweep with sweep.objective=METRIC{which}.")

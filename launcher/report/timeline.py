@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.report import words
-from launcher.units import long_size
+from launcher.units import long_size, plural
 
 Event = Mapping[str, Any]
 
@@ -102,7 +102,7 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
         if name == "met" and what != "running":
             spans.append(Span(number, what, since, max(since, time), text))
             ranks, members = event.get("ranks", "?"), event.get("members", "?")
-            what, since, text = "running", max(since, time), f"{ranks} ranks on {members} nodes"
+            what, since, text = "running", max(since, time), f"{plural(ranks, 'rank')} on {plural(members, 'node')}"
         elif name == "restart" and what == "running":
             spans.append(Span(number, what, since, max(since, time), text))
             what, since, text = "restarting", max(since, time), str(event.get("cause", ""))

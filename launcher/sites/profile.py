@@ -13,7 +13,7 @@ from launcher.doctor import scheduler as checks
 from launcher.doctor.finding import Finding, ok, problem, warning
 from launcher.errors import ConfigError, near
 from launcher.sites.survey import PBSSite, SlurmSite
-from launcher.units import format_hours, format_time
+from launcher.units import format_hours, format_time, plural
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # by YAML
@@ -153,7 +153,7 @@ def _slurm_limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
     yield "limits:"
     yield f"  nodes: {most}  # sinfo: {where}"
     if facts and facts.min_nodes > 1:
-        yield f"  # scontrol: at least {facts.min_nodes} nodes"
+        yield f"  # scontrol: at least {plural(facts.min_nodes, 'node')}"
     yield f"  gpus_per_node: {_gpus(chosen)}  # sinfo: gres"
     yield f"  cpus_per_node: {max(group.cpus for group in chosen.groups)}  # sinfo: CPUs"
     yield f"  mem_per_node: {_memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"

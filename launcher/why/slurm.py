@@ -14,7 +14,7 @@ from launcher.backends.scrub import job_environment
 from launcher.backends.slurm_facts import Facts, Nodes, PartitionFacts, Pending, Reservation
 from launcher.backends.slurm_query import STATES
 from launcher.plan import JobPlan
-from launcher.units import format_time
+from launcher.units import format_time, plural
 from launcher.why import slurm_changes
 from launcher.why.explanation import CLEARLY, Explanation, Option, commands, sooner
 from launcher.why.slurm_reasons import Kind, Reason, in_words
@@ -169,7 +169,7 @@ def limits_of(
         if job.nodes < each.min_nodes:
             found.append(f"partition {each.name}: MinNodes={each.min_nodes}, and it asks for {job.nodes}")
         if job.nodes > each.total:
-            found.append(f"partition {each.name}: {each.total} nodes, and it asks for {job.nodes}")
+            found.append(f"partition {each.name}: {plural(each.total, 'node')}, and it asks for {job.nodes}")
         if each.accounts and job.account not in each.accounts:
             found.append(
                 f"partition {each.name}: AllowAccounts={','.join(each.accounts)}, its account is {job.account}"

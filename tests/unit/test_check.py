@@ -133,8 +133,8 @@ def test_what_a_partition_can_run_passes(partition: str | None, keys: dict[str, 
         ("gpu", {"mem": "7G"}, "mem=7G: the nodes of partition gpu have at most 6G: use mem=6G or less; "
                                "or cluster.partition=mixed, which takes it as it is"),
         ("mixed", {"nodes": 2, "gpus_per_node": 8},
-         "gpus_per_node=8: partition mixed has only 1 nodes with that much, and nodes=2: use nodes=1"),
-        ("mixed", {"nodes": 2, "mem": "9G"}, "mem=9G: partition mixed has only 1 nodes with that much, and nodes=2: "
+         "gpus_per_node=8: partition mixed has only 1 node with that much, and nodes=2: use nodes=1"),
+        ("mixed", {"nodes": 2, "mem": "9G"}, "mem=9G: partition mixed has only 1 node with that much, and nodes=2: "
                                              "use nodes=1"),
         ("small,debug", {"nodes": 4, "time": "5m"}, "nodes=4: partition small gives a job at most 3 nodes: "
                                                     "use nodes=3 or less; or cluster.partition=gpu, which takes it as "
@@ -291,7 +291,7 @@ def test_a_server_without_a_default_queue_has_rules_of_its_own(queues: list[Queu
         (None, {"time": "101h"}, "time=101:00:00: queue workq ends jobs after 100:00:00: use time=100:00:00 or less"),
         (None, {"nodes": 3, "gpus_per_node": 3},
          "3 GPUs on nodes=3: queue workq gives a job at most 8 GPUs: ask for less"),
-        ("cpu", {"gpus_per_node": 1}, "1 GPUs on nodes=1: queue cpu gives a job at most 0 GPUs: ask for less; "
+        ("cpu", {"gpus_per_node": 1}, "1 GPU on nodes=1: queue cpu gives a job at most 0 GPUs: ask for less; "
                                       "or cluster.queue=workq, which takes it as it is"),
         ("debug", {"nodes": 2, "time": "5m"}, "nodes=2: queue debug gives a job at most 1 node: ask for less; "
                                               "or cluster.queue=workq, which takes it as it is"),

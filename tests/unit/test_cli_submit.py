@@ -65,6 +65,7 @@ def explained(*arguments: str) -> str:
         (["workload=p2p", "nodes=two"], "nodes=two: it must be a whole number"),
         (["workload=p2p", "launch.mode=both"], "launch.mode=both: it is one of agent, tasks"),
         (["workload=p2p", "cluster.setup=x"], "cluster.setup=x: it must be a list ([one, two])"),
+        (["workload=p2p", "cluster.setup=[null]"], "cluster.setup[0]: null cannot be one of its values: leave it out"),
         (["workload.sizes=1M"], "no workload: add workload=NAME, with one of collective, "),
         (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
         (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
@@ -130,6 +131,11 @@ def test_an_option_among_the_scripts_arguments_is_not_ours(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        (["workload=p2p", "=3"], "=3: there is no key in front of the ="),
+        (["-m", "workload=p2p", "cluster=local,3"], "cluster=local,3: it must be the name of one"),
+        (["workload=true"], "workload=true: it must be the name of one"),
+        (["workload=null"], "workload=null: it must be the name of one"),
+        (["workload=p2p", "cluster=3"], "cluster=3: it must be the name of one"),
         (["--nodes", "2"], "there is no option '--nodes'. Keys have no dashes: nodes=VALUE"),
         (["workload=p2p", "--mulitrun"], "there is no option '--mulitrun'. Did you mean --multirun"),
     ],

@@ -160,6 +160,19 @@ def test_an_error_is_one_line_of_the_whole_program() -> None:
     assert done.stderr.startswith("launcher: there is no option '--al'.") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("line", ["help --all", "--help", "status", "data", "workload=p2p dry_run=true"])
+def test_a_reader_that_has_seen_enough_is_no_error(line: str, tmp_path: Path) -> None:
+    seen, written = os.pipe()
+    os.close(seen)  # as `| head` does, sooner or later
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *line.split()], cwd=PACKAGE.parent, stdout=written, stderr=subprocess.PIPE,
+        env={**inherited, "LAUNCHER_RUNS_DIR": str(tmp_path)}, text=True, check=False,
+    )  # fmt: skip
+    os.close(written)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("line", ["status b", "logs b", "cancel b", "wait b"])
 def test_a_run_that_is_not_there_is_a_failure(call: Call, line: str) -> None:
     answer = call(*line.split())

@@ -77,7 +77,7 @@ def without_memory_on_rank_1(env: Env) -> None:
 def test_a_rank_without_memory_leaves_it_unknown() -> None:
     for result in run_ranks(measured, None, 2, prepare=without_memory_on_rank_1):
         assert result.metrics["memory"] is None
-        assert "not enough of it for a copy of 64 MiB in memory on 1 ranks" in result.metrics["how"]
+        assert "not enough of it for a copy of 64 MiB in memory on 1 rank" in result.metrics["how"]
 
 
 def test_a_stranger_on_the_port_is_passed_over() -> None:

@@ -348,7 +348,7 @@ def test_cancel_of_points(call: Call, sweep: Sweep, line: str) -> None:
 def test_a_throttle_that_cannot_be_kept_is_told(call: Call, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_control, "throttle", lambda *_: [("100", 1), ("200", 1)])
     assert call("sweep throttle lr-1 1").lines == [
-        "lr-1: at most 1 points at once", "  1 of array 100", "  1 of array 200",
+        "lr-1: at most 1 point at once", "  1 of array 100", "  1 of array 200",
         "  2 arrays wait, and each runs one point at least",
     ]  # fmt: skip
 
