@@ -129,6 +129,10 @@ def test_hydra_is_not_loaded() -> None:
         ("python -m launcher log", ["logs"]),
         ("python -m launcher workload=dd", ["ddp_mnist"]),  # bash takes what is behind = for a word of its own
         ("python -m launcher -m cluster=local,sl", ["local,slurm"]),
+        ("python -m launcher hel", ["help"]),
+        ("python -m launcher run train.py gpus", ["gpus_per_node="]),
+        ("python -m launcher help workload=pro", ["program"]),
+        ("python -m launcher help gpus", ["gpus_per_node"]),
         ("python -m launcher cancel lr-3f9c/", ["lr-3f9c/0", "lr-3f9c/1"]),
         ("python -m json", []),
         ("python -m laun", []),
