@@ -27,8 +27,9 @@ from launcher.after import FOLLOWERS
 from launcher.errors import RunError
 from launcher.live import DAMAGE, Damaged, Seen, look_at_each, read, readable
 from launcher.orphaned_jobs import RECORDS
+from launcher.ownership import require_own
 from launcher.plan import JobPlan
-from launcher.runs import SUBMITTING, Run, require_private
+from launcher.runs import SUBMITTING, Run
 from launcher.shared_files import exists, known, names, read_text
 from launcher.sweep_live import DAMAGED, LIVE, WAITING, SweepLive, counts, look_at
 from launcher.sweeps import Sweep
@@ -169,7 +170,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
     """
     path = old.path
     try:
-        require_private(path)
+        require_own(path, "remove it")
     except RunError as error:
         return str(error)
     with contextlib.ExitStack() as stack:

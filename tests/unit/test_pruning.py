@@ -136,7 +136,7 @@ def test_what_somebody_needs_or_nobody_knows_stays(
     assert "needed stays: waits needs it" in told
     assert "needed-elsewhere stays: other needs it" in told
     assert "damaged stays: " in told
-    assert "open-to-all stays: others can write to" in told
+    assert "open-to-all stays: everybody can write to" in told
     assert "removed: 0 runs" in told
     assert all(run.path.exists() for run in (needed, waits, also_needed, damaged, theirs))
 
