@@ -128,7 +128,7 @@ def a_status(run: Run) -> None:
     assert states["whole"] == "running", "a run hides another one"
     for each in view.seen:
         if each.run == run:
-            status._tell(each)
+            status._tell(each, named=True)
 
 
 def a_why(run: Run) -> None:
