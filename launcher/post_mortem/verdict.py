@@ -160,7 +160,8 @@ def _fault(seen: Evidence, told: str) -> Verdict:
     if told.startswith("preflight: "):
         return Verdict(Kind.BAD_NODE, cause)
     if not seen.silent:
-        return Verdict(symptoms.kind_of(told) or Kind.EXCEPTION, cause)
+        of_script = seen.fault.get("exit_code") == errors.NO_RETRY and "rank" not in seen.fault
+        return Verdict(symptoms.kind_of(told) or (Kind.CONFIG_ERROR if of_script else Kind.EXCEPTION), cause)
     if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
         return Verdict(_WORDS[said], cause)
     if seen.cancelled:

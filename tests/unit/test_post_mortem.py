@@ -34,6 +34,33 @@ def lines(*text: str) -> tuple[notices.Notice, ...]:
     return notices.find(text)
 
 
+# -- what the script and whoever waits for the tasks have noted
+
+TOLD = {"event": "stop_requested", "signal": "SIGTERM", "host": "n1"}
+TOLD_WORDS = "n1 was told to stop (SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "cause"),
+    [
+        (Evidence(RunState.STOPPED, request=TOLD), Kind.STOPPED, TOLD_WORDS),
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, output=("Terminated",)), Kind.STOPPED,
+         f"{TOLD_WORDS} (exit code 143)"),
+        (Evidence(RunState.FAILED, request=TOLD, ended=143, scheduler="PBS", word="TIMEOUT"), Kind.WALL_TIME,
+         f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
+        (Evidence(RunState.CANCELLED, request=TOLD, ended=143, word="CANCELLED"), Kind.CANCELLED,
+         f"{TOLD_WORDS}; CANCELLED"),
+        (Evidence(RunState.STOPPED, request=TOLD, stop={"event": "stop", "cause": "all agents were killed"}),
+         Kind.STOPPED, "all agents were killed"),
+        (failed(fault=fault("its working folder /a cannot be entered there", exit_code=93)), Kind.CONFIG_ERROR,
+         "its working folder /a cannot be entered there"),
+    ],
+)  # fmt: skip
+def test_what_is_noted_before_any_agent_speaks(evidence: Evidence, kind: Kind, cause: str) -> None:
+    found = classify(evidence)
+    assert (found.kind, found.cause) == (kind, cause)
+
+
 # -- what a line is a sign of
 
 NCCL_TIMEOUT = (

@@ -79,7 +79,13 @@ def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandb
     outcome = sandbox.execute(sandbox.plan(workdir=str(sandbox.folder / "gone")))
     assert (outcome.code, outcome.started) == (93, False)
     assert "gone" in outcome.stderr
-    assert outcome.events()[-1] == {"event": "ended", "code": 93}
+    assert outcome.events()[-2:] == [
+        {
+            "event": "fault", "cause": f"its working folder {sandbox.folder}/gone cannot be entered there: submit in a "
+            "folder that all nodes share", "host": HOST, "exit_code": 93,
+        },
+        {"event": "ended", "code": 93},
+    ]  # fmt: skip
 
 
 def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_choice(sandbox: Sandbox) -> None:
