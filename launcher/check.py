@@ -54,7 +54,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class Queue:
-    """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes)."""
+    """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes).
+
+    `only` are the kinds of access lists that it has (`users`, `groups`, `hosts`): who is not on them is refused.
+    """
 
     name: str
     default: bool
@@ -65,6 +68,13 @@ class Queue:
     cpus: int | None
     gpus: int | None
     mem: int | None
+    started: bool = True  # else what it takes waits
+    only: tuple[str, ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody's job may be submitted to it, and may start there."""
+        return self.accepts and self.started and not self.routes and not self.only
 
 
 def check_names(plan: JobPlan) -> None:
@@ -316,7 +326,7 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
     if queue is None:
         return None  # the server has rules of its own for jobs that name no queue
     if problem := _refusal(plan, queue):
-        others = [q.name for q in queues if q.accepts and not q.routes and _refusal(plan, q) is None]
+        others = [q.name for q in queues if q.open and _refusal(plan, q) is None]
         hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
         raise ConfigError(f"{problem}{hint}")
     return None if queue.routes else queue.name

@@ -28,6 +28,7 @@ _MUST: dict[str, dict[str, Any]] = {
     "setup_failed": {"line": int, "host": str},
     "stop": {"cause": str},
     "stop_requested": {"signal": str, "host": str},
+    "resized": {"members": int, "world_size": int},
     "stays": {"what": str, "why": str},
     "progress": {"step": float, "total": float},
     "evaluated": {"step": int},

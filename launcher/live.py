@@ -287,10 +287,15 @@ class Live:
             run.journal("cancelled")
             run.mark("cancelled")  # or it would go on in another attempt
         finally:
-            self._end(run, plan, story, kill)
+            try:
+                self._end(run, plan, story, kill)
+            except LauncherError:
+                run.unmark("cancelled")
+                run.journal("cancel_failed")
+                raise
 
     def _end(self, run: Run, plan: JobPlan, story: Story, kill: bool) -> None:
-        """Ends the run's job."""
+        """Ends the run's job, and those of its chain; raises as `cancel` does."""
         if not plan.queued:
             process = Process.started(run.journal_events())
             if process is not None and not process.here():
@@ -307,7 +312,7 @@ class Live:
                 scheduler.cancel(each)
         finally:
             forget(plan)
-            secret.forget(plan.run_dir, plan.secrets_dir)
+        secret.forget(plan.run_dir, plan.secrets_dir)
 
 
 def _open_end(story: Story) -> bool:

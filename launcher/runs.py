@@ -183,6 +183,10 @@ class Run:
         """Makes a file whose being there is all that it says (`cancelled`)."""
         (self.path / name).touch(mode=0o600)
 
+    def unmark(self, name: str) -> None:
+        """Takes such a file away."""
+        (self.path / name).unlink(missing_ok=True)
+
     def clear_for_resume(self) -> None:
         """Keeps the record, and removes what would keep the run from going on, the lease of a dead job included."""
         self._write(f"record-{self._earlier_records()}.json", (self.path / "record.json").read_text())

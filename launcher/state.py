@@ -3,13 +3,12 @@
 | the record says | the scheduler says | the run is |
 |---|---|---|
 | last attempt ended with 0 | (not asked) | done |
-| last attempt ended with another code | job alive again | queued or running, as the scheduler says |
+| last attempt ended with another code | job alive again | queued, running or suspended, as the scheduler says |
 | | job in a state that is not known here | unknown: it may be alive again |
 | last attempt ended with 75 | no job | stopped (cancelled, if that was asked for) |
 | last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
 | last attempt ended with a signal's code | job cancelled | cancelled |
-| an attempt has begun and not ended | job running | running |
-| | job pending | queued |
+| an attempt has begun and not ended | job running, suspended or pending | running, suspended or queued |
 | | no answer, or a state that is not known here | unknown |
 | the same, and its agents wrote an exit code | job over, or no such job | as if it had ended with that code |
 | the same, and they wrote none | job ended badly or cancelled | cancelled if asked for or said, else failed |
@@ -40,6 +39,7 @@ class RunState(Enum):
     UNCONFIRMED = "unconfirmed"  # it was being submitted, and nobody knows whether the scheduler took it
     QUEUED = "queued"
     RUNNING = "running"
+    SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
     DONE = "done"
     STOPPED = "stopped"  # it ended early and can be resumed
     FAILED = "failed"
@@ -49,7 +49,13 @@ class RunState(Enum):
 
     @property
     def over(self) -> bool:
-        return self not in (RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)
+        return self not in (
+            RunState.UNCONFIRMED,
+            RunState.QUEUED,
+            RunState.RUNNING,
+            RunState.SUSPENDED,
+            RunState.UNKNOWN,
+        )
 
     @property
     def exit_code(self) -> int:
@@ -104,8 +110,10 @@ def tell(
     """The story in a journal, and in the last attempt's events and exit code."""
     submitted = [number for number, entry in enumerate(journal) if entry["event"] == "submitted"]
     cancelled = [number for number, entry in enumerate(journal) if entry["event"] == "cancelled"]
+    failed = [number for number, entry in enumerate(journal) if entry["event"] == "cancel_failed"]
     job_id, *waiting = _jobs(journal[submitted[-1]] if submitted else None, events) or [None]
-    wanted = bool(cancelled) and cancelled[-1] > (submitted[-1] if submitted else -1)  # or it was resumed since
+    # Else it was resumed since, or the scheduler did not take it.
+    wanted = bool(cancelled) and cancelled[-1] > max([*submitted[-1:], *failed[-1:]], default=-1)
     handing = ("submitting", "submitted", "process")
     times = [float(entry.get("time", 0.0)) for entry in journal if entry["event"] in handing]
     return Story(job_id, wanted, attempt, tuple(events), tuple(waiting), max(times, default=0.0), exit_code)
@@ -134,6 +142,13 @@ def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any
     return jobs[here + stopped :]
 
 
+_LIVE = {
+    JobState.PENDING: RunState.QUEUED,
+    JobState.RUNNING: RunState.RUNNING,
+    JobState.SUSPENDED: RunState.SUSPENDED,
+}
+
+
 def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> RunState:
     """The state, by the table above.
 
@@ -147,7 +162,7 @@ def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> R
     if story.job_id is None and story.attempt is None:
         return RunState.UNCONFIRMED
     if answered and job is not None and job.live:
-        return RunState.RUNNING if job is JobState.RUNNING else RunState.QUEUED
+        return _LIVE[job]
     if answered and job is JobState.UNKNOWN:
         return RunState.UNKNOWN
     code = story.ended

@@ -25,6 +25,8 @@ from launcher.sweeps import Submission, Sweep, to_ranges
 if TYPE_CHECKING:
     from launcher.submit_sweep import SubmittedSweep
 
+BEGUN = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points that their array has started
+
 
 @dataclass(frozen=True)
 class LiveArray:
@@ -68,7 +70,7 @@ def _array(members: Sequence[PointSeen]) -> LiveArray:
     assert first is not None and first.story.job_id is not None
     pbs = first.plan.scheduler == Scheduler.pbs.value
     job = array_of(first.story.job_id) if pbs else first.story.job_id.rpartition("_")[0]
-    pending = sum(each.state != RunState.RUNNING.value for each in members)
+    pending = sum(each.state not in BEGUN for each in members)
     return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 
 
@@ -149,12 +151,12 @@ def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int
     | waiting: never handed over, or its turn has not come | yes | yes |
     | unconfirmed: whoever submits it looks for its job first | yes | yes |
     | done | no | no |
-    | queued, running, unknown | no | no |
+    | queued, running, suspended, unknown | no | no |
 
     Raises:
         RunError: a wanted one may not be started again.
     """
-    fixed = tuple(state.value for state in (RunState.DONE, RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN))
+    fixed = (RunState.DONE.value, RunState.QUEUED.value, *BEGUN, RunState.UNKNOWN.value)
     meant = [each for each in seen if wanted is None or each.point.index in wanted]
     refused = {each.point.index: each.state for each in meant if wanted is not None and each.state in fixed}
     if refused:

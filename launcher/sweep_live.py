@@ -33,9 +33,12 @@ WAITING = "waiting"
 DAMAGED = "damaged"  # its record cannot be read
 # In the order of a point's life; those behind `done` are over as well.
 STATES = (
-    WAITING, *(state.value for state in (RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.UNKNOWN)),
-    *(state.value for state in (RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)),
-    DAMAGED,
+    WAITING, *(
+        state.value for state in (
+            RunState.UNCONFIRMED, RunState.QUEUED, RunState.RUNNING, RunState.SUSPENDED, RunState.UNKNOWN,
+            RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST,
+        )
+    ), DAMAGED,
 )  # fmt: skip
 LIVE = tuple(state.value for state in RunState if not state.over)
 

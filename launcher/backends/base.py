@@ -27,6 +27,7 @@ class JobState(Enum):
 
     PENDING = "pending"
     RUNNING = "running"
+    SUSPENDED = "suspended"  # it has begun, and the scheduler has stopped its processes for now
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -35,7 +36,7 @@ class JobState(Enum):
 
     @property
     def live(self) -> bool:
-        return self in (JobState.PENDING, JobState.RUNNING)
+        return self in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
 
 
 @dataclass(frozen=True)

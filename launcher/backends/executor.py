@@ -26,7 +26,10 @@ from launcher.runs import Run, write
 from launcher.shared_files import exists, known
 
 # The words of submitit for a job that is not over: it knows a few of Slurm's, and takes any other one for an end.
-NOT_OVER = {JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.UNKNOWN: "UNKNOWN"}
+NOT_OVER = {
+    JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
+    JobState.UNKNOWN: "UNKNOWN",
+}  # fmt: skip
 
 
 @contextlib.contextmanager

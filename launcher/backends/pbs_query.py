@@ -6,6 +6,7 @@ soon as anybody's job is called `inf`.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -32,8 +33,8 @@ LETTERS = {
     "T": JobState.PENDING,  # on its way to another queue
     "R": JobState.RUNNING,
     "E": JobState.RUNNING,
-    "S": JobState.RUNNING,
-    "U": JobState.RUNNING,  # suspended, for the workstation's owner is back
+    "S": JobState.SUSPENDED,
+    "U": JobState.SUSPENDED,  # for the workstation's owner is back
     "B": JobState.RUNNING,  # an array that has begun
     "X": JobState.GONE,
     "F": JobState.GONE,
@@ -46,7 +47,7 @@ ENDS = (
     (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
 )
 # Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
-UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE = 153, 35, 170
+UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 170, 159
 DELETED = "91"  # substate
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
 # Words of qsub when the server was not reached, or its answer was lost.
@@ -57,10 +58,11 @@ NO_ANSWER = re.compile(
 )
 # What to look at when qsub says no, by its exit code.
 HINTS = {
+    159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
     166: "a resource or the place statement has a value that PBS does not know",
     170: "`qstat -Q` lists the queues",
     175: "PBS takes no jobs from root, or from users whom its hosts do not know",
-    187: "`pbsnodes -av` shows what the nodes have; GPUs may be called something else than ngpus there",
+    187: "`pbsnodes -av` shows what the nodes have",
     188: "`qstat -Qf` shows the limits of the queues",
 }
 FEW = 3  # jobs that are over and are asked for one by one
@@ -187,13 +189,23 @@ class PBS:
         words = " ".join(done.stderr.split("usage:")[0].split()) or f"exit code {done.returncode}"
         if done.returncode == 0 or NO_ANSWER.search(words):
             raise NoAnswer(words)
-        hint = HINTS.get(done.returncode)
-        if "Unknown resource Resource_List." in words:
-            hint = "the site has no such resource of a whole job"
+        hint = self._hint(done.returncode, words)
         raise Refused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
             surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
         )
+
+    def _hint(self, code: int, words: str) -> str | None:
+        """What to do about a refusal."""
+        if code == UNAUTHORIZED:
+            with contextlib.suppress(QueryError):
+                if others := [queue.name for queue in self.queues() if queue.open]:
+                    return f"the queue is for some users, groups or hosts only; anybody's are {', '.join(others)}"
+        if words.endswith("Unknown resource: ngpus"):
+            return "GPUs are not counted as ngpus there: cluster.gpu_directive=none"
+        if "Unknown resource Resource_List." in words:
+            return "the site has no such resource of a whole job"
+        return HINTS.get(code)
 
     def cancel(self, job_id: str) -> None:
         """Asks PBS to end a job; one that has ended already is no error."""
@@ -388,4 +400,6 @@ def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
         cpus=number["ncpus"],
         gpus=number["ngpus"],
         mem=parse_size(most["mem"]) if "mem" in most else None,
+        started=values.get("started") != "False",
+        only=tuple(f"{kind}s" for kind in ("user", "group", "host") if values.get(f"acl_{kind}_enable") == "True"),
     )

@@ -34,7 +34,7 @@ STATES = {
     "STAGE_OUT": JobState.RUNNING,
     "SIGNALING": JobState.RUNNING,
     "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
+    "SUSPENDED": JobState.SUSPENDED,
     "RESIZING": JobState.RUNNING,
     "PREEMPTED": JobState.FAILED,
     "COMPLETED": JobState.DONE,

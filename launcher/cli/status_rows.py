@@ -204,13 +204,14 @@ def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
     if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:
         before = saved_before(seen.plan.checkpoint_dir)
     far = standing(seen, now, before)
+    nodes, ranks = _size(seen)
     return {
         "run": seen.run.id,
         "state": _state(seen),
         "job": seen.story.job_id,
         "cluster": seen.plan.cluster,
-        "nodes": seen.plan.nodes,
-        "ranks": seen.plan.world_size,
+        "nodes": nodes,
+        "ranks": ranks,
         "attempt": seen.story.attempt,
         "step": far.step,
         "steps": far.steps,
@@ -222,7 +223,7 @@ def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
         "reason": seen.word or None,
-        "cause": None if seen.state.value in ("done", "queued", "running") else cause(seen),
+        "cause": None if seen.state.value in ("done", "queued", "running", "suspended") else cause(seen),
         "unanswered": seen.unanswered or None,
         "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
         "before": seen.before or None,
@@ -231,6 +232,17 @@ def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
         "over": seen.state.over,
         "settled": seen.state is RunState.DONE or now - seen.story.moved > live_index.SETTLED,
     }
+
+
+def _size(seen: Seen) -> tuple[int, int]:
+    """How many nodes and ranks the run has: in its last attempt, if that went on without some of them.
+
+    One that waits asks for all of them again.
+    """
+    resized = seen.story.last("resized")
+    if resized is None or seen.state is RunState.QUEUED:
+        return seen.plan.nodes, seen.plan.world_size
+    return -(-int(resized["members"]) // seen.plan.tasks_per_node), int(resized["world_size"])
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:

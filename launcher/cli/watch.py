@@ -23,7 +23,7 @@ CALM = 10  # looks without any change after which they become rarer
 SLOWER = 1.2
 MILESTONE = 10  # percent of the steps, for each of which a plain line is printed
 COLOURS = {
-    **dict.fromkeys(("running", "done"), "green"), "queued": "yellow",
+    **dict.fromkeys(("running", "done"), "green"), **dict.fromkeys(("queued", "suspended"), "yellow"),
     **dict.fromkeys(("failed", "lost", "unreadable", "orphaned"), "red"),
 }  # fmt: skip
 

@@ -168,7 +168,8 @@ def queues(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
     for each in found[:SHOWN]:
         marks = [word for word, is_so in (
             ("default", each.default), ("this profile's", each.name == wanted), ("takes no jobs", not each.accepts),
-            ("routes to others", each.routes),
+            ("routes to others", each.routes), ("stopped: its jobs wait", not each.started),
+            (f"for some {' and '.join(each.only)} only", bool(each.only)),
         ) if is_so]  # fmt: skip
         yield ok("queue", f"{each.name}{_in_brackets(marks)}: {_queue(each)}")
     if len(found) > SHOWN:
@@ -182,6 +183,10 @@ def queues(cluster: Cluster, found: Sequence[Queue]) -> Iterator[Finding]:
         )  # fmt: skip
     elif not names[wanted].accepts:
         yield problem("profile", f"queue {wanted} takes no jobs now", "set cluster.queue to another one, or wait")
+    elif not names[wanted].started:
+        yield warning(
+            "profile", f"queue {wanted} is stopped: its jobs wait", "set cluster.queue to another one, or wait"
+        )
     else:
         used = names[wanted]
         yield from profile(cluster, {"nodes": used.nodes, "time": used.time}, f"queue {wanted}")

@@ -185,8 +185,8 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
     default = next((each for each in queues if each.default), None)
     if default is not None:
         return default, "qstat -Q: the default queue"
-    open_ones = [each for each in queues if each.accepts]
-    return (open_ones[0], "qstat -Q: the first that takes jobs") if len(open_ones) == 1 else (None, "")
+    open_ones = [each for each in queues if each.open]
+    return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
 
 
 def _of_pbs(site: PBSSite, name: str, wanted: str | None, day: str) -> Iterator[str]:

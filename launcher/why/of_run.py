@@ -30,6 +30,7 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
     |---|---|
     | queued | its reason, from the scheduler |
     | running | since when, and how far it is |
+    | suspended | by whom |
     | done | so |
     | stopped, failed, cancelled, lost | the cause in a line, and that `post-mortem` knows more |
     | unconfirmed | how to find out |
@@ -86,6 +87,12 @@ def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Exp
     run, state, job = seen.run.id, seen.state, seen.story.job_id
     if state is RunState.RUNNING:
         return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` tells more")
+    if state is RunState.SUSPENDED:
+        word = seen.word.partition(" ")[0]
+        return Explanation(
+            run, state.value, f"its scheduler has stopped its processes for another job (it says {word})", job=job,
+            do="wait: it continues by itself when what it was suspended for is over",
+        )  # fmt: skip
     if state is RunState.DONE:
         return Explanation(run, state.value, "it is done", job=job, do=f"`{program} report {run}` shows its results")
     if state is RunState.UNCONFIRMED:

@@ -60,6 +60,8 @@ def explain(
         notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
     if comment.kind is Kind.ROOM and tried and tried[0].starts is not None:
         notes.append("enough nodes are free for it now: the scheduler may keep them for another job, or start it soon")
+    if plan.min_nodes < plan.nodes and "run_count" in record:
+        notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
     return Explanation(
         run=run,
         state="queued",

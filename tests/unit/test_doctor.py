@@ -376,6 +376,18 @@ SITE = Cluster(name="site", scheduler=Scheduler.pbs)
         (replace(SITE, queue="work"), [WORKQ], [OK, PROBLEM], "Did you mean workq"),
         (SITE, [replace(WORKQ, accepts=False)], [OK, PROBLEM], "takes no jobs now"),
         (
+            SITE,
+            [replace(WORKQ, started=False)],
+            [OK, WARNING],
+            "workq (default, this profile's, stopped: its jobs wait)",
+        ),
+        (
+            SITE,
+            [replace(WORKQ, only=("users", "hosts"))],
+            [OK, OK],
+            "workq (default, this profile's, for some users and hosts only)",
+        ),
+        (
             replace(SITE, limits=Limits(nodes=9)),
             [WORKQ],
             [OK, WARNING],

@@ -198,7 +198,8 @@ def test_the_ids_of_servers_with_long_names_are_read(job_id: str, read: str) -> 
     ("letter", "state"),
     [
         *((letter, JobState.PENDING) for letter in "QHWT"),
-        *((letter, JobState.RUNNING) for letter in "RESUB"),
+        *((letter, JobState.RUNNING) for letter in "REB"),
+        *((letter, JobState.SUSPENDED) for letter in "SU"),
         *((letter, JobState.GONE) for letter in "XF"),
         *((letter, JobState.UNKNOWN) for letter in "MZ?"),
     ],
@@ -210,7 +211,7 @@ def test_every_letter_has_its_state(letter: str, state: JobState) -> None:
 
 
 def test_no_letter_alone_says_that_a_job_has_succeeded() -> None:
-    assert set(LETTERS.values()) == {JobState.PENDING, JobState.RUNNING, JobState.GONE}
+    assert set(LETTERS.values()) == {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.GONE}
 
 
 AT = "Job run at Sat Nov 21 at 01:00 on (pbs-n1:ncpus=1)"
@@ -271,7 +272,7 @@ RAN, SHADOW = {"run_count": "1"}, {"comment": "Subjob finished"}
         ({"job_state": "R", "substate": "42", "run_count": "2", "Exit_status": "-4"}, JobState.RUNNING, "R"),
         ({"job_state": "R", "substate": "60", **RAN, "Exit_status": "0"}, JobState.RUNNING, "R"),
         ({"job_state": "E", "substate": "51", **RAN, "Exit_status": "271"}, JobState.RUNNING, "E"),
-        ({"job_state": "S", "substate": "45", **RAN}, JobState.RUNNING, "S"),
+        ({"job_state": "S", "substate": "45", **RAN}, JobState.SUSPENDED, "S"),
         ({"job_state": "H", "substate": "20"}, JobState.PENDING, "H"),
         ({"job_state": "W", "substate": "30"}, JobState.PENDING, "W"),
         ({"job_state": "B", "substate": "70", "Exit_status": "1"}, JobState.RUNNING, "B"),
@@ -612,7 +613,10 @@ usage: qsub [-a date_time] [-A account_string] [-c interval]
     ("code", "said", "words"),
     [
         (187, "qsub: Unknown resource: ngpus",
-         f"qsub refused the job: Unknown resource: ngpus ({HINTS[187]})"),
+         "qsub refused the job: Unknown resource: ngpus (GPUs are not counted as ngpus there: "
+         "cluster.gpu_directive=none)"),
+        (187, "qsub: Unknown resource: nosuch", f"qsub refused the job: Unknown resource: nosuch ({HINTS[187]})"),
+        (159, "qsub: Unauthorized Request ", f"qsub refused the job: Unauthorized Request ({HINTS[159]})"),
         (187, "qsub: Unknown resource Resource_List.filesystems",
          "qsub refused the job: Unknown resource Resource_List.filesystems "
          "(the site has no such resource of a whole job)"),
@@ -945,10 +949,29 @@ def site(commands: Path) -> Path:
 NO_LIMITS = {"time": None, "nodes": None, "cpus": None, "gpus": None, "mem": None}
 
 
+def test_who_is_not_on_a_queues_list_hears_of_those_that_take_anybody(site: Path) -> None:
+    """A queue's acl_users, on OpenPBS 23.06.06."""
+    (site / "queues").write_text(QUEUES.replace('"route_dest', '"acl_user_enable":"True",\n            "route_dest'))
+    put(site, "qsub", "echo 'qsub: Unauthorized Request ' >&2; exit 159")
+    with pytest.raises(Refused, match=r"\(the queue is for some users, groups or hosts only; anybody's are workq\)$"):
+        PBS().submit(SCRIPT, {"PATH": str(site)})
+
+
 def test_queues_are_read(site: Path) -> None:
     assert PBS().queues() == [
         Queue("workq", True, accepts=True, routes=False, **NO_LIMITS),
-        Queue("debug", False, accepts=True, routes=False, time=360600, nodes=2, cpus=16, gpus=0, mem=10 * 1024**3),
+        Queue(
+            "debug",
+            False,
+            accepts=True,
+            routes=False,
+            time=360600,
+            nodes=2,
+            cpus=16,
+            gpus=0,
+            mem=10 * 1024**3,
+            started=False,
+        ),
         Queue("inf", False, accepts=True, routes=True, **NO_LIMITS),
         Queue("closed", False, accepts=False, routes=False, **{**NO_LIMITS, "time": 600}),
     ]

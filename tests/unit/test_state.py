@@ -15,9 +15,10 @@ from launcher.runs import Run
 from launcher.state import RunState, Story, run_state, tell
 from tests.unit.plans import plan_of
 
-P, R, D, F, C, G, U = (
+P, R, S, D, F, C, G, U = (
     JobState.PENDING,
     JobState.RUNNING,
+    JobState.SUSPENDED,
     JobState.DONE,
     JobState.FAILED,
     JobState.CANCELLED,
@@ -25,7 +26,7 @@ P, R, D, F, C, G, U = (
     JobState.UNKNOWN,
 )
 NO_ANSWER = "no answer"
-EVERY = (None, P, R, D, F, C, G, U, NO_ANSWER)
+EVERY = (None, P, R, S, D, F, C, G, U, NO_ANSWER)
 NOT_LIVE = (None, D, F, C, G)
 BOTH = (False, True)
 
@@ -62,6 +63,8 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 0, "code": 143}, (C,), (False,), RunState.CANCELLED),
     *(({"attempt": 0, "code": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 93, 143)),
     ({"attempt": 2}, (R,), BOTH, RunState.RUNNING),
+    ({"attempt": 2}, (S,), BOTH, RunState.SUSPENDED),
+    ({"attempt": 0, "code": 143}, (S,), BOTH, RunState.SUSPENDED),
     ({"attempt": 2}, (P,), BOTH, RunState.QUEUED),
     ({"attempt": 2}, NOT_LIVE, (True,), RunState.CANCELLED),
     ({"attempt": 2}, (C,), (False,), RunState.CANCELLED),
@@ -136,7 +139,7 @@ def test_every_state_is_in_the_tables() -> None:
 
 
 def test_only_what_waits_or_runs_is_live() -> None:
-    assert {state for state in JobState if state.live} == {P, R}
+    assert {state for state in JobState if state.live} == {P, R, S}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,17 @@ def test_only_what_waits_or_runs_is_live() -> None:
         ([{"event": "submitting"}, {"event": "submitted", "job": "7"}], "7", False),
         ([{"event": "submitted", "job": "7"}, {"event": "submitted", "job": "8"}], "8", False),
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}], "7", True),
+        ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}, {"event": "cancel_failed"}], "7", False),
+        (
+            [
+                {"event": "submitted", "job": "7"},
+                {"event": "cancelled"},
+                {"event": "cancel_failed"},
+                {"event": "cancelled"},
+            ],
+            "7",
+            True,
+        ),
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}, {"event": "submitted", "job": "8"}], "8", False),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher import live, standing
+from launcher import event_file, live, standing
 from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm, parse_jobs, parse_records
@@ -221,6 +221,18 @@ def rows(folder: Path, *names: str) -> dict[str, dict[str, Any]]:
     return {each["run"]: each for each in Rows(names, folder, False).look().rows}
 
 
+@pytest.mark.parametrize(
+    ("job", "size"), [(RUNNING, [2, 4]), ((JobState.PENDING, "PENDING"), [3, 6])], ids=["goes on", "is queued again"]
+)
+def test_a_run_that_lost_a_node_has_the_others(
+    tmp_path: Path, says: Callable[..., list[str]], job: tuple[JobState, str], size: list[int]
+) -> None:
+    run = make(tmp_path, "a", "1", step=3, nodes=3, procs_per_node=2, min_nodes=1)
+    event_file.append(run.attempts()[-1].events_file("node-0"), "resized", round=1, cause="x", members=2, world_size=4)
+    says({"1": job})
+    assert [rows(tmp_path)["a"][key] for key in ("nodes", "ranks")] == size
+
+
 def test_many_forgotten_runs_are_two_questions(tmp_path: Path, says: Callable[..., list[str]]) -> None:
     for number in range(9):
         make(tmp_path, f"run-{number}", str(number))
@@ -292,6 +304,21 @@ def test_after_a_cancel_nobody_believes_the_answer_before(
     Live().cancel(run)
     says({}, {"1": (JobState.CANCELLED, "CANCELLED")})
     assert rows(tmp_path)["a"]["state"] == "cancelled"
+
+
+def test_a_cancel_that_the_scheduler_did_not_take_is_taken_back(
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise QueryError("scancel: error: Unable to contact slurm controller")
+
+    run = make(tmp_path, "a", "1")
+    says({"1": RUNNING})
+    monkeypatch.setattr(Slurm, "cancel", unreachable)
+    with pytest.raises(QueryError):
+        Live().cancel(run)
+    assert not run.has("cancelled")
+    assert rows(tmp_path)["a"]["state"] == "running"
 
 
 def test_a_run_that_is_asked_to_end_does_not_count_as_running(

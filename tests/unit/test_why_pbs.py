@@ -276,6 +276,16 @@ def test_a_job_without_room_is_offered_what_fits() -> None:
     assert found.limits == ()
 
 
+def test_a_run_that_may_lose_nodes_waits_for_all_of_them_when_it_is_queued_again() -> None:
+    """After node_fail_requeue, on OpenPBS 23.06.06."""
+    record = {"job_state": "Q", "run_count": "1", "Exit_status": "-20", "queue": "workq",
+              "comment": "Not Running: Not enough free nodes available"}  # fmt: skip
+    plan = pbs_plan(nodes=2, min_nodes=1, cpus_per_proc=4)
+    found = pbs.explain("run-1", plan, "7.pbs-srv", facts=Recorded(record), program="launcher")
+    assert "PBS waits for all 2 nodes to start it again, whatever min_nodes says" in found.notes
+    assert found.commands[1] == "launcher resume run-1 cpus_per_proc=2"
+
+
 def test_a_limit_is_told_with_its_value_and_where_it_is_set() -> None:
     queue = {"started": "False", "max_run": "[u:PBS_GENERIC=1]", "resources_max": {"ncpus": "8"}}
     found = explained("Not Running: User has reached queue workq running job limit.", queue)
