@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from launcher import config, secret
+from launcher import config
 from launcher.paths import default_runs_dir
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
@@ -41,6 +41,8 @@ def register() -> None:
     store.store(group="hydra/schema", name="env", node=config.Env)
     for name, kind in WORKLOADS.items():
         store.store(group="hydra/schema/workload", name=name, node=kind)
+    from launcher import secret  # what reads runs is not for help
+
     secret.interpolated.clear()
     OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -55,6 +57,8 @@ def register() -> None:
 def _environment_variable(name: str, default: Any = "(none)", *, _node_: Any) -> Any:
     """OmegaConf's own `oc.env`, which also notes which key a secret could have come into."""
     from omegaconf.resolvers import oc
+
+    from launcher import secret
 
     secret.interpolated[str(_node_._get_full_key(None))] = name
     return oc.env(name) if default == "(none)" else oc.env(name, default)
