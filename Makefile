@@ -18,8 +18,8 @@ PYTHON_OLDEST ?= $(call first_python,python3.10 python3.11 python3.12)
 PYTHON_NEWEST ?= $(call first_python,python3.13 python3.12)
 VENV := .venv
 READY := $(VENV)/ready
-# Unit tests that import torch, or what imports it.
-CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.unit.workload_ranks|workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
+# Tests that import torch, or what imports it.
+CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.processes.workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
 RUN := $(VENV)/bin/python
 
 .PHONY: help demo test test-slow test-torch gpu-check lint chaos bench docs clean
@@ -76,7 +76,7 @@ test-slow: $(READY)
 test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	@for venv in .venv-torch-oldest .venv-torch-newest; do \
 	  $$venv/bin/python -c 'import sys, torch; print(f"torch {torch.__version__}, Python {sys.version.split()[0]}")' && \
-	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit) && \
+	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit tests/processes) && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
 	done
 

@@ -135,9 +135,10 @@ def versions(machine: Machine) -> str:
 
 
 def unit_tests(machine: Machine) -> str:
-    """The unit tests, with a torch that was built for GPUs."""
+    """The unit tests and those of processes, with a torch that was built for GPUs."""
     parallel = ["--numprocesses=auto"] if importlib.util.find_spec("xdist") else []
-    done = machine.command(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, "tests/unit")
+    folders = ("tests/unit", "tests/processes")
+    done = machine.command(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parallel, *folders)
     require(done.returncode == 0, f"{last_line(done.stdout)}\n{done.stdout[-6000:]}")
     return last_line(done.stdout)
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workload_ranks import run_ranks
 
 from launcher import event_file
-from launcher.config import DDPMnist, FSDPLm
 from launcher.node import events
 from launcher.node.events import FIRST, INTERVAL, Events, Reporter
 from launcher.runs import Attempt, Run
@@ -92,33 +90,3 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     tell("finished")
     told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
-
-
-def in_events(config: Any, env: Any) -> dict[str, Any]:
-    """Trains, and returns the names of the numbers that rank 0 told, by event."""
-    import launcher.node
-    from workloads import ddp, fsdp
-
-    told: dict[str, list[str]] = {}
-    launcher.node.progress = lambda step, total, **values: told.update(progress=sorted(values))
-    launcher.node.evaluated = lambda step, **values: told.update(evaluated=sorted(values))
-    (ddp if isinstance(config, DDPMnist) else fsdp).main(config, env)
-    return told
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        (
-            DDPMnist("ddp_mnist", "", seed=0, dataset="digits", threads=1, epochs=1),
-            {"progress": ["epoch", "images_per_s", "loss", "lr"], "evaluated": ["accuracy", "test_loss"]},
-        ),
-        (
-            FSDPLm("fsdp_lm", "", seed=0, layers=1, heads=2, width=8, context=8, steps=2, sample=0, threads=1),
-            {"progress": ["loss", "lr", "tokens_per_s"], "evaluated": ["perplexity", "val_loss"]},
-        ),
-    ],
-    ids=["ddp_mnist", "fsdp_lm"],
-)
-def test_trainings_tell_the_numbers_that_the_report_draws(config: Any, told: dict[str, list[str]]) -> None:
-    assert run_ranks(in_events, config, 1)[0].metrics == told

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from launcher import errors
 from launcher.node import process_group, topology
-from launcher.worker.joining import Facts, RanksDiffer, compare, facts_of, gpu_identity, require_alike_in_group
-from tests.unit.workload_ranks import run_ranks
+from launcher.worker.joining import Facts, RanksDiffer, compare, facts_of, gpu_identity
 
 
 def rank(number: int, **changes: Any) -> Facts:
@@ -162,18 +161,3 @@ def test_every_rank_is_refused_with_the_same_words() -> None:
 def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
     outcome = joined([rank(0), rank(1), rank(2, gpu="GPU-0")], dist.HashStore())
     assert all("Several ranks use one GPU: GPU-0 on ranks 0,2 (node0, node1)" in str(error) for error in outcome)
-
-
-def in_group(config: Any, env: Any) -> dict[str, Any]:
-    require_alike_in_group(rank(env.rank))
-    try:
-        require_alike_in_group(rank(env.rank, torch=f"2.{env.rank}"))
-    except RanksDiffer as refused:
-        return {"refused": str(refused)}
-    return {}
-
-
-def test_ranks_without_a_store_compare_in_their_group() -> None:
-    outcome = run_ranks(in_group, None, 2)
-    assert [each.metrics for each in outcome] == [outcome[0].metrics] * 2
-    assert "2.0 on rank 0 (node0); 2.1 on rank 1 (node0)" in outcome[0].metrics["refused"]

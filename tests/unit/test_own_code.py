@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,19 +169,3 @@ def test_the_page_shows_the_difference_between_the_two_scripts() -> None:
     assert (len(added), len(removed)) == (10, 1)
     page = [line.strip() for line in (ROOT / "docs" / "ten-lines.md").read_text().splitlines()]
     assert [line for line in (*added, *removed) if line.strip() not in page] == []
-
-
-def test_the_ten_lines_do_nothing_where_there_is_no_launcher_run(tmp_path: Path) -> None:
-    """Under plain torchrun, or python with its variables, the script is what it was."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER")}
-    environ |= {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "examples" / "ten_lines.py", "--steps", "500"], cwd=tmp_path, env=environ,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "step 500 loss " in done.stdout
-    assert list(tmp_path.iterdir()) == []

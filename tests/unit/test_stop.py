@@ -7,19 +7,16 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from launcher.agent.stop_agreement import Cause, Proposal, RankState, Want
-from launcher.node import Env, pulse, stop
+from launcher.node import pulse, stop
 from launcher.node.pulse import Pulse
 from launcher.node.settings import Settings
 from launcher.node.stop import GO_ON, Stop, Verdict, interval
 from tests.unit.test_training import env_of
-from tests.unit.workload_ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -180,43 +177,6 @@ def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.
     flag._last = 1051.0
     flag.boundary(2)
     assert shared.stops()[0].cause is Cause.DEADLINE
-
-
-def stopped_at(config: dict[str, Any], env: Env) -> dict[str, Any]:
-    """Steps until all have agreed to stop; one rank alone is told, at one of its steps."""
-    flag = Stop(env, Settings(deadline=time.time() + 1000) if config["how"] == "deadline" else Settings())
-    if config["how"] == "deadline" and env.rank == config["rank"]:
-        flag._ends = time.monotonic()  # its clock is ahead of the others'
-    saves = []
-    for step in range(1, 2000):
-        if step == config["at"] and env.rank == config["rank"] and config["how"] == "signal":
-            os.kill(os.getpid(), signal.SIGTERM)
-        if config["slow"]:
-            flag._step_time = 1.0
-        work = torch.ones(100)
-        dist.all_reduce(work)  # what a signal finds most ranks in
-        verdict = flag.boundary(step, save_due=env.rank == 1 and step >= 5 and not saves)
-        if verdict.save:
-            saves.append(step)
-        if verdict.stop:
-            flag.close()
-            return {"step": step, "why": verdict.stop, "saves": saves}
-    return {}
-
-
-@pytest.mark.parametrize(("how", "slow"), [("signal", False), ("signal", True), ("deadline", True)])
-@pytest.mark.parametrize("rank", [0, 2])
-def test_ranks_that_hear_nothing_stop_at_the_same_step(how: str, slow: bool, rank: int) -> None:
-    results = [each.metrics for each in run_ranks(stopped_at, {"how": how, "at": 20, "rank": rank, "slow": slow}, 3, 3)]
-    assert results[0] and results == [results[0]] * 3
-    assert results[0]["why"] == (
-        f"told to stop (rank {rank} on node{rank})" if how == "signal" else "its time is nearly up"
-    )
-    if how == "signal":
-        assert results[0]["step"] >= 20
-        assert len(results[0]["saves"]) == 1
-    if slow and how == "signal":
-        assert (results[0]["step"], results[0]["saves"]) == (20, [5])
 
 
 def test_of_several_causes_one_is_told_by_all() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from workload_ranks import run_ranks
 
 from launcher.node import Env
 from launcher.worker import rank_objects
 from launcher.worker.rank_objects import MAC, NotFromARank
+from tests.launch import ROOT
+from tests.processes.workload_ranks import run_ranks
 
 SIZES = [0, rank_objects.SMALL - 200, rank_objects.SMALL, 1 << 20]  # of a text
 
@@ -88,5 +89,5 @@ def test_an_altered_object_is_refused(part: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("package", ["launcher", "workloads"])
 def test_no_module_lets_torch_unpickle_what_ranks_send(package: str) -> None:
     calls = re.compile(r"\w*(gather_object|object_list)\(")
-    modules = [*(Path(__file__).parents[3] / package).rglob("*.py")]
+    modules = [*(ROOT / package).rglob("*.py")]
     assert modules and not [path for path in modules if calls.search(path.read_text())]

@@ -143,6 +143,7 @@ def _rank(
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     destroy_without_gil(dist.group.WORLD)
+    dist.barrier()  # a rank that ends at once would end the others while they still connect
     metrics, error = {}, ""
     try:
         if prepare:

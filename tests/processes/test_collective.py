@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from workload_ranks import RankResult, run_ranks
 
 import launcher.node
 from launcher.config import Collective
 from launcher.node import Env
+from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import collective, memory, operations, results, roof, timing
 from workloads.names import OPERATIONS, REDOPS, REDUCING, places_of
 

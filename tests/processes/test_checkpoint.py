@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
-from workload_ranks import run_ranks
 
 from launcher.checkpoint import files as checkpoint_files
 from launcher.checkpoint import format as checkpoints
@@ -34,6 +33,7 @@ from launcher.errors import UnavailableError
 from launcher.node import Env
 from launcher.node.lease import LeaseLost
 from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
+from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 IDENTITY = {"model": {"width": 8, "layers": 2}, "optimizer": "adam"}

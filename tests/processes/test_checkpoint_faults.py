@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from workload_ranks import run_ranks
 
 from launcher import errors
 from launcher.checkpoint import format as checkpoints
@@ -24,6 +23,7 @@ from launcher.node import Env
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
 from tests.fakes.faulty_files import Fault, FaultyFiles
+from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 LONG = 1e6  # seconds

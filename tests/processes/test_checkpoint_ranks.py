@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from workload_ranks import run_ranks
 
 from launcher import errors
 from launcher.checkpoint import Checkpointer, merge, saving
@@ -25,6 +24,7 @@ from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import plain
 from launcher.node import Env
 from launcher.paths import PACKAGE
+from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from workload_ranks import run_ranks
 
 from launcher.node import Env
 from launcher.node.sampler import share
 from launcher.worker.torch_compat import destroy_without_gil
+from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees
 from workloads.resumable import seed_generators

@@ -8,9 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from workload_ranks import run_ranks
 
 from launcher.node import Env, interfaces
+from tests.processes.workload_ranks import run_ranks
 from workloads import roof
 
 

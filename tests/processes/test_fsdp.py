@@ -17,7 +17,7 @@ from launcher.config import FSDPLm, Precision
 from launcher.node import Env
 from launcher.node.settings import Settings
 from launcher.worker.torch_compat import fsdp_computes_on
-from tests.unit.workload_ranks import RankResult, run_ranks
+from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import gpt, training
 from workloads.fsdp import Trainer, compute_dtype, main
 from workloads.ranks import WorkloadError

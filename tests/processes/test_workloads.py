@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from workload_ranks import RankResult, run_ranks
 
 from launcher import datasets
 from launcher.config import DDPMnist, Precision, Sync
 from launcher.node import Env
+from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import ddp, training
 from workloads.data import load
 

@@ -13,11 +13,11 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 from torch import Tensor
-from workload_ranks import RankResult, run_ranks
 
 from launcher.config import P2P, MatrixOf
 from launcher.node import Env
 from tests.chaos.slow_node import delay
+from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import exchanges, links, matrix_text, memory, p2p, patterns, roof
 from workloads.matrix import Matrix
 from workloads.names import PATTERNS

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from workload_ranks import run_ranks
 
 from launcher.checkpoint import safetensors
 from launcher.checkpoint import saving as checkpoint
@@ -21,6 +20,7 @@ from launcher.cli import commands
 from launcher.errors import LauncherError
 from launcher.node import Env
 from launcher.runs import Run
+from tests.processes.workload_ranks import run_ranks
 from tests.unit.plans import plan_of
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))

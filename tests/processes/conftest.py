@@ -1,0 +1,5 @@
+"""The fixtures of the unit tests."""
+
+from tests.unit.conftest import handlers, own_cache, server
+
+__all__ = ["handlers", "own_cache", "server"]

@@ -1,0 +1,317 @@
+"""A preflight of several agents that are processes finds the bad node, and never hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from launcher import runs
+from launcher.agent.control import Control
+from launcher.agent.coordinator import Limits
+from launcher.agent.hangs import Blamed
+from launcher.agent.rendezvous import Member
+from launcher.agent.signals import Signals
+from launcher.node import Env, preflight, preflight_process
+from launcher.node import preflight_checks as checks
+from launcher.node import preflight_together as together
+from launcher.node.preflight import Preflight
+from launcher.node.preflight_checks import Problem, check
+from launcher.node.preflight_verdict import Then
+from launcher.plan import JobPlan
+from tests.processes.workload_ranks import _context, run_ranks
+from tests.unit.plans import bare_plan
+
+
+def test_clocks_are_compared_over_the_store() -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    clients = [store, *(TCPStore("localhost", store.port, is_master=False, wait_for_workers=False) for _ in range(3))]
+    told: list[str] = []
+    threads = [
+        threading.Thread(target=lambda place=place: told.append(together.clock(clients[place], place == 0, 4)))
+        for place in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 4, "one of them has found that this machine's clock differs from itself"
+
+
+def reduce(config: str, env: Env) -> dict[str, Any]:
+    """The all_reduce of a preflight, in which rank 1 sends or receives something wrong."""
+    whole = dist.all_reduce
+
+    def damaged(tensor: torch.Tensor) -> None:
+        if config == "sends":
+            tensor[env.rank] += 1
+        whole(tensor)
+        if config == "receives":
+            tensor[0] += 1
+
+    if env.rank == 1:
+        dist.all_reduce = damaged
+    found = check("all_reduce", lambda: together.reduce(env.rank, env.world_size, env.device))
+    return {"level": found.level.value, "accused": found.accused}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("nothing", [("fine", ())] * 3),
+        ("sends", [("failed", (1,))] * 3),
+        ("receives", [("fine", ()), ("failed", (0,)), ("fine", ())]),
+    ],
+)
+def test_a_wrong_element_tells_whose_it_is(config: str, expected: list[Any]) -> None:
+    results = [result.metrics for result in run_ranks(reduce, config, 3)]
+    assert [(result["level"], result["accused"]) for result in results] == expected
+
+
+def fine(index: int) -> None:
+    pass
+
+
+def computes_wrong(index: int) -> None:
+    def wrong(where: torch.device) -> str:
+        raise Problem("cuda:3 computes wrong")
+
+    if index == 1:
+        checks.compute = wrong
+
+
+def hangs(index: int) -> None:
+    preflight.ALONE = 8.0
+    if index == 1:
+        checks.compute = lambda where: str(time.sleep(600))
+
+
+def dies(index: int) -> None:
+    if index == 0:
+        checks.compute = lambda where: str(os.kill(os.getpid(), signal.SIGKILL))
+
+
+def is_stopped(index: int) -> None:
+    preflight.ALONE, preflight.SLACK, preflight_process.FILE = 8.0, 1.0, 1.0
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def has_a_folder_of_its_own(index: int) -> None:
+    checks.SEEN = 0.5
+    whole = checks.write_mine
+    if index == 1:
+        checks.see = lambda folder, texts, patience: _see(folder.parent, texts, 0.1)
+        checks.write_mine = lambda folder, mine, text: whole(folder, mine, text + "!")
+
+
+_see = checks.see
+
+
+def breaks_in_the_all_reduce(index: int) -> None:
+    preflight.TOGETHER = 26.0
+
+    def broken(*_: object) -> str:
+        raise RuntimeError("unhandled system error")
+
+    if index == 1:
+        together.reduce = broken
+
+
+def is_behind_a_wall(index: int) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("timed out connecting")
+
+    together.join = lost
+    if index == 1:
+        server = socket.create_server(("127.0.0.1", 0))
+        told = f"127.0.0.1 {server.getsockname()[1]}"
+        server.close()
+        together.door = lambda interface: (server, told)
+
+
+def loses_each_other(index: int) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("timed out connecting")
+
+    together.join = lost
+
+
+def is_off(index: int) -> None:
+    judge = together.judge_clock
+    if index == 1:
+        together.judge_clock = lambda ahead, error: judge(7.0, 0.1)
+
+
+def _control(index: int, members: Sequence[Member], folder: Path, least: int, heartbeat: float = 60) -> Control:
+    return Control(
+        members[index], attempt=folder / "attempts" / "0",
+        limits=Limits(least, None, None, None, None, heartbeat, 3),
+        names=[f"node{member.index}" for member in members], hosts=["localhost"] * len(members), secret=b"secret",
+        key=str(folder), port_range=(20000, 32767), join_timeout=60, signals=Signals(),
+        blame=lambda _: Blamed("", "", None, None),
+    )  # fmt: skip
+
+
+def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, prepare: Callable[[int], None],
+           pipe: Connection) -> None:  # fmt: skip
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if index == 0:
+        pipe.send(0)
+    else:
+        pipe.recv()
+    control = _control(index, members, folder, plan.min_nodes)
+    _, meeting = control.first()
+    if meeting.listener is not None:
+        meeting.listener.close()
+    pipe.send("there")
+    pipe.recv()
+    prepare(index)
+    events: dict[str, Any] = {}
+    verdict = Preflight(
+        plan, runs.Attempt(runs.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
+        control, meeting, round_number=0,
+    ).run()  # fmt: skip
+    pipe.send((verdict, events))
+    pipe.recv()
+
+
+def agents(
+    prepare: Callable[[int], None], folder: Path, *, nodes: int = 3, ranks: int = 2, least: int = 2
+) -> list[Any]:
+    """The verdict and the events of each agent; None of one that does not end."""
+    plan = bare_plan(
+        nodes=nodes, min_nodes=least, procs_per_node=ranks, run_dir=str(folder), checkpoint_dir=str(folder / "c"),
+        backend="gloo", device="cpu",
+    )  # fmt: skip
+    (folder / "attempts" / "0").mkdir(parents=True)
+    members = [Member(number, number, f"host{number}", ranks) for number in range(nodes)]
+    pipes, processes = [], []
+    for index in range(nodes):
+        ours, theirs = _context.Pipe()
+        process = _context.Process(target=_agent, args=(index, members, plan, folder, prepare, theirs))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        port = pipes[0].recv()
+        for pipe in pipes[1:]:
+            pipe.send(port)
+        for pipe in pipes:
+            assert pipe.recv() == "there"
+        for pipe in pipes:
+            pipe.send("go")
+        answers = [pipe.recv() if prepare is not is_stopped or index != 1 else None for index, pipe in enumerate(pipes)]
+        for pipe in pipes:
+            pipe.send("end")
+        return answers
+    finally:
+        for process in processes:
+            process.join(0.1 if prepare is is_stopped else 20)
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "then", "lost", "words"),
+    [
+        (fine, Then.GO, (), ""),
+        (computes_wrong, Then.WITHOUT, (1,), "cuda:3 computes wrong"),
+        (hangs, Then.WITHOUT, (1,), "said nothing within 8 s"),
+        (dies, Then.WITHOUT, (0,), "was killed by SIGKILL"),
+        (is_stopped, Then.WITHOUT, (1,), "said nothing within 8 s"),
+        (has_a_folder_of_its_own, Then.WITHOUT, (1,), "is it on a file system that all nodes share?"),
+        (breaks_in_the_all_reduce, Then.WITHOUT, (1,), "unhandled system error"),
+        (is_behind_a_wall, Then.WITHOUT, (1,), "is there a firewall between the nodes"),
+        (loses_each_other, Then.FAIL, (), ""),
+    ],
+)
+def test_all_agents_hear_the_same_verdict(
+    prepare: Callable[[int], None], then: Then, lost: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    answers = [answer for answer in agents(prepare, tmp_path) if answer is not None]
+    verdicts = [verdict for verdict, _ in answers]
+    assert len({repr(verdict) for verdict in verdicts}) == 1
+    assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
+    assert all(words in text for _, text in verdicts[0].bad)
+    told = answers[0][1]["preflighted"]
+    assert (told["then"], told["nodes"], len(told["bad"])) == (then.value, 3, len(lost))
+    assert not any("preflighted" in events for _, events in answers[1:])
+
+
+def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
+    answers = agents(is_off, tmp_path, nodes=2, least=2)
+    assert [verdict.then for verdict, _ in answers] == [Then.GO, Then.GO]
+    assert answers[0][0].warnings[0][0] == "node1"
+    for index, (_, events) in enumerate(answers):
+        event = events["preflight"]
+        assert (event["host"], event["fine"]) == (f"host{index}", True)
+        names = [each["name"] for each in event["checks"]]
+        assert sorted(names) == sorted(
+            ["device", "device", "space", "space", "space", "run_dir", "all_reduce", "all_reduce", "clock"]
+        )
+        assert all(each["ms"] >= 0 and each["words"] for each in event["checks"])
+
+
+def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not answer any more, and nobody waits for ever."""
+    monkeypatch.setattr(preflight, "ALONE", 0.5)
+    monkeypatch.setattr(preflight, "TOGETHER", 0.5)
+    monkeypatch.setattr(Preflight, "_fork", lambda self: None)
+    (tmp_path / "attempts" / "0").mkdir(parents=True)
+    members = [Member(index, index, f"host{index}", 1) for index in range(2)]
+    leader, mine = (_control(index, members, tmp_path, 1, heartbeat=0.5) for index in range(2))
+    thread = threading.Thread(target=leader.first)
+    thread.start()
+    _, meeting = mine.first()
+    thread.join()
+    verdict = Preflight(
+        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        mine, meeting, round_number=0,
+    ).run()  # fmt: skip
+    assert (verdict.then, verdict.lost) == (Then.WITHOUT, (0,))
+    assert "does not answer" in verdict.bad[0][1]
+    assert leader._hub is not None
+    leader._hub.close()
+
+
+def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path: Path) -> None:
+    """A driver that wakes up slowly on the first node is no reason to continue without it."""
+    (tmp_path / "attempts" / "0").mkdir(parents=True)
+    members = [Member(index, index, f"host{index}", 1) for index in range(2)]
+    leader, other = (_control(index, members, tmp_path, 1, heartbeat=1.0) for index in range(2))
+    thread = threading.Thread(target=leader.first)
+    thread.start()
+    _, meeting = other.first()
+    thread.join()
+    check_of_it, pipe = _context.Pipe()
+    part = Preflight(
+        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        leader, meeting, round_number=0,
+    )  # fmt: skip
+    part._children = [(None, check_of_it)]
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(part._answers(60, lambda place: None)))  # type: ignore[arg-type, return-value]
+    thread.start()
+    lost: list[Any] = []
+    give_up = time.monotonic() + 3.0
+    while time.monotonic() < give_up:
+        lost += [message for message in other.poll(0.1) if message["type"] == "leader_lost"]
+    pipe.send([])
+    thread.join()
+    assert (lost, found) == ([], [[]])
+    assert leader._hub is not None
+    leader._hub.close()
