@@ -31,7 +31,8 @@ from tests.pbs.real import RealPbs
 RECORD = "ran against"
 WIDTH = 80
 
-hypothesis.settings.register_profile("launcher", deadline=None)  # machines are busy
+# Machines are busy: neither an example nor making one has a time limit.
+hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("launcher")
 
 

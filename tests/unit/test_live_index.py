@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -235,34 +234,32 @@ def test_what_is_noted_and_not_there_is_removed(tmp_path: Path) -> None:
 def test_handing_over_and_removing_at_once_never_loses_a_run(tmp_path: Path) -> None:
     """The file is there whenever a hand-over has noted it, whatever others remove meanwhile."""
     make(tmp_path, "a", code=1)
-    stop, lost = threading.Event(), []
+    stop, lost, removed = threading.Event(), [], [0, 0]
 
-    def removes() -> None:
+    def removes(place: int) -> None:
         while not stop.is_set():
             live_index.remove(tmp_path, "a")
-
-    def repeat(times: int, function: Callable[[], None]) -> None:
-        for _ in range(times):
-            function()
+            removed[place] += 1
 
     def hands_over() -> None:
         age(tmp_path)
         live_index.add(tmp_path / "a")
-        if not (tmp_path / live_index.FOLDER / "a").exists() and not waits_for_it():
+        if not is_there():
             lost.append(1)
 
-    def waits_for_it() -> bool:
-        """Somebody who looks at the time of the file has put it aside, and puts it back."""
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
+    def is_there() -> bool:
+        """Who looks at the time of the file puts it aside, and back: it is seen before the others have looked often."""
+        before = list(removed)
+        while any(now < then + 1000 for now, then in zip(removed, before, strict=True)):
             if (tmp_path / live_index.FOLDER / "a").exists():
                 return True
         return False
 
-    others = [threading.Thread(target=removes) for _ in range(2)]
+    others = [threading.Thread(target=removes, args=(place,)) for place in range(2)]
     for each in others:
         each.start()
-    repeat(200, hands_over)
+    for _ in range(200):
+        hands_over()
     stop.set()
     for each in others:
         each.join()

@@ -338,7 +338,7 @@ def test_one_task_is_told_its_place(sandbox: Sandbox) -> None:
     assert told["LAUNCHER_GUARD"].startswith("136.pbs-srv.")
     assert told["LAUNCHER_HOSTS"] == socket.gethostname()
     assert told["LAUNCHER_SCRIPT"] == f"{sandbox.whole}/payload.sh"
-    assert 0 <= int(told["LAUNCHER_DEADLINE"]) - (begun + 3600 - 120) <= 5
+    assert begun <= int(told["LAUNCHER_DEADLINE"]) - (3600 - 120) <= int(time.time())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import contextlib
 import errno
 import socket
 import subprocess
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,15 +262,23 @@ def test_a_file_must_be_its_writers_own(owner: int, mode: int, words: str) -> No
         checks.judge_owner(Path("/runs/x"), owner, 1000, mode)
 
 
-def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path) -> None:
+def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "preflight"
     checks.write_mine(folder, 0, "zero")
     assert (folder / "member-0").stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
-    timer = threading.Timer(0.2, lambda: checks.write_mine(folder, 1, "one"))
-    timer.start()
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now > 20:
+            checks.write_mine(folder, 1, "one")
+
+    monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     assert checks.see(folder, {0: "zero", 1: "one"}, patience=30) == "2 files of other nodes seen"
     with pytest.raises(Problem, match="does not show what other nodes write") as problem:
-        checks.see(folder, {0: "zero", 1: "another", 2: "two"}, patience=0.1)
+        checks.see(folder, {0: "zero", 1: "another", 2: "two"}, patience=30)
+    assert 50 < now < 51
     assert (problem.value.accused, problem.value.looked) == ((1, 2), 3)
     (tmp_path / "file").touch()
     with pytest.raises(Problem, match="cannot be written to"):

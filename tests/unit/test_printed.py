@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def write(run: Run, text: str, job: str = "7") -> None:
 
 def told(stream: Stream, last: bool = False) -> str:
     """What is new, with times that are none."""
-    return re.sub(r"\d\d:\d\d ---", "12:03 ---", b"".join(stream.new(last)).decode())
+    return re.sub(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d ---", "12:03 ---", b"".join(stream.new(last)).decode())
 
 
 # -- where
@@ -77,8 +78,10 @@ def test_the_output_file_of_a_job(job: str, name: str) -> None:
     assert name in file_names(job)
 
 
-def test_a_heading_tells_attempt_job_and_time() -> None:
+def test_a_heading_tells_attempt_job_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
+    still = SimpleNamespace(localtime=lambda moment=now: time.localtime(moment), strftime=time.strftime)
+    monkeypatch.setattr(printed, "time", still)
     moment = time.strftime("%H:%M", time.localtime(now))
     assert Part(A, attempt=1, job="17", began=now).heading == f"--- attempt 1, job 17, {moment} ---"
     assert Part(A, attempt=1, job="17.pbs-srv", began=now).heading == f"--- attempt 1, job 17, {moment} ---"

@@ -402,11 +402,15 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     end(make(tmp_path, "done", "9"), 0, job="9")
     here = make(tmp_path, "here", "local-x", cluster={"scheduler": Scheduler.local})
     here.journal("process", pid=10**7, start=1, host="elsewhere")
+    now = time.time()
+    for module in ("launcher.live", "launcher.answers"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
     assert states == {"run-0": "running", "done": "done"}
     monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
     asked = says(SILENT)
+    now += 7
     told = rows(tmp_path)
     assert {name: each["state"] for name, each in told.items()} == {
         "run-0": "unknown", "run-1": "unknown", "done": "done", "here": "unknown",
@@ -415,7 +419,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
         "run-0": "slurm", "run-1": "slurm", "done": None, "here": None,
     }  # fmt: skip
     assert (told["run-0"]["before"], told["run-1"]["before"]) == ("RUNNING", None)
-    assert 0 <= told["run-0"]["answer_age"] < 60
+    assert told["run-0"]["answer_age"] == 7
     assert told["run-0"]["reason"] == "squeue did not answer within 10 s"
     assert told["run-0"]["step"] == 5
     assert asked  # once for each time that it is due, which is always here
@@ -423,7 +427,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     printed = capsys.readouterr().out
     assert "unknown (running)" in printed
     assert "This is not all: slurm does not answer (squeue did not answer within 10 s)." in printed
-    assert "2 states are unknown; in brackets is what it said 0s ago." in printed
+    assert "2 states are unknown; in brackets is what it said 7s ago." in printed
     assert commands.main(["status", "--json"]) == 0
     assert {each["state"] for each in json.loads(capsys.readouterr().out)} == {"unknown", "done"}
 
@@ -468,8 +472,17 @@ def test_states_are_not_waited_for_as_long_as_a_submission() -> None:
 def test_who_waits_for_a_scheduler_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launcher.live.TELL", 0.05)
-    monkeypatch.setattr(Slurm, "jobs", lambda _: time.sleep(0.5) or {"1": SchedulerJob("1", *RUNNING)})
+    class Passed:
+        """A timer whose time is over before squeue answers."""
+
+        def __init__(self, seconds: float, tell: Callable[[], None]) -> None:
+            self.start = tell
+
+        def cancel(self) -> None:
+            pass
+
+    monkeypatch.setattr("launcher.live.threading", SimpleNamespace(Timer=Passed))
+    monkeypatch.setattr(Slurm, "jobs", lambda _: {"1": SchedulerJob("1", *RUNNING)})
     monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
     run, asks = make(tmp_path, "a", "1"), Live()
     for _ in range(2):
