@@ -70,7 +70,7 @@ def results(repeats: int = 15) -> list[Result]:
         )
     where = "real sbatch" if real else "stand-in sbatch"
     detail = f"{medians(seconds)}; {where}; torch not imported"
-    return [Result("submission / bare Hydra app", median_ratio(seconds, "submission", "bare Hydra"), 1.3, detail)]
+    return [Result("submission / bare Hydra app", median_ratio(seconds, "submission", "bare Hydra"), 1.4, detail)]
 
 
 if __name__ == "__main__":
