@@ -46,8 +46,8 @@ _MAY: dict[str, dict[str, Any]] = {
     "started": {"host": str, "output": int},
     "met": {"ranks": int, "members": int, "round": int, "host": str, "torch": str, "interface": str | None},
     "fault": {
-        "rank": int, "host": str, "traceback": str | None, "memory": Mapping[str, int] | None, "exit_code": int,
-        "code": str, "limit": str | int, "step": int,
+        "rank": int | None, "host": str, "traceback": str | None, "memory": Mapping[str, int] | None,
+        "exit_code": int | None, "code": int | None, "limit": str | int | None, "step": int | None,
     },
     "stop": {"step": int, "host": str},
     "again": {"what": str, "why": str},
