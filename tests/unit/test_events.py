@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     tell = Events(attempt, "rank-0")
     tell("restart", rank=1)
     now += 1
-    tell("resized", members=1)
+    tell("resized", members=1, world_size=1)
     assert capsys.readouterr().out.count("cannot write to") == 1
     fails, now = False, now + 1
     tell("met", members=2)
