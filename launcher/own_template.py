@@ -35,7 +35,7 @@ PARTS = {
     "done once": (r"^reads grep -q '\"event\": \"ended\"", "a run that is done may be done again"),
     "stop files": (r"^marked .*cancelled$", "a cancelled run may begin"),
     "deadline": (r"^(?!ends_in\(\)).*\bends_in \S", "ranks do not save before the wall time is up"),
-    "folder": (r"^cd .*\|\| \{ event ended", "ranks start in another folder"),
+    "folder": (r"^cd .*\|\| \{$", "ranks start in another folder"),
     "shell's variables": (r"^\. .*/environment\.sh", "the job has nothing of your shell's environment"),
     "secrets of the job": (r"^ *\. \"\$LAUNCHER_SECRETS_FILE\"", "secrets do not reach the ranks"),
     "set-up": (r"^setup_failed\(\)", "cluster.setup and env have no effect"),
@@ -157,7 +157,7 @@ def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], b
 NAMES = (
     "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
     "node", "again", "after", "secrets", "secrets_file", "seconds", "lease_patience", "lease_beat", "lease_look",
-    "umask", "passing", "read_patience", "read_pause",
+    "umask", "passing", "read_patience", "read_pause", "seen", "no_workdir",
 )  # fmt: skip
 
 

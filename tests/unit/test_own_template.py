@@ -209,6 +209,10 @@ def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     assert "lacks private files, lease" in told
 
 
+def test_every_name_is_known() -> None:
+    assert set(own_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+
+
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
     """Or lint would not see that one is lost."""
