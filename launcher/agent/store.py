@@ -1,8 +1,10 @@
 """The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts reach.
 
 A TCPStore serves whoever connects, and ranks trust what is in it: whoever can write there can take a rank's place, and
-send the others pickles. So it listens on the loopback interface, where the kernel drops what does not come from the
-gate; the gate listens where the ranks connect to, knows whose each connection is, and passes bytes on.
+send the others pickles. So it listens on the loopback interface, where the kernel drops packets without the gate's
+signature (RFC 2385; unlike a socket filter that needs no privilege); the gate listens where the ranks connect to, knows
+whose each connection is, and passes bytes on. Where the kernel has no such signatures, other users of the leader's host
+can reach the store, and the run's output says so.
 
 | a connection comes from | it is served |
 |---|---|
@@ -19,8 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
+import secrets
 import socket
 import struct
 import sys
@@ -39,9 +41,8 @@ TRIES = 5  # stores that are made until nobody else has come to one before it wa
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
 REFUSALS = 10  # hosts of which it is said that they were refused
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
-_SO_ATTACH_FILTER = 26  # man 7 socket
-# The three instructions of a classic BPF program that are needed (Linux, Documentation/networking/filter.rst).
-_LOAD_HALF_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x15, 0x06
+_TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
+_KEY_SIZE = 40  # bytes, of 80 at most
 
 Address = tuple[str, int]  # an IP address and a port
 
@@ -62,7 +63,10 @@ class RanksStore:
         self._refused: set[str] = set()
         self._ends: set[_End] = set()
         listener.setblocking(False)
-        self._store, self._inner = _inner_store()
+        self._key = secrets.token_bytes(_KEY_SIZE)
+        self._store, self._inner, self._signs = _inner_store(self._key)
+        if not self._signs:
+            _say("this kernel signs no TCP packets (RFC 2385): other users of this host can reach the ranks' store")
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name="store's gate", daemon=True)
@@ -107,14 +111,12 @@ class RanksStore:
         inner = socket.socket()
         try:
             inner.setblocking(False)
-            inner.bind(("127.0.0.1", 0))
-            admit_only(self._inner, inner.getsockname()[1])
+            if self._signs:
+                sign(inner, self._key)
             await self._loop.sock_connect(inner, self._inner.getsockname())
         except OSError:
             inner.close()
             raise
-        finally:
-            admit_only(self._inner, None)
         ends = _End(self._ends), _End(self._ends)
         ends[0].other, ends[1].other = ends[1], ends[0]
         for end, sock in zip(ends, (inner, connection), strict=True):  # the rank speaks first, so its end comes last
@@ -123,9 +125,7 @@ class RanksStore:
     def _say_refused(self, host: str) -> None:
         if host not in self._refused and len(self._refused) < REFUSALS:
             self._refused.add(host)
-            with contextlib.suppress(OSError):
-                text = "launcher: refused a connection to the ranks' store from {}: not a process of this job"
-                print(text.format(host), file=sys.stderr, flush=True)
+            _say(f"refused a connection to the ranks' store from {host}: not a process of this job")
 
 
 class _End(asyncio.Protocol):
@@ -160,40 +160,43 @@ class _End(asyncio.Protocol):
         self.other.transport.resume_reading()
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
 def _same(end: _End) -> _End:
     return end
 
 
-def _inner_store() -> tuple[Store, socket.socket]:
-    """A TCPStore on the loopback interface that nobody can connect to any more, and its listening socket."""
+def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
+    """A TCPStore on the loopback interface, its listening socket, and whether connections to it need the key."""
     for _ in range(TRIES):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         handle = listener.dup()  # the store takes the other one
-        store = store_on(listener, "127.0.0.1", TIMEOUT)
-        admit_only(handle, None)
-        # The store has connected to itself; somebody else may have done so as well.
+        store = store_on(listener, "127.0.0.1", TIMEOUT)  # which connects to itself, without a key
+        try:
+            sign(handle, key)
+        except OSError:  # a kernel without them, or one in FIPS mode, which has no MD5
+            return store, handle, False
+        # Somebody else may have connected before.
         if set(sockets_connected_to(handle.getsockname()).values()) <= {os.geteuid()}:
-            return store, handle
+            return store, handle, True
         handle.close()
     raise RuntimeError("another user of this host connects to each store of the ranks that is made")
 
 
-def admit_only(listener: socket.socket, port: int | None) -> None:
-    """Lets a listening socket of TCP accept connections from one port only, or none; those that are there stay.
+def sign(sock: socket.socket, key: bytes) -> None:
+    """From now on a TCP socket connects, and is connected to, by IPv4 with packets that are signed with this key.
 
-    A connection keeps the filter with which it was accepted.
+    Whoever does not have it gets no answer. Connections that are there already stay as they are. RFC 2385; Linux 4.13.
 
     Raises:
-        OSError: this kernel has no socket filters.
+        OSError: this kernel does not do that.
     """
-    program = [
-        (_LOAD_HALF_WORD, 0, 0, 0),  # a TCP packet begins with the port that it comes from
-        (_JUMP_IF_EQUAL, 0, 1, port or 0),  # nothing comes from port 0
-        (_RETURN, 0, 0, 0xFFFFFFFF),
-        (_RETURN, 0, 0, 0),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+    anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
+    option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -110,16 +111,44 @@ def test_nobody_gets_past_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.close()
 
 
+def test_the_gate_needs_no_privilege() -> None:
+    """Socket filters, which could do the same, are for the administrator since Linux 6.18."""
+
+    def connected() -> bytes:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as gate:
+            store.sign(listener, b"key")
+            store.sign(gate, b"key")
+            gate.connect(listener.getsockname())
+            return b"connected"
+
+    assert as_somebody_else(connected) == b"connected"
+
+
+def test_without_signatures_the_store_serves_and_its_output_says_that_others_reach_it(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(sock: socket.socket, key: bytes) -> None:
+        raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+
+    monkeypatch.setattr(store, "sign", refuse)
+    place = serve()
+    client(place).set("key", "value")
+    assert client(place).get("key") == b"value"
+    assert as_somebody_else(lambda: answer(place)) == b""
+    assert "other users of this host can reach the ranks' store" in capfd.readouterr().err
+
+
 def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([{("127.0.0.1", 1): os.geteuid() + 1}, {("127.0.0.1", 2): os.geteuid()}])
     monkeypatch.setattr(store, "sockets_connected_to", lambda address: next(looks))
-    made, handle = store._inner_store()
+    made, handle, signs = store._inner_store(b"key")
+    assert signs
     assert next(looks, None) is None
     handle.close()
     del made
     monkeypatch.setattr(store, "sockets_connected_to", lambda address: {("127.0.0.1", 1): os.geteuid() + 1})
     with pytest.raises(RuntimeError, match="another user of this host connects to each store"):
-        store._inner_store()
+        store._inner_store(b"key")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
