@@ -118,7 +118,7 @@ def why_exchangeable(path: Path | str) -> str | None:
     Raises:
         UnavailableError: nobody can tell now.
     """
-    there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.exists())
+    there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.is_dir())
     return exchangeable(_folders(os.path.realpath(there)), _user(), _trusted())
 
 

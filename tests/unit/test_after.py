@@ -166,7 +166,7 @@ def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
     code: int, ends: int, attempts: int, started: bool, tmp_path: Path
 ) -> None:
     sandbox = Sandbox(tmp_path)
-    sandbox.python.write_text(f'#!/bin/bash\n[ "$2" != launcher.node.after ] || exit {code}\n')
+    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.node.after "* ]] || exit {code}\n')
     outcome = sandbox.execute(sandbox.plan(after=("ok:/runs/prep",)))
     assert (outcome.code, outcome.started) == (ends, started)
     assert len(list((sandbox.run_dir / "attempts").iterdir())) == attempts

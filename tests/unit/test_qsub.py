@@ -295,7 +295,7 @@ def test_a_plan_is_asked_for_as_it_says() -> None:
         ({"procs_per_node": 4, "cpus_per_proc": 3}, {"select": "1:ncpus=12:mpiprocs=1:ompthreads=3"}),
         ({"procs_per_node": 4, "cpus_per_proc": 3, "launch": {"mode": LaunchMode.tasks}},
          {"select": "1:ncpus=12:mpiprocs=4:ompthreads=3"}),
-        ({"mem": "1025"}, {"select": "1:ncpus=1:mpiprocs=1:ompthreads=1:mem=2kb"}),
+        ({"mem": "1025B"}, {"select": "1:ncpus=1:mpiprocs=1:ompthreads=1:mem=2kb"}),
         ({"gpus_per_node": 2, "cluster": {"gpu_directive": GpuDirective.none}},
          {"select": "1:ncpus=2:mpiprocs=1:ompthreads=1"}),
         ({"gpus_per_node": 2, "cluster": {"gpu_directive": GpuDirective.ngpus}},

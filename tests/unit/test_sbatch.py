@@ -34,7 +34,7 @@ def test_a_plain_plan_asks_for_nothing_more_than_it_says() -> None:
         ({"time": "36h"}, {"time": "1-12:00:00"}),
         ({"resume": Resume(lead="5m")}, {"signal": "USR2@300"}),
         ({"mem": "16G"}, {"mem": "16777216K"}),
-        ({"mem": "1025"}, {"mem": "2K"}),  # never less than was asked for
+        ({"mem": "1025B"}, {"mem": "2K"}),  # never less than was asked for
         ({"procs_per_node": 4, "cpus_per_proc": 3}, {"cpus-per-task": 12}),
         ({"procs_per_node": 4, "cpus_per_proc": 3, "launch": {"mode": LaunchMode.tasks}},
          {"ntasks-per-node": 4, "cpus-per-task": 3}),

@@ -58,8 +58,9 @@ def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: py
     attempt = runs.Attempt(runs.Run(tmp_path), 0)
     (attempt.path / "pace").mkdir(parents=True)
     for number in range(100):
-        event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number)
+        pace = {"round": 0, "rank": 0, "host": "node1", "seconds": [0.1]}
+        event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number, **pace)
     assert len(attempt.paces()) == 100
-    monkeypatch.setattr(runs, "_END", 500)
+    monkeypatch.setattr(runs, "_END", 1000)
     numbers = [event["number"] for event in attempt.paces()]
     assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))
