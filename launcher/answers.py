@@ -24,7 +24,7 @@ from launcher import run_files
 from launcher.backends.base import JobState, QueryError, SchedulerJob
 from launcher.paths import user_cache_dir
 
-FORMAT = 1
+FORMAT = 2
 QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which an answer is good
 SLOWER = 1.3  # by which they grow with each answer that is no other than the one before
 SHARE = 10  # times what an answer takes is how long it is good: nobody spends more than a tenth of his time on it
@@ -138,14 +138,17 @@ class Shared:
                 values = json.loads(file.read())
             if values["format"] != FORMAT or values["told"] > time.time() + 1:
                 return None
-            jobs = {key: SchedulerJob(name, JobState(state), word, why, "", left)
-                    for key, name, state, word, why, left in values["jobs"]}  # fmt: skip
+            jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left)
+                    for key, name, state, word, why, comment, left in values["jobs"]}  # fmt: skip
             return Answer(jobs, values["asked"], values["told"], values["took"], values["problem"], own=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _write(self, answer: Answer) -> None:
-        jobs = [(key, job.id, job.state.value, job.word, job.reason, job.left) for key, job in answer.jobs.items()]
+        jobs = [
+            (key, job.id, job.state.value, job.word, job.reason, job.comment, job.left)
+            for key, job in answer.jobs.items()
+        ]
         values = {"format": FORMAT, "asked": answer.asked, "told": answer.told, "took": answer.took,
                   "problem": answer.problem, "jobs": jobs}  # fmt: skip
         from launcher.runs import write

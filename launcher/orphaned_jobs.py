@@ -18,7 +18,7 @@ from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
 from launcher.config import Scheduler
 from launcher.live import PATIENCE, Live
-from launcher.runs import token_of
+from launcher.runs import TOKEN, token_of
 from launcher.shared_files import exists, known
 
 MOST = 20  # jobs of one scheduler that are asked about
@@ -60,11 +60,15 @@ def family(job_id: str) -> str:
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """One job of each family that is not over and of which none of `accounted` (ids) is a part, by family. Pure."""
+    """One job of each family that is not over and of which none of `accounted` (ids) is a part, by family. Pure.
+
+    Jobs that are told to be no launcher's are left out, so that a user's other jobs cost no further question.
+    """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}
     for job_id, job in jobs.items():
-        if job.state.live and family(job_id) not in ours:
+        may_be_ours = job.comment is None or job.comment.startswith(TOKEN)
+        if job.state.live and may_be_ours and family(job_id) not in ours:
             found.setdefault(family(job_id), job)
     return found
 

@@ -41,16 +41,20 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class SchedulerJob:
-    """What a scheduler says of one job: the state in our words and in its own, why, and the comment we gave it.
+    """What a scheduler says of one job.
 
-    `left` are seconds of wall time left when it was asked; None: it has no limit, or the scheduler does not say.
+    Attributes:
+        id, reason: as the scheduler has them.
+        state, word: its state in our words, and in the scheduler's.
+        comment: of its submission, which is a token in the launcher's jobs; None: this question does not tell it.
+        left: seconds of wall time left when it was asked; None: it has no limit, or the scheduler does not say.
     """
 
     id: str
     state: JobState
     word: str
     reason: str = ""
-    comment: str = ""
+    comment: str | None = None
     left: int | None = None
 
 

@@ -63,7 +63,7 @@ def test_what_one_command_has_heard_another_is_told(own_cache: Path) -> None:
     again = Shared("slurm").get(60, second, 1)
     assert (first.asked, second.asked) == (1, 0)
     assert (told.jobs, told.own, again.own) == (JOBS, True, False)
-    assert again.jobs == {key: SchedulerJob(job.id, job.state, job.word, left=job.left) for key, job in JOBS.items()}
+    assert again.jobs == JOBS
     assert again.asked == told.asked
     assert stat.S_IMODE(the_file(own_cache).stat().st_mode) == 0o600
     assert stat.S_IMODE((own_cache / "answers").stat().st_mode) == 0o700

@@ -27,14 +27,15 @@ def test_the_number_of_a_job(job_id: str, number: str) -> None:
 
 
 def test_jobs_that_no_run_accounts_for() -> None:
-    def job(job_id: str, state: JobState = JobState.RUNNING) -> SchedulerJob:
-        return SchedulerJob(job_id, state, state.name)
+    def job(job_id: str, state: JobState = JobState.RUNNING, comment: str | None = None) -> SchedulerJob:
+        return SchedulerJob(job_id, state, state.name, comment=comment)
 
     jobs = {each.id: each for each in (
         job("1"), job("2_0"), job("2_1"), job("3"), job("4_0"), job("4_1", JobState.PENDING), job("5", JobState.DONE),
+        job("6", comment="a note of mine"), job("7", comment=""), job("8", comment="launcher-0123"),
     )}  # fmt: skip
-    assert sorted(unaccounted(jobs, ["1", "2"])) == ["3", "4"]
-    assert sorted(unaccounted(jobs, ["1.pbs-srv", "2[].pbs-srv", "4_1"])) == ["3"]
+    assert sorted(unaccounted(jobs, ["1", "2"])) == ["3", "4", "8"]
+    assert sorted(unaccounted(jobs, ["1.pbs-srv", "2[].pbs-srv", "4_1"])) == ["3", "8"]
 
 
 def test_what_squeue_tells_of_scripts() -> None:
