@@ -117,8 +117,8 @@ def problems(path: Path | str) -> list[str]:
     """
     found = []
     size = known(tried(lambda: os.lstat(path).st_size, path)) or 0
-    if size > run_files.EVENTS_LIMIT:
-        found.append(f"{path} has {long_size(size)}: only its beginning and its end are read")
+    if size > run_files.EVENTS_LIMIT:  # the numbers of its lines are not known
+        return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
     for number, line in enumerate(_lines(path, None, None)[:-1], 1):
         why = None
         if len(line) > LONGEST_LINE:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from launcher import errors, ownership, secret
 from launcher.answers import QUICKEST, Answer, Shared, ask, interval
-from launcher.backends.base import JobState, Queries, QueryError, SchedulerJob
+from launcher.backends.base import JobState, NoAnswerInTime, Queries, QueryError, SchedulerJob
 from launcher.backends.pbs_query import PBS
 from launcher.backends.processes import Process
 from launcher.backends.slurm_query import Slurm
@@ -289,6 +289,8 @@ class Live:
         finally:
             try:
                 self._end(run, plan, story, kill)
+            except NoAnswerInTime:  # its job may end all the same, and is not to begin another attempt then
+                raise
             except LauncherError:
                 run.unmark("cancelled")
                 run.journal("cancel_failed")

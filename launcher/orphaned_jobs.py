@@ -116,11 +116,12 @@ class Orphans:
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
             if not jobs:
                 continue
+            newest = sorted(jobs, key=lambda number: (len(number), number))[-MOST:]
             try:
-                origins = asks.origins(sorted(jobs)[-MOST:])
+                origins = asks.origins(newest)
             except QueryError:  # the next look may tell
                 continue
-            for each in sorted(jobs)[-MOST:]:
+            for each in newest:
                 origin = origins.get(each)
                 folder = None if origin is None else folder_of(origin)
                 if origin is not None and folder is not None and is_gone(folder):

@@ -13,8 +13,10 @@ own only if that is true of it and of every folder on the way from `/`:
 | of somebody else | can be exchanged by that user | somebody else's |
 | named in $LAUNCHER_TRUSTED_FOLDERS | fine | as above |
 | below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
+| a symbolic link of the user or root, in a folder that is fine | fine | not the user's own |
 
-A group of the user alone, with the user's name, counts as nobody else (on systems with umask 002 every home has one).
+A group of the user alone, with the user's name, counts as nobody else (on systems with umask 002 every home has one),
+unless an access control list names others.
 The folders are opened one after the other, each relative to the one before and without following links, so what was
 looked at is what is on the way. What is found fine cannot be exchanged afterwards, so it may be used by its path: jobs
 on other machines have nothing but that.
@@ -22,6 +24,7 @@ on other machines have nothing but that.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
@@ -36,17 +39,19 @@ from launcher.shared_files import known, tried
 
 TRUSTED = "LAUNCHER_TRUSTED_FOLDERS"
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One folder: its path, owner, group and mode (st_mode)."""
+    """One folder: its path, owner, group, mode (st_mode), and whether an access control list names others."""
 
     path: str
     uid: int
     gid: int
     mode: int
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ def _writers(folder: Folder, user: User) -> str:
     """Who besides its owner can write to a folder; empty: nobody."""
     if folder.mode & stat.S_IWOTH:
         return "everybody"
+    if folder.mode & stat.S_IWGRP and folder.listed:  # the group's bits are the list's mask: man 5 acl
+        return "whoever its access control list names"
     if folder.mode & stat.S_IWGRP and folder.gid != user.private_group:
         return f"group {_group(folder.gid)}"
     return ""
@@ -118,8 +125,16 @@ def why_exchangeable(path: Path | str) -> str | None:
     Raises:
         UnavailableError: nobody can tell now.
     """
+    user, trusted = _user(), _trusted()
+    for link in _links(os.path.abspath(path)):
+        holder = os.path.dirname(link)
+        owner = _owner(os.lstat(link))
+        if holder not in trusted and owner not in (0, user.uid):
+            return f"{link} is a link of {_name(owner)}, who can make it lead elsewhere"
+        if why := exchangeable(_folders(holder), user, trusted):
+            return why
     there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.is_dir())
-    return exchangeable(_folders(os.path.realpath(there)), _user(), _trusted())
+    return exchangeable(_folders(os.path.realpath(there)), user, trusted)
 
 
 def is_own(path: Path | str) -> bool:
@@ -186,10 +201,31 @@ def _walked(path: str) -> list[Folder]:
         os.close(here)
 
 
+def _links(path: str) -> list[str]:
+    """The symbolic links on the way to a path, each as a path without other links."""
+    found: list[str] = []
+    here, rest = "/", [part for part in path.split("/") if part]
+    while rest and len(found) < _MOST_LINKS:
+        name, *rest = rest
+        here = os.path.normpath(os.path.join(here, name))
+        if os.path.islink(here):
+            found.append(here)
+            target = os.readlink(here)
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+            rest = [*(part for part in target.split("/") if part), *rest]
+    return found
+
+
 def _folder(path: str, descriptor: int) -> Folder:
     status = os.fstat(descriptor)
-    uid = 0 if status.st_uid == _unmapped() else status.st_uid
-    return Folder(path, uid, status.st_gid, status.st_mode)
+    listed = False
+    with contextlib.suppress(OSError):  # there is no list, or this file system has none
+        listed = bool(os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access"))
+    return Folder(path, _owner(status), status.st_gid, status.st_mode, listed)
+
+
+def _owner(status: os.stat_result) -> int:
+    return 0 if status.st_uid == _unmapped() else status.st_uid
 
 
 def _unmapped() -> int | None:

@@ -88,7 +88,7 @@ def attend(
             except OSError as error:
                 if not foreground or error.filename is not None or error.errno not in OUTPUT_GONE:
                     raise
-                _discard_output(of_terminal=False)
+                _without_reader(f"nobody reads the output any more: stopping {name}")
                 if not signals:
                     cancel(False)
                 return follow(False, signals), True
@@ -97,12 +97,26 @@ def attend(
         return None
 
 
-def _discard_output(*, of_terminal: bool) -> None:
-    """What is printed from now on goes nowhere; with `of_terminal` only what would go to a terminal."""
+def _without_terminal() -> None:
+    """What would go to the terminal goes nowhere from now on."""
     with open(os.devnull, "wb") as nowhere:
         for number in (1, 2):
-            if not of_terminal or stat.S_ISCHR(os.fstat(number).st_mode):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
                 os.dup2(nowhere.fileno(), number)
+
+
+def _without_reader(words: str) -> None:
+    """Standard output goes nowhere from now on; so does standard error, unless it is another file that takes this."""
+    with open(os.devnull, "wb") as nowhere:
+        apart = not os.path.sameopenfile(1, 2)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            if apart:
+                os.write(2, f"launcher: {words}\n".encode())
+        except OSError:
+            apart = False
+        if not apart:
+            os.dup2(nowhere.fileno(), 2)
 
 
 def _tell(words: str) -> None:
@@ -127,7 +141,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
         if not foreground:
             raise KeyboardInterrupt
         if number == signal.SIGHUP:
-            _discard_output(of_terminal=True)
+            _without_terminal()
         first = len(signals) == 1
         _tell("stopping; Ctrl-C again kills" if first else "killing")
         try:

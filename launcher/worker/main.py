@@ -99,7 +99,8 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     from launcher.node import process_group  # and torch, which a rank that becomes a program does not need
 
     module, _, function = plan.entry.partition(":")
-    sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
+    if plan.own_code or module.partition(".")[0] != "workloads":
+        sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
     workload = getattr(importlib.import_module(module), function)
     agents.wait(plan.rendezvous_timeout)
     joining, collective = plan.rendezvous_timeout, plan.timeout

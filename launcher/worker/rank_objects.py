@@ -80,7 +80,7 @@ def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, lis
     device, sealed = _device(group), _seal(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
-    numbers = [int(size.item()) for size in sizes]
+    numbers: list[int] = torch.cat(sizes).tolist()  # one copy from the GPU
     return _tensor(sealed, max(numbers), device), numbers
 
 

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,3 +224,26 @@ def test_an_index_that_is_a_link_has_nothing_made_or_removed_elsewhere(tmp_path:
         Rows([], shared, False).look()
         live_index.add_to(shared, "new")
     assert {path.name for path in home.iterdir()} == {"thesis"}
+
+
+def test_a_link_that_somebody_else_can_turn_makes_a_way_unsafe() -> None:
+    """What a link leads to now may be fine; who can replace the link decides what it leads to later."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are below one that nobody else may enter
+        folder = Path(os.path.realpath(name))
+        folder.chmod(0o755)
+        (folder / "mine").mkdir(mode=0o700)
+        (folder / "open").mkdir()
+        (folder / "open").chmod(0o777)
+        (folder / "open" / "link").symlink_to(folder / "mine")
+        (folder / "link").symlink_to("mine")
+        (folder / "loop").symlink_to("loop")
+        assert ownership.why_exchangeable(folder / "link" / "runs") is None
+        why = f"everybody can exchange what is in {folder}/open"
+        assert ownership.why_exchangeable(folder / "open" / "link" / "runs") == why
+        ownership.why_exchangeable(folder / "loop")  # comes to an end
+
+
+def test_a_list_of_names_makes_a_private_group_public() -> None:
+    way = Folder("/", 0, 0, 0o40755), Folder("/home", 7, 7, 0o40775), Folder("/home/shared", 7, 7, 0o40775, True)
+    assert exchangeable(way[:2], User(7, 7)) is None
+    assert exchangeable(way, User(7, 7)) == "whoever its access control list names can exchange what is in /home/shared"
