@@ -16,8 +16,8 @@ from launcher.os_errors import naming
 from launcher.shared_files import known, tried
 from launcher.units import long_size
 
-# Fields of events and their types: readers rely on them. An event in which one has another type, or lacks one that it
-# must have, does not fit: it is left out as a line is that was cut off, and `problems` tells of it.
+# Fields of events and their types. An event with a missing required field or a wrong type is skipped, like a truncated
+# line, and reported by `problems`.
 _MUST: dict[str, dict[str, Any]] = {
     "submitting": {"token": str},
     "submitted": {"job": str},
@@ -66,7 +66,7 @@ _AT_ONCE = 1 << 22  # bytes of lines that are parsed together
 
 
 def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
-    """Adds one event, in a single write, so that a reader sees it whole or not yet.
+    """Adds one event, in a single write unless the disk is nearly full, so that a reader sees it whole or not yet.
 
     Raises:
         OSError: it could not be written, or not all of it.

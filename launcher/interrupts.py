@@ -1,4 +1,4 @@
-"""Ctrl-C while a job is handed over: it waits until the scheduler has answered, so that no job is there unknown."""
+"""Delays Ctrl-C during a submission until the scheduler has answered, so that no job is left unrecorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def held_back() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         with contextlib.suppress(OSError):  # a terminal that is gone
             print(
-                "launcher: interrupted: waiting for the scheduler's answer, or nobody would know of the job; "
+                "launcher: interrupted: waiting for the scheduler's answer, so that the job is recorded; "
                 "Ctrl-C again leaves at once", file=sys.stderr, flush=True,
             )  # fmt: skip
 

@@ -19,7 +19,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
-    """What of a value does not fit, as `plan.nodes is no whole number`; None: all of it fits.
+    """The first mismatch between a value and a type, as `plan.nodes is no whole number`; None: it fits.
 
     Args:
         value: of JSON.

@@ -54,15 +54,15 @@ def schedulers() -> dict[str, Queries]:
 
 
 def family(job_id: str) -> str:
-    """What the elements of an array have in common: `17` of 17_3 and of 17[3].server; a plain job's number. Pure."""
+    """A job's number without array index and server: `17` for 17_3 and 17[3].server. Pure."""
     match = _JOB.fullmatch(job_id)
     return match[1] if match else job_id
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """One job of each family that is not over and of which none of `accounted` (ids) is a part, by family. Pure.
+    """One live job for each job number that no id in `accounted` belongs to, by number. Pure.
 
-    Jobs that are told to be no launcher's are left out, so that a user's other jobs cost no further question.
+    Jobs whose comment is not a token of the launcher are left out: the user's other jobs cost no further query.
     """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}

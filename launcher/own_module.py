@@ -1,4 +1,4 @@
-"""How a module of ours is started: nothing is imported from the working folder, which may be somebody else's."""
+"""Starts our modules without the working folder on sys.path, like `python -P -m` (Python 3.11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a folder is: the one place that decides whether what is in it may be executed, signalled or written to.
+"""Who owns a folder, and who else could replace it: decides whether its contents may be executed, signalled or written.
 
 A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
 opens. One who can write to it, or put another folder in its place, decides what those are. So a folder is the user's
@@ -9,8 +9,8 @@ own only if that is true of it and of every folder on the way from `/`:
 | of the user, writable by nobody else | fine | fine |
 | of root, writable by nobody else | fine | not the user's own |
 | of the user or root, writable by others, sticky (`/tmp`) | fine: others can rename only what is theirs | not private |
-| of the user or root, writable by a group or by all | can be exchanged | not private |
-| of somebody else | can be exchanged by that user | somebody else's |
+| of the user or root, writable by a group or by all | can be replaced | not private |
+| of somebody else | can be replaced by that user | somebody else's |
 | named in $LAUNCHER_TRUSTED_FOLDERS | fine | as above |
 | below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a folder that is fine | fine | not the user's own |
@@ -18,7 +18,7 @@ own only if that is true of it and of every folder on the way from `/`:
 A group of the user alone, with the user's name, counts as nobody else (on systems with umask 002 every home has one),
 unless an access control list names others.
 The folders are opened one after the other, each relative to the one before and without following links, so what was
-looked at is what is on the way. What is found fine cannot be exchanged afterwards, so it may be used by its path: jobs
+looked at is what is on the way. What is found fine cannot be replaced afterwards, so it may be used by its path: jobs
 on other machines have nothing but that.
 """
 
@@ -68,17 +68,17 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
     Args:
         folders: from `/` on.
         user: who asks.
-        trusted: paths of folders whose owners and groups are trusted not to exchange what is in them.
+        trusted: paths of folders whose owners and groups are trusted not to replace what is in them.
     """
     *way, last = folders
     if last.uid != user.uid:
         return f"{last.path} belongs to {_name(last.uid)}, not to you"
     if _writers(last, user):
         return f"{_writers(last, user)} can write to {last.path} (`chmod 700 {last.path}` after a look into it)"
-    return exchangeable(way, user, trusted)
+    return replaceable(way, user, trusted)
 
 
-def exchangeable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
+def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
     """Who could put another folder into the place of one on the way, in words; None: nobody can. Pure.
 
     Args:
@@ -89,9 +89,9 @@ def exchangeable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ())
     for each in way:
         fine = each.path in trusted
         if not fine and each.uid not in (0, user.uid):
-            return f"{each.path} belongs to {_name(each.uid)}, who can exchange what is in it"
+            return f"{each.path} belongs to {_name(each.uid)}, who can replace what is in it"
         if not fine and _writers(each, user) and not each.mode & stat.S_ISVTX:
-            return f"{_writers(each, user)} can exchange what is in {each.path}"
+            return f"{_writers(each, user)} can replace what is in {each.path}"
         if each.uid == user.uid and not each.mode & (stat.S_IXGRP | stat.S_IXOTH):
             return None  # nobody else gets any further
     return None
@@ -119,8 +119,8 @@ def why_not_own(path: Path | str) -> str | None:
     return problem(_folders(os.path.join(os.path.realpath(parent), name)), _user(), _trusted())
 
 
-def why_exchangeable(path: Path | str) -> str | None:
-    """Why a folder that is, or is to be, at a path could be exchanged by others for another one; None: it cannot be.
+def why_replaceable(path: Path | str) -> str | None:
+    """Why a folder that is, or is to be, at a path could be replaced by others for another one; None: it cannot be.
 
     Raises:
         UnavailableError: nobody can tell now.
@@ -131,14 +131,14 @@ def why_exchangeable(path: Path | str) -> str | None:
         owner = _owner(os.lstat(link))
         if holder not in trusted and owner not in (0, user.uid):
             return f"{link} is a link of {_name(owner)}, who can make it lead elsewhere"
-        if why := exchangeable(_folders(holder), user, trusted):
+        if why := replaceable(_folders(holder), user, trusted):
             return why
     there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.is_dir())
-    return exchangeable(_folders(os.path.realpath(there)), user, trusted)
+    return replaceable(_folders(os.path.realpath(there)), user, trusted)
 
 
 def is_own(path: Path | str) -> bool:
-    """Whether a folder is the user's own, for what is left undone where it is not, or where nobody can tell."""
+    """Whether a folder is the user's own; False also when that cannot be determined."""
     try:
         return why_not_own(path) is None
     except (OSError, RunError):
@@ -171,7 +171,7 @@ def require_safe_way(path: Path) -> None:
         ConfigError: others could put another folder into its place.
         UnavailableError: nobody can tell now.
     """
-    if why := why_exchangeable(path.parent):
+    if why := why_replaceable(path.parent):
         raise ConfigError(
             f"runs_dir={path.parent}: {why}, and so decide what your jobs run. Set runs_dir to a folder below one that "
             f"only you can write to (mkdir -m 700), or, if you trust all who can do that, name the folder in ${TRUSTED}"
@@ -229,7 +229,7 @@ def _owner(status: os.stat_result) -> int:
 
 
 def _unmapped() -> int | None:
-    """The id that owners outside of this user namespace (a container's) are shown as: root's folders, mostly."""
+    """The uid shown for owners that this user namespace (a container's) does not map, which is root mostly."""
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None

@@ -92,7 +92,7 @@ def ends(path: AnyPath, first: int, last: int) -> list[bytes]:
 
 
 def part(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, int]:
-    """The last bytes of a part of a file, `most` of them at most, and where they begin.
+    """At most the last `most` bytes of a byte range of a file, and their offset.
 
     Args:
         path: the file.
@@ -195,7 +195,7 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
 
 
 def temporary_name(name: str) -> str:
-    """A name for what is about to become `name`, which nobody can guess. It is short enough wherever `name` is."""
+    """An unguessable temporary name for `name`, within the length that file systems allow (NAME_MAX)."""
     return f".{name[:200]}.{secrets.token_hex(8)}"
 
 

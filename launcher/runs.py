@@ -126,7 +126,7 @@ class Run:
         """Makes the directory, or completes one whose submitter was killed before it had written the record.
 
         Raises:
-            ConfigError: it cannot be made (`runs_dir` is not writable, or others could exchange it), or is there
+            ConfigError: it cannot be made (`runs_dir` is not writable, or others could replace it), or is there
                 already.
             RunError: it was left incomplete, and others can write to it.
         """

@@ -67,6 +67,6 @@ def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: 
             "it: set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that all nodes share"
         )
     return (
-        f"runs_dir={folder} is on {kind}, a type that is mostly one machine's own: if its nodes do not see it, the job "
-        "never begins"
+        f"runs_dir={folder} is on {kind}, usually a local disk: unless this machine exports it to the compute nodes, "
+        "the job will never start"
     )

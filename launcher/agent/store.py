@@ -66,7 +66,10 @@ class RanksStore:
         self._key = secrets.token_bytes(_KEY_SIZE)
         self._store, self._inner, self._signs = _inner_store(self._key)
         if not self._signs:
-            _say("this kernel signs no TCP packets (RFC 2385): other users of this host can reach the ranks' store")
+            _say(
+                "this kernel has no TCP MD5 signatures (RFC 2385): other users of this host can connect to the ranks' "
+                "TCPStore"
+            )
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name="store's gate", daemon=True)
@@ -129,7 +132,7 @@ class RanksStore:
 
 
 class _End(asyncio.Protocol):
-    """One of two connections of which each gets what the other one sends."""
+    """One side of a proxied connection: forwards what it receives to the other side."""
 
     other: _End
 
@@ -187,9 +190,9 @@ def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
 
 
 def sign(sock: socket.socket, key: bytes) -> None:
-    """From now on a TCP socket connects, and is connected to, by IPv4 with packets that are signed with this key.
+    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) with this key for all IPv4 peers of a socket.
 
-    Whoever does not have it gets no answer. Connections that are there already stay as they are. RFC 2385; Linux 4.13.
+    Who connects without the key gets no answer. Connections that are there already stay as they are.
 
     Raises:
         OSError: this kernel does not do that.
@@ -223,7 +226,7 @@ def _of_hex(text: str) -> Address:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an IP address is this host's own: only from there one reaches it without another address."""
+    """Whether an IP address belongs to this host: a route to it starts at the address itself."""
     family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
     try:
         with socket.socket(family, kind) as probe:
@@ -238,7 +241,7 @@ def _address(name: tuple[object, ...]) -> Address:
 
 
 def _plain(host: str) -> str:
-    """One text for each IP address: an IPv4 address is never told as an IPv6 address, nor one with its interface."""
+    """Canonical text of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)

@@ -93,8 +93,8 @@ class Queries(Protocol):
         """The id of the job that was submitted with this token and name."""
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """Where this user's jobs and arrays with these numbers (17) come from, by number; without those that are not
-        known."""
+        """The script and token of this user's jobs and arrays with these numbers (17), by number; unknown ones are
+        omitted."""
 
     def cancel(self, job_id: str) -> None:
         """Asks the scheduler to end a job; one that has ended already is no error."""

@@ -21,7 +21,7 @@ class PrintsTooMuch(subprocess.SubprocessError):
     """A command went on printing, and was ended."""
 
 
-# What starting a command raises that is in no folder of PATH; the second one where a folder may not be searched.
+# Errors of starting a command that is not on PATH; PermissionError if a folder of PATH may not be searched.
 NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 

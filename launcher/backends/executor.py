@@ -25,7 +25,7 @@ from launcher.plan import JobPlan
 from launcher.runs import Run, write
 from launcher.shared_files import exists, known
 
-# The words of submitit for a job that is not over: it knows a few of Slurm's, and takes any other one for an end.
+# submitit's state names for jobs that are not over; it takes a name that it does not know for an end.
 NOT_OVER = {
     JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
     JobState.UNKNOWN: "UNKNOWN",

@@ -52,5 +52,5 @@ def run(arguments: Namespace) -> int:
     if arguments.delete:
         print(f"removed: {told}")
     else:
-        print(f"{told}; --delete removes them, checkpoints included" if count else "nothing that would be removed")
+        print(f"{told}; --delete removes them, checkpoints included" if count else "nothing to remove")
     return 0

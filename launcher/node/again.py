@@ -153,7 +153,7 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
     """Whether Slurm has begun to preempt this job since the attempt began.
 
-    Of a job that leaves within its partition's GraceTime nothing tells so afterwards.
+    Once a job has left within its partition's GraceTime, Slurm no longer shows that it was being preempted.
     """
     if plan.scheduler != Scheduler.slurm.value:
         return False

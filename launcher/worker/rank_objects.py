@@ -36,7 +36,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all ranks on rank 0; nothing on the others.
 
     Raises:
-        NotFromARank: see there.
+        NotFromARank: an object does not carry the secret of this job's ranks.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
@@ -48,7 +48,7 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all ranks, in their order.
 
     Raises:
-        NotFromARank: see there.
+        NotFromARank: an object does not carry the secret of this job's ranks.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes]
@@ -60,7 +60,7 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
     """Rank 0's value, whatever the others give; a small one takes a single message.
 
     Raises:
-        NotFromARank: see there.
+        NotFromARank: an object does not carry the secret of this job's ranks.
     """
     device = _device(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""
@@ -76,7 +76,7 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
 
 
 def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """A rank's value, as long as the longest of all, and how long that of each rank is."""
+    """This rank's sealed value, padded to the longest of all ranks, and the length of every rank's."""
     device, sealed = _device(group), _seal(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)

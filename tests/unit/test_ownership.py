@@ -18,7 +18,7 @@ from launcher.backends.processes import Process
 from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
 from launcher.live import Live
-from launcher.ownership import Folder, User, exchangeable, problem, why_not_own
+from launcher.ownership import Folder, User, problem, replaceable, why_not_own
 from launcher.runs import Run
 from launcher.sweeps import Sweep
 from tests.unit.plans import bare_plan
@@ -37,32 +37,32 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make what b
         (ME, GROUP, 0o700, (), None),
         (0, 0, 0o755, (), None),
         (0, 0, 0o1777, (), None),
-        (0, 0, 0o777, (), "everybody can exchange what is in /x"),
-        (ME, GROUP, 0o777, (), "everybody can exchange what is in /x"),
-        (ME, GROUP, 0o2770, (), "group 500 can exchange what is in /x"),
+        (0, 0, 0o777, (), "everybody can replace what is in /x"),
+        (ME, GROUP, 0o777, (), "everybody can replace what is in /x"),
+        (ME, GROUP, 0o2770, (), "group 500 can replace what is in /x"),
         (ME, GROUP, 0o3770, (), None),
         (ME, MINE, 0o775, (), None),
-        (0, GROUP, 0o2775, (), "group 500 can exchange what is in /x"),
+        (0, GROUP, 0o2775, (), "group 500 can replace what is in /x"),
         (0, GROUP, 0o2775, ("/x",), None),
-        (0, GROUP, 0o2775, ("/",), "group 500 can exchange what is in /x"),
-        (OTHER, GROUP, 0o755, (), "/x belongs to user 2000, who can exchange what is in it"),
-        (OTHER, GROUP, 0o1777, (), "/x belongs to user 2000, who can exchange what is in it"),
+        (0, GROUP, 0o2775, ("/",), "group 500 can replace what is in /x"),
+        (OTHER, GROUP, 0o755, (), "/x belongs to user 2000, who can replace what is in it"),
+        (OTHER, GROUP, 0o1777, (), "/x belongs to user 2000, who can replace what is in it"),
         (OTHER, GROUP, 0o2770, ("/x",), None),
     ],
 )
-def test_who_could_exchange_a_folder_on_the_way(
+def test_who_could_replace_a_folder_on_the_way(
     uid: int, gid: int, mode: int, trusted: tuple[str, ...], words: str | None
 ) -> None:
     way = [ROOT, Folder("/x", uid, gid, mode)]
-    assert exchangeable(way, USER, trusted) == words
+    assert replaceable(way, USER, trusted) == words
     last = Folder("/x/run", ME, MINE, 0o700)
     assert problem([*way, last], USER, trusted) == words
 
 
 def test_nobody_else_gets_below_a_folder_that_only_the_user_may_enter() -> None:
     open_to_all = Folder("/home/me/shared", ME, GROUP, 0o777)
-    assert exchangeable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o700), open_to_all], USER) is None
-    assert exchangeable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o711), open_to_all], USER) is not None
+    assert replaceable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o700), open_to_all], USER) is None
+    assert replaceable([ROOT, HOME, Folder("/home/me", ME, MINE, 0o711), open_to_all], USER) is not None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_no_run_is_made_where_others_could_exchange_it(
     monkeypatch.setattr(ownership, "_walked", lambda path: [
         replace(each, mode=each.mode | 0o011) if each.uid == os.getuid() else each for each in walked(path)
     ])  # fmt: skip
-    with pytest.raises(ConfigError, match=f"runs_dir={shared}/runs: .* can exchange what is in {shared}"):
+    with pytest.raises(ConfigError, match=f"runs_dir={shared}/runs: .* can replace what is in {shared}"):
         make(shared / "runs" / "run-1")  # type: ignore[operator]
     assert not (shared / "runs").exists()
     monkeypatch.setenv(ownership.TRUSTED, f"/elsewhere:{shared}")
@@ -237,13 +237,13 @@ def test_a_link_that_somebody_else_can_turn_makes_a_way_unsafe() -> None:
         (folder / "open" / "link").symlink_to(folder / "mine")
         (folder / "link").symlink_to("mine")
         (folder / "loop").symlink_to("loop")
-        assert ownership.why_exchangeable(folder / "link" / "runs") is None
-        why = f"everybody can exchange what is in {folder}/open"
-        assert ownership.why_exchangeable(folder / "open" / "link" / "runs") == why
-        ownership.why_exchangeable(folder / "loop")  # comes to an end
+        assert ownership.why_replaceable(folder / "link" / "runs") is None
+        why = f"everybody can replace what is in {folder}/open"
+        assert ownership.why_replaceable(folder / "open" / "link" / "runs") == why
+        ownership.why_replaceable(folder / "loop")  # comes to an end
 
 
 def test_a_list_of_names_makes_a_private_group_public() -> None:
     way = Folder("/", 0, 0, 0o40755), Folder("/home", 7, 7, 0o40775), Folder("/home/shared", 7, 7, 0o40775, True)
-    assert exchangeable(way[:2], User(7, 7)) is None
-    assert exchangeable(way, User(7, 7)) == "whoever its access control list names can exchange what is in /home/shared"
+    assert replaceable(way[:2], User(7, 7)) is None
+    assert replaceable(way, User(7, 7)) == "whoever its access control list names can replace what is in /home/shared"

@@ -113,7 +113,7 @@ def test_it_lists_and_removes_only_when_told(
     assert (done.path.exists(), failed.path.exists()) == (True, False)
     assert "removed: 1 run, " in pruned(capsys, "--delete")
     assert [path.name for path in tmp_path.iterdir() if path.name != ".live"] == []  # `latest` led to it
-    assert "nothing that would be removed" in pruned(capsys)
+    assert "nothing to remove" in pruned(capsys)
     with pytest.raises(ConfigError, match="say how old"):
         commands.main(["prune", "--delete"])
 

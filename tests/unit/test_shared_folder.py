@@ -22,8 +22,8 @@ HERE = ("login", "localhost")
         ("tmpfs", True, ["n1"], None),
         ("ext4", True, ["n1"], None),
         ("ext4", False, [], None),
-        ("xfs", False, ["n1", "login"], "runs_dir=/runs is on xfs, a type that is mostly one machine's own: if its "
-                                        "nodes do not see it, the job never begins"),
+        ("xfs", False, ["n1", "login"], "runs_dir=/runs is on xfs, usually a local disk: unless this machine "
+                                        "exports it to the compute nodes, the job will never start"),
     ],
 )  # fmt: skip
 def test_a_note_where_nodes_may_not_see_it(kind: str, seen: bool, nodes: list[str], note: str | None) -> None:

@@ -135,7 +135,7 @@ def test_without_signatures_the_store_serves_and_its_output_says_that_others_rea
     client(place).set("key", "value")
     assert client(place).get("key") == b"value"
     assert as_somebody_else(lambda: answer(place)) == b""
-    assert "other users of this host can reach the ranks' store" in capfd.readouterr().err
+    assert "other users of this host can connect to the ranks' TCPStore" in capfd.readouterr().err
 
 
 def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
