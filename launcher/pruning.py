@@ -27,7 +27,7 @@ from launcher.after import FOLLOWERS
 from launcher.errors import RunError
 from launcher.live import DAMAGE, Damaged, Seen, look_at_each, read, readable
 from launcher.orphaned_jobs import RECORDS
-from launcher.ownership import require_own
+from launcher.ownership import is_own, require_own
 from launcher.plan import JobPlan
 from launcher.runs import SUBMITTING, Run
 from launcher.shared_files import exists, known, names, read_text
@@ -189,6 +189,17 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
                 link.unlink(missing_ok=True)
     shutil.rmtree(aside)
     return None
+
+
+def finish(runs_dir: Path) -> int:
+    """Removes what an earlier removal has left in a folder when it was interrupted; bytes that this has freed."""
+    freed = 0
+    for name in known(names(runs_dir)) or ():
+        left = runs_dir / name
+        if name.startswith(REMOVED) and is_own(left):
+            freed += size_of(left)
+            shutil.rmtree(left)
+    return freed
 
 
 def _again(path: Path) -> Old:

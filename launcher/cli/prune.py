@@ -37,7 +37,7 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")
     folder: Path = arguments.runs_dir or default_runs_dir()
     before, states = arguments.older_than, tuple(arguments.state or STATES)
-    freed, count = 0, 0
+    freed, count = pruning.finish(folder) if arguments.delete else 0, 0
     for old in pruning.survey(folder):
         why = pruning.kept_because(old, before, states)
         size = pruning.size_of(old.path) if why is None else 0

@@ -177,3 +177,21 @@ def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: 
     event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # its last news is of now
     assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
     assert run.path.exists()
+
+
+def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
+    make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("a")
+
+    def interrupted(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pruning.shutil, "rmtree", interrupted)
+        pruned(capsys, "--delete")
+    (left,) = tmp_path.glob(f"{pruning.REMOVED}*")
+    assert "nothing to remove" in pruned(capsys)
+    assert left.exists()
+    pruned(capsys, "--delete")
+    assert not left.exists()
