@@ -50,7 +50,7 @@ def test_a_run_that_is_out_of_time_goes_on_by_itself(launcher: Launcher) -> None
     assert [event["cause"] for event in stops] == ["its time is nearly up"] * (len(attempts) - 1)
     assert not (result.run.path / "lease").exists()
     table = launcher("status", "latest").stdout
-    assert "ATTEMPT" in table and "75: its time is nearly up" in table
+    assert "ATTEMPT" in table and "75 wall-time: its time is nearly up" in table
 
 
 def test_a_stop_file_ends_it_and_resume_goes_on_at_another_size(launcher: Launcher) -> None:

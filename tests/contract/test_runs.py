@@ -176,7 +176,7 @@ def test_a_run_id_is_submitted_once(launcher: Launcher) -> None:
     ("overrides", "words"),
     [
         (["nodes=0"], ["nodes=0", "1 or more"]),
-        (["nodes=two"], ["nodes=two", "Integer"]),
+        (["nodes=two"], ["nodes=two", "whole number"]),
         (["time=25:99"], ["25:99", "01:30:00"]),
         (["min_nodes=3"], ["min_nodes=3 is more than nodes="]),
         (["name='a b'"], ["name='a b'", "letters, digits"]),

@@ -170,7 +170,7 @@ def test_an_element_that_is_requeued_does_not_touch_the_others(launcher: Launche
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["seed=1,x"], ["point 1 (seed=x)", "Integer"]),
+        (["seed=1,x"], ["point 1 (seed=x)", "whole number"]),
         (["workload.op=all_reduce,all_reduc"], ["point 1 (op=all_reduc)", "Did you mean all_reduce"]),
         (["sed=1,2"], ["'sed'", "Did you mean seed"]),
         (["workload=collective,colective"], ["colective", "Did you mean collective"]),

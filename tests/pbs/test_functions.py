@@ -392,7 +392,7 @@ def test_threads_may_submit(site: Site, tmp_path: Path) -> None:
         ({"pbs_queue": "no-such-queue"}, r"Unknown queue \(`qstat -Q` lists the queues\)"),
         ({"pbs_chunk": {"nosuch": 1}}, r"Unknown resource: nosuch \(`pbsnodes -av`"),
         ({"pbs_queue": "debug", "timeout_min": 600}, r"violates queue and/or server resource limits \(`qstat -Qf`"),
-        ({"pbs_place": "everywhere"}, r"Illegal attribute or resource value"),
+        ({"pbs_chunk": {"ngpus": "many"}}, r"Illegal attribute or resource value"),
     ],
 )
 def test_a_refusal_tells_where_to_look_and_leaves_nothing(

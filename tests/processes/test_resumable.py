@@ -199,7 +199,6 @@ def test_an_invariant_training_has_the_same_weights_at_any_world_size_and_across
         ({"micro_batches": 2}, {}, "train.micro_batches=2 must be from 3 (the number of ranks) to 128"),
         ({"micro_batches": 40}, {"batch_size": 30}, "train.micro_batches=40 must be from 3 .* to 30"),
         ({}, {"micro_batch_size": 10}, "micro-batches of 16 samples: set train.micro_batches=13"),
-        ({}, {"micro_batch_size": 0}, "workload.micro_batch_size=0: a forward pass needs at least one"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(

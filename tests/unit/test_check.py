@@ -413,13 +413,17 @@ def test_a_limit_of_memory_without_a_unit_is_refused() -> None:
 )
 def test_numbers_with_which_no_training_could_start_are_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        check_training(plan_of(workload=DDPMnist("w", "m:f", seed=0, **keys)))
+        check_training(plan_of(workload=DDPMnist("w", "workloads.ddp:main", seed=0, **keys)))
     assert words in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", [DDPMnist, FSDPLm])
 def test_a_batch_has_a_sample_for_each_rank(kind: type[DDPMnist | FSDPLm]) -> None:
-    workload = kind("w", "m:f", seed=0, batch_size=7)
+    workload = kind("w", "workloads.training:main", seed=0, batch_size=7)
     check_training(plan_of(workload=workload, nodes=7))
     with pytest.raises(ConfigError, match=r"batch_size=7 leaves some of the 8 ranks without a sample: set it to 8"):
         check_training(plan_of(workload=workload, nodes=2, procs_per_node=4))
+
+
+def test_a_function_of_the_users_own_may_mean_something_else_by_the_keys_of_a_training() -> None:
+    check_training(plan_of(workload=DDPMnist("w", "mine:main", seed=0, lr=0.0, batch_size=1), nodes=2))
