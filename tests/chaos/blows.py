@@ -230,10 +230,11 @@ class Target:
         """The daemon of a node that is not the first of the job, and all that runs there; see docs/restarts.md."""
         assert self.slurm is not None
         first, _, nodes = self.slurm.run("squeue", "--noheader", "--jobs", self.job(), "--format=%B|%N").partition("|")
-        if victims := [node for node in expand(nodes.strip()) if node != first]:
+        victims = [node for node in expand(nodes.strip()) if node != first]
+        if victims and self.watched():
             self.slurm.fail_node(victims[-1], told=True)
             self.to_restore.append(victims[-1])
-        else:  # the others are gone already
+        else:  # the others are gone already, or have no ranks any more
             self.signal_rank(signal.SIGKILL)
 
     def faults(self) -> dict[str, Fault]:
