@@ -30,7 +30,10 @@ CANDIDATES = 16  # ports tried on the leader's host
 STAGGER = 0.2  # seconds after which the next port is tried while this one says nothing
 EXCHANGE = 5.0  # seconds for a whole handshake
 LOOPBACK = "127.0.0.1"
-NO_ANSWER = "it did not answer in time; see cluster.interface and cluster.port_range"
+NO_ANSWER = (
+    "it did not answer in time; it listens on the address that its own host name stands for there "
+    "(`getent hosts NAME`); see cluster.interface and cluster.port_range"
+)
 _ADDRESS_OF_INTERFACE = 0x8915  # man 7 netdevice, SIOCGIFADDR
 
 
