@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,16 +26,17 @@ def kind_of(folder: Path, mounts: str | None = None) -> str:
             mounts = Path("/proc/mounts").read_text(errors="replace")
         except OSError:
             return ""
-    best, kind = -1, ""
-    target = str(folder.resolve())
+    return kind_at(str(folder.resolve()), mounts)
+
+
+def kind_at(folder: str, mounts: str) -> str:
+    """The same for a folder's real path. Pure."""
+    longest, kind = "", ""
     for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        inside = target == point or target.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:  # of two on one point the later one counts
-            best, kind = len(point), fields[2]
+        _, point, found, *_ = [*line.split(" "), "", ""]
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")  # man 5 fstab
+        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
+            longest, kind = point, found  # of two on one point the later one counts
     return kind
 
 

@@ -31,6 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from launcher.own_module import own_module
+from launcher.shared_folder import kind_at
 
 HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
 TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
@@ -54,13 +55,7 @@ def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
 
 def shared(folder: str, mounts: str) -> bool:
     """Whether other nodes see a folder (its real path) as well, by the text of /proc/mounts. Pure."""
-    longest, kind = "", ""
-    for line in mounts.splitlines():
-        _, point, found, *_ = line.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point).rstrip("/")
-        if len(point) >= len(longest) and (folder == point or folder.startswith(f"{point}/")):
-            longest, kind = point, found
-    return SHARED.fullmatch(kind) is not None
+    return SHARED.fullmatch(kind_at(folder, mounts)) is not None
 
 
 def _usable(folder: str) -> bool:
