@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.namespaces import Namespaces, problem
+from tests.cluster.namespaces import Namespaces
 from tests.launch import PYTHON, Launcher
 
 PATIENCE = 120.0  # seconds for anything that is to happen; nobody waits for it
@@ -23,14 +22,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.backend("local", "network namespaces"),
 ]
-
-
-@pytest.fixture
-def network() -> Iterator[Namespaces]:
-    if reason := problem():
-        pytest.skip(reason)
-    with Namespaces() as network:
-        yield network
 
 
 class Cut:

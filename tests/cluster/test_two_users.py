@@ -7,7 +7,7 @@ import os
 import pickle
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.channel import MAGIC
-from tests.cluster.namespaces import HOSTS, Namespaces, problem
+from tests.cluster.namespaces import HOSTS, Namespaces
 from tests.cluster.test_partition import TEMPLATE, Cut
 from tests.launch import PYTHON, Launcher
 from tests.two_users import as_somebody_else
@@ -30,14 +30,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.backend("local", "network namespaces"),
 ]
-
-
-@pytest.fixture
-def network() -> Iterator[Namespaces]:
-    if reason := problem():
-        pytest.skip(reason)
-    with Namespaces() as network:
-        yield network
 
 
 class Evil:
