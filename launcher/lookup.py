@@ -13,7 +13,7 @@ from launcher.errors import RunError, near
 from launcher.runs import Run
 from launcher.shared_files import ABSENT, NO_FILE, Unavailable, exists, known, tried
 
-OTHERS = {"run": "record.json", "sweep": "sweep.json"}  # what `latest` may be, and by which file it is known
+RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a folder of each kind is known
 
 
 def all_runs(runs_dir: Path) -> list[Run]:
@@ -104,7 +104,7 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
         link = runs_dir / "latest"
         if not _has(link, record):
             newest_one = link.resolve()
-            other = next((name for name, file in OTHERS.items() if name != what and _has(link, file)), None)
+            other = next((name for name, file in RECORDS.items() if name != what and _has(link, file)), None)
             if other is None:
                 raise RunError(f"there is no latest {what} in {runs_dir}")
             instead = f"name one of its points ({newest_one.name}/0)" if other == "sweep" else "name a sweep"

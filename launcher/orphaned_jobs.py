@@ -18,11 +18,11 @@ from launcher.backends.pbs_query import PBS
 from launcher.backends.slurm_query import Slurm
 from launcher.config import Scheduler
 from launcher.live import PATIENCE, Live
+from launcher.lookup import RECORDS
 from launcher.runs import TOKEN, token_of
 from launcher.shared_files import exists, known
 
 MOST = 20  # jobs of one scheduler that are asked about
-RECORDS = ("record.json", "sweep.json")
 _JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 17[].server, 17[3].server
 
 
@@ -93,7 +93,7 @@ def is_gone(folder: Path) -> bool:
     Raises:
         UnavailableError: nobody can tell now.
     """
-    return not any(known(exists(folder / name)) for name in RECORDS)
+    return not any(known(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:

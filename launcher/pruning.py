@@ -26,7 +26,6 @@ from launcher import live_index, locks, lookup, sweeps
 from launcher.after import FOLLOWERS
 from launcher.errors import RunError
 from launcher.live import DAMAGE, Damaged, Seen, look_at_each, read, readable
-from launcher.orphaned_jobs import RECORDS
 from launcher.ownership import is_own, require_own
 from launcher.plan import JobPlan
 from launcher.runs import SUBMITTING, Run
@@ -89,7 +88,7 @@ def survey(runs_dir: Path) -> list[Old]:
     """
     live = SweepLive()  # acts upon what it hears, so nothing is shared
     folders = [Path(path) for path in lookup.newest(runs_dir)]
-    runs = [Run(path) for path in folders if lookup.may_have(str(path), RECORDS[0])]
+    runs = [Run(path) for path in folders if lookup.may_have(str(path), lookup.RECORDS["run"])]
     found: list[Old] = []
     users: list[tuple[str, JobPlan]] = []  # of those that are not over
     for each in look_at_each(runs, live):
@@ -122,7 +121,7 @@ def _elsewhere(folders: Collection[Path]) -> list[Run]:
         if not file.name.startswith(".")
     )
     others = dict.fromkeys(path for path in followers if not {path, path.parent} & {*folders})
-    return [Run(path) for path in others if known(exists(path / RECORDS[0]))]
+    return [Run(path) for path in others if known(exists(path / lookup.RECORDS["run"]))]
 
 
 def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:

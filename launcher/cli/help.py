@@ -125,7 +125,7 @@ def overview() -> str:
     """The keys that most runs need, the commands and the options."""
     found = {key.name: key for _, keys in sections() for key in keys}
     return USAGE.format(
-        program=program(), count=len({key.name for _, keys in sections() for key in keys}),
+        program=program(), count=len(found),
         keys="\n".join(line for name in FIRST for line in row(found[name])),
         commands="\n".join(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
         settings=_settings(),

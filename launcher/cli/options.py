@@ -136,11 +136,10 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     if known(exists(folder / name / sweeps.RECORD)):
         return sweeps.find(name, folder)
     there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
-    records = ("record.json", sweeps.RECORD)
     matches = sorted(
         each
         for each in there
-        if each.startswith(name) and any(lookup.may_have(f"{folder}/{each}", file) for file in records)
+        if each.startswith(name) and any(lookup.may_have(f"{folder}/{each}", file) for file in lookup.RECORDS.values())
     )
     if len(matches) == 1:
         return find_either(matches[0], folder)
