@@ -123,6 +123,8 @@ class RanksStore:
         ends = _End(self._ends), _End(self._ends)
         ends[0].other, ends[1].other = ends[1], ends[0]
         for end, sock in zip(ends, (inner, connection), strict=True):  # the rank speaks first, so its end comes last
+            # Without it a request in two parts takes 40 ms. asyncio sets it only on sockets made with a protocol.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(partial(_same, end), sock)
 
     def _say_refused(self, host: str) -> None:

@@ -43,11 +43,12 @@ def main(run_dir: str) -> int:
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
-    from launcher.node import archive
+    from launcher.node import archive, forks
 
     began = time.monotonic()
-    from launcher.agent.attempt import AttemptFailed  # and torch
-    from launcher.node.events import current_attempt
+    with forks.imports_without_collection():
+        from launcher.agent.attempt import AttemptFailed  # and torch
+        from launcher.node.events import current_attempt
 
     archive.tell(time.monotonic() - began)
 

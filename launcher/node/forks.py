@@ -1,4 +1,4 @@
-"""What a fork of an agent must not take along."""
+"""Garbage collection in a process that imports torch and then forks ranks."""
 
 from __future__ import annotations
 
@@ -19,3 +19,17 @@ def garbage_kept() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def imports_without_collection() -> Iterator[None]:
+    """Imports inside: the garbage collector is off meanwhile, and leaves alone what was imported.
+
+    It looks through all objects again and again while torch is imported, and finds nothing: 0.15 of 0.85 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -65,6 +66,22 @@ def test_ranks_of_this_host_use_it(serve: Callable[..., tuple[str, int]], addres
         found = list(pool.map(rank, range(8)))
     assert all(whole == large.encode() for _, whole in found)
     assert [text for text, _ in found[:7]] == [f"{number}".encode() for number in range(1, 8)]
+
+
+def test_requests_in_two_parts_do_not_wait_for_an_acknowledgement(
+    serve: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes 40 ms (Nagle's algorithm with delayed acknowledgements), at each of the ranks' requests."""
+    options = []
+    made = store._End.connection_made
+
+    def noted(end: store._End, transport: asyncio.BaseTransport) -> None:
+        options.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(end, transport)
+
+    monkeypatch.setattr(store._End, "connection_made", noted)
+    client(serve()).set("key", "value")
+    assert len(options) == 2 and all(options)
 
 
 def test_a_rank_that_ends_does_not_end_the_others(serve: Callable[..., tuple[str, int]]) -> None:
