@@ -31,8 +31,8 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
 from benchmarks.ranks import device_of
+from launcher import Env
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.node import Env
 
 RANKS = 2
 TENSOR = 12_500_000  # bytes of a tensor of the large state

@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, report
 from benchmarks.ranks import in_ranks
-from launcher.config import Collective
-from launcher.node import Env
+from launcher import Env
+from launcher.config.schema import Collective
 from workloads.bench import slowest
 from workloads.operations import BY_NAME
 from workloads.sizes import format_bytes

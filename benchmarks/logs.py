@@ -26,8 +26,8 @@ CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("
 @contextlib.contextmanager
 def _run(folder: Path, size: int) -> Iterator[str]:
     """A run of 64 ranks that is done and printed `size` bytes."""
-    from launcher import event_file
-    from launcher.runs import Run
+    from launcher.runs import event_file
+    from launcher.runs.directory import Run
     from tests.unit.plans import plan_of
 
     run = Run.create(folder / "long")

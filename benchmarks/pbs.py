@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measure import Result, interleaved, median_ratio, medians, report
-from launcher.backends.detect import detect
-from launcher.backends.pbs import PBSExecutor
+from launcher.schedulers.detect import detect
+from launcher.schedulers.pbs.submitit_executor import PBSExecutor
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs
 

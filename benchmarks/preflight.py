@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.first_all_reduce import STAMP
 from benchmarks.measure import Result, environment, interleaved, median_ratio, medians, python, report
-from launcher.lookup import all_runs
+from launcher.runs.lookup import all_runs
 
 NODES = 4
 LIMIT = 3.0  # seconds

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from launcher.node import Env
+from launcher import Env
 
 
 def in_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, device: str = "cpu") -> Any:

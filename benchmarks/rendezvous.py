@@ -23,10 +23,10 @@ from pathlib import Path
 from benchmarks.measure import Result, report
 from launcher.agent.control import Control
 from launcher.agent.coordinator import Limits
-from launcher.agent.hangs import Blamed
-from launcher.agent.hub import Hub
-from launcher.agent.rendezvous import Member
 from launcher.agent.signals import Signals
+from launcher.rendezvous.hub import Hub
+from launcher.rendezvous.protocol import Member
+from launcher.worker.hangs import Blamed
 
 AGENTS, CLIENTS, PROCESSES = 1024, 64, 2
 HEARTBEAT = 30.0

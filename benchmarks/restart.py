@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, report
-from launcher.lookup import all_runs
+from launcher.runs.lookup import all_runs
 
 RANKS = 4
 SHAPES = {"1 node": ("procs_per_node=4",), "2 nodes": ("nodes=2", "procs_per_node=2")}

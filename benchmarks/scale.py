@@ -22,9 +22,9 @@ LIMIT = 50  # milliseconds
 
 def once() -> dict[str, float]:
     """Milliseconds of each part in this process, which has done none of them before."""
-    from launcher.config import Cluster, Collective, Config, Launch, Scheduler
-    from launcher.node import topology
-    from launcher.plan import Site, make_plan
+    from launcher.config.schema import Cluster, Collective, Config, Launch, Scheduler
+    from launcher.schedulers import topology
+    from launcher.spec.plan import Site, make_plan
 
     srun = {
         "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": NODE_LIST,
@@ -43,7 +43,7 @@ def once() -> dict[str, float]:
     )  # fmt: skip
     plan = make_plan(config, Site("run", "/scratch/runs/run", sys.executable, None, "/home/me"))
     before = time.perf_counter()
-    from launcher import render
+    from launcher.script import render
 
     imported = time.perf_counter()
     import jinja2  # noqa: F401  apart from rendering, which would import it

@@ -2,10 +2,10 @@
 
     python -m benchmarks.status [--live 1000] [--finished 10000]
 
-One run is really submitted, to a stand-in for Slurm; the others are copies of its record, written through launcher.runs
-with the events of trainings that have been going for a while, and with checkpoints. Finished ones are what `status` has
-seen over before; what the first look costs, which no index shortens, is told in the detail. The stand-in for squeue
-prints a line for each live run. Its time, measured alone in the same round, is subtracted.
+One run is really submitted, to a stand-in for Slurm; the others are copies of its record, written through
+launcher.runs.directory with the events of trainings that have been going for a while, and with checkpoints. Finished
+ones are what `status` has seen over before; what the first look costs, which no index shortens, is told in the detail.
+The stand-in for squeue prints a line for each live run. Its time, measured alone in the same round, is subtracted.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, python, report
-from launcher import event_file
-from launcher.plan import from_dict
-from launcher.runs import Run, write
+from launcher.runs import event_file
+from launcher.runs.directory import Run, write
+from launcher.spec.plan import from_dict
 
 STEPS = 4690
 STAND_INS = {

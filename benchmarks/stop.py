@@ -4,8 +4,8 @@
 
 8 ranks take steps of 10 ms: a wait, as for a GPU, and an all_reduce of 64 KiB. They do so with and without
 `Resumable.boundary` after each step, in turns; the line gives the median of the ratios of neighbouring turns. So they
-do with the marks alone by which a slow rank is found (`launcher.node.pace`). A process looks at the ranks' memory as
-their agent does.
+do with the marks alone by which a slow rank is found (`launcher.worker.step_timing`). A process looks at the ranks'
+memory as their agent does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ import torch.distributed as dist
 
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
-from launcher.agent.stop_agreement import AgentSide, LeaderSide
+from launcher import Env
 from launcher.agent.supervisor import AGREES, TICK
-from launcher.node import Env, pulse
-from launcher.node.pace import Pace
-from launcher.node.settings import Settings
+from launcher.worker import heartbeat
+from launcher.worker.settings import Settings
+from launcher.worker.step_timing import Pace
+from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from workloads.resumable import Resumable
 
 TARGET = 1.01
 STEP = 0.010  # seconds
 
 
-def watch(shared: pulse.Pulse) -> None:
+def watch(shared: heartbeat.Pulse) -> None:
     """What the agent of all ranks does for stops, until it is ended."""
     agent, leader = AgentSide(0), LeaderSide([0])
     while True:
@@ -45,13 +46,13 @@ def watch(shared: pulse.Pulse) -> None:
         time.sleep(AGREES if agent.waits else TICK)
 
 
-def compare(env: Env, shared: pulse.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
+def compare(env: Env, shared: heartbeat.Pulse, folder: str, steps: int, repeats: int) -> dict[str, list[float]]:
     """Seconds of a step without and with boundaries, one value per turn."""
-    pulse.take(shared.slot(env.rank))
+    heartbeat.take(shared.slot(env.rank))
     resumable = Resumable(
         env, state=dict, position=dict, identity={}, run=Settings(checkpoint_dir=Path(folder, "it"), every=1e9)
     )
-    pace: Pace[float] = Pace(env.device, pulse.Pulse(1).slot(0))
+    pace: Pace[float] = Pace(env.device, heartbeat.Pulse(1).slot(0))
     done = 0
     gradients = torch.zeros(16384, device=env.device)
 
@@ -86,7 +87,7 @@ def compare(env: Env, shared: pulse.Pulse, folder: str, steps: int, repeats: int
 
 
 def results(world_size: int = 8, steps: int = 100, repeats: int = 31, device: str = "cpu") -> list[Result]:
-    shared = pulse.Pulse(world_size)
+    shared = heartbeat.Pulse(world_size)
     shared.clear(world_size)
     watcher = multiprocessing.get_context("fork").Process(target=watch, args=(shared,), daemon=True)
     watcher.start()

@@ -2,10 +2,10 @@
 
 import hydra
 
-from launcher.cli import schema
+from launcher.config import registration
 from launcher.paths import resource
 
-schema.register()
+registration.register()
 
 
 @hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")

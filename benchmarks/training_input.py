@@ -24,9 +24,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import Result, interleaved, report
-from launcher import datasets
-from launcher.config import DDPMnist
-from launcher.node import Env, init
+from launcher import Env, datasets, init
+from launcher.config.schema import DDPMnist
 from workloads.data import Data, Split, load
 from workloads.ddp import Net, Trainer
 

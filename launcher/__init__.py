@@ -1,3 +1,53 @@
-"""Submit PyTorch jobs to Slurm and PBS from one Hydra config, and follow them until they are done."""
+"""Submit PyTorch jobs to Slurm and PBS from one Hydra config, and follow them until they are done.
+
+For code that runs in ranks:
+
+    from launcher import init
+    env = init()          # a process group, from srun, mpiexec, torchrun, PBS or nothing at all
+    print(env.rank, env.world_size, env.device)
+
+| name | does |
+|---|---|
+| `init` | makes the process group, or takes the one that is there; returns the `Env` of this rank |
+| `rank_zero` | whether this is rank 0 |
+| `stopping` | whether it is time to save and leave with exit code 75; the same on all ranks |
+| `progress`, `evaluated`, `report` | report to the run how far it is, the result of an evaluation, its metrics |
+| `run_dir` | the run's directory |
+| `Checkpointer` | saves in the background, publishes whole checkpoints, loads at any number of ranks |
+| `GlobalBatchSampler` | which samples this rank takes, the same for any number of ranks |
+| `Topology`, `TopologyError` | what `init` derives this rank's place from |
+
+All of it works outside of a run as well, where nothing is reported. Importing this costs nothing: torch is loaded when
+one of the names is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.checkpoint.checkpointer import Checkpointer
+    from launcher.schedulers.topology import Topology, TopologyError
+    from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
+    from launcher.worker.sampler import GlobalBatchSampler
+    from launcher.worker.stopping import stopping
 
 __version__ = "0.1.0"
+__all__ = [
+    "Checkpointer", "Env", "GlobalBatchSampler", "Topology", "TopologyError", "evaluated", "init", "progress",
+    "rank_zero", "report", "run_dir", "stopping",
+]  # fmt: skip
+_MODULES = {
+    "Checkpointer": "launcher.checkpoint.checkpointer",
+    "GlobalBatchSampler": "launcher.worker.sampler",
+    "Topology": "launcher.schedulers.topology",
+    "TopologyError": "launcher.schedulers.topology",
+    "stopping": "launcher.worker.stopping",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

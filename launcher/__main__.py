@@ -39,7 +39,7 @@ def _told(arguments: list[str]) -> int:
         _discard_output()
         return DONE
     except OSError as error:
-        from launcher.os_errors import explain
+        from launcher.files.os_errors import explain
 
         explained = explain(error)
         if explained is None or os.environ.get("HYDRA_FULL_ERROR") == "1":

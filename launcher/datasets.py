@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.checksum import digest_of
 from launcher.errors import ConfigError, near
+from launcher.files.checksum import digest_of
 
 AUTO = "auto"
 BROUGHT = "part of the launcher"

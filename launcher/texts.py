@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.config import Backend, FSDPLm
+from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
 
 SHIPPED = "shakespeare"

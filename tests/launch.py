@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.lookup import all_runs
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.runs.lookup import all_runs
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable

@@ -9,7 +9,7 @@ from workloads import results
 from workloads.ranks import gather, raise_together
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 
 def read(path: str | None, env: Env) -> results.Results | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from workloads import names
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 P = ParamSpec("P")
 

@@ -12,8 +12,8 @@ from workloads.ranks import WorkloadError, gather, introduce, say
 from workloads.sweep import Groups, Row, Settings, Sweep, make_groups
 
 if TYPE_CHECKING:
-    from launcher.config import Collective
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import Collective
 
 WIDTH = 76  # columns of a terminal of 80 beside the rank
 FAULTS = 10  # that an error tells; the table has them all
@@ -23,7 +23,7 @@ class Report:
     """What rank 0 says and writes while the others only measure."""
 
     def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
-        from launcher.node import run_dir
+        from launcher import run_dir
 
         self.settings, self.env = settings, env
         self.roof = roof.measure(env)
@@ -89,7 +89,7 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
             the backend lacks an operation that was chosen by name, the first size does not fit into memory, or the
             config makes no sense.
     """
-    from launcher.node import progress
+    from launcher import progress
 
     try:
         settings = Settings.of(config)

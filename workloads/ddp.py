@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher import datasets
-from launcher.node.sampler import GlobalBatchSampler
-from launcher.node.settings import Settings, settings
+from launcher.worker.sampler import GlobalBatchSampler
+from launcher.worker.settings import Settings, settings
 from workloads import training
 from workloads.buckets import GradientBuckets
 from workloads.data import Data, load
@@ -23,8 +23,8 @@ from workloads.ranks import WorkloadError, gather, introduce, raise_together, sa
 from workloads.resumable import Resumable, generators, restore_generators, seed_generators
 
 if TYPE_CHECKING:
-    from launcher.config import DDPMnist
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import DDPMnist
 
 CHANNELS = 12
 
@@ -248,7 +248,7 @@ class Trainer:
         Raises:
             WorkloadError: the loss of a step was not finite.
         """
-        from launcher.node import progress
+        from launcher import progress
 
         loss, speed = self.losses.look()
         if self.env.rank == 0:
@@ -261,7 +261,7 @@ class Trainer:
 
     def evaluate(self, epoch: int) -> training.Scores:
         """Accuracy and loss on the test set, shown by rank 0. All ranks must call it."""
-        from launcher.node import evaluated
+        from launcher import evaluated
 
         scores = training.evaluate(
             self.model, self.data, self.env, between=lambda: self.resumable.boundary(self.steps)

@@ -18,16 +18,16 @@ from torch.nn.functional import cross_entropy
 
 from launcher import texts
 from launcher.errors import ConfigError
-from launcher.node.sampler import GlobalBatchSampler, share
-from launcher.node.settings import Settings, settings
-from launcher.worker.torch_compat import DTensor, fsdp_computes_on
+from launcher.torch_compat import DTensor, fsdp_computes_on
+from launcher.worker.sampler import GlobalBatchSampler, share
+from launcher.worker.settings import Settings, settings
 from workloads import gpt, text, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, seed_generators
 
 if TYPE_CHECKING:
-    from launcher.config import FSDPLm
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import FSDPLm
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
@@ -187,7 +187,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
         """Mean loss over windows that are spread over the validation part, shown by rank 0. All ranks must call it."""
-        from launcher.node import evaluated
+        from launcher import evaluated
 
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
@@ -223,7 +223,7 @@ class Trainer:
         Raises:
             WorkloadError: the loss of a step was not finite.
         """
-        from launcher.node import progress
+        from launcher import progress
 
         self.loss, speed = self.losses.look()
         if self.env.rank == 0:

@@ -1,7 +1,7 @@
 """Any function that can be imported, called in every rank: workload=function workload.target=package.module:function.
 
 It gets `workload.kwargs` and nothing else; what it returns on rank 0 are the run's metrics. What it has to know of its
-rank and its run it asks `launcher.node`.
+rank and its run it asks `launcher`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:
-    from launcher.config import Function
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import Function
 
 
 def main(config: Function, env: Env | None) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
     Args:
         config: what to call, and with which arguments.
-        env: this rank; None where no process group was wanted. The target may ask `launcher.node.init()` for it.
+        env: this rank; None where no process group was wanted. The target may ask `launcher.init()` for it.
 
     Raises:
         WorkloadError: it returned something that is neither a dict of metrics nor None.

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import dropout, gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from launcher.worker.torch_compat import DTensor, FSDPModule, MixedPrecisionPolicy, fully_shard, local_part
+from launcher.torch_compat import DTensor, FSDPModule, MixedPrecisionPolicy, fully_shard, local_part
 
 VOCABULARY = 256  # a token is a byte
 SPREAD = 0.02  # standard deviation of the initial weights

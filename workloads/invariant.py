@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.node.sampler import share
-from launcher.worker.torch_compat import all_gather_single
+from launcher.torch_compat import all_gather_single
+from launcher.worker.sampler import share
 
 T = TypeVar("T")
 Node = tuple[int, int]  # the half-open range of leaves under it

@@ -20,8 +20,8 @@ from workloads.ranks import gather
 from workloads.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from launcher.config import P2P
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import P2P
 
 AGAIN = 3  # how often slow pairs are measured again
 TRIPS, WINDOWS = 20, 5  # most round trips and windows of one measurement of a pair

@@ -11,7 +11,7 @@ from workloads.matrix import Matrix
 from workloads.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from launcher.config import P2P
+    from launcher.config.schema import P2P
 
 NAMED = 10  # most slow pairs that are printed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 Read = Callable[[str], str]
 

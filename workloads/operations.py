@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.worker.torch_compat import all_gather_single, reduce_scatter_single
+from launcher.torch_compat import all_gather_single, reduce_scatter_single
 from workloads import redops
 from workloads.bench import Values
 from workloads.names import REDUCING

@@ -11,8 +11,8 @@ from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
 
 if TYPE_CHECKING:
-    from launcher.config import P2P
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import P2P
 
 FAULTS = 10  # that an error tells; the table has them all
 
@@ -47,7 +47,7 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             `fail_on_slow` is set (everything has been measured by then); there is only one rank, the first size does
             not fit into memory, or the config makes no sense.
     """
-    from launcher.node import progress, run_dir
+    from launcher import progress, run_dir
 
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")

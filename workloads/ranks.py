@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from launcher.worker import rank_objects
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)

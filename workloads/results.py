@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.config import P2P, Collective
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import P2P, Collective
 
 FORMAT = 1
 JSON, CSV = "results.json", "results.csv"
@@ -73,7 +73,7 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
     """The conditions of this run. All ranks must call it: they tell their hosts."""
     import torch
 
-    from launcher.node import run_dir
+    from launcher import run_dir
     from workloads.ranks import gather
 
     hosts: dict[int, str] = {}

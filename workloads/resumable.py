@@ -26,14 +26,14 @@ from torch import Tensor
 from launcher.checkpoint.checkpointer import Checkpointer, Loaded
 from launcher.checkpoint.format import SaveFailed
 from launcher.errors import RESUME
-from launcher.node import lease
-from launcher.node.pace import Pace
-from launcher.node.settings import Settings, settings
-from launcher.node.stop import Stop
+from launcher.runs import lease
+from launcher.worker.settings import Settings, settings
+from launcher.worker.step_timing import Pace
+from launcher.worker.stop import Stop
 from workloads.ranks import WorkloadError, say
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 BETWEEN_FAULTS = 3600.0  # seconds from one interruption to the next that are assumed
 FIRST = 30.0  # seconds until the first save, which measures what a save costs

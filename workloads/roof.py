@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from launcher.node import interfaces
+from launcher.rendezvous import interfaces
 from launcher.units import plural
 from workloads.ranks import gather
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.torch_compat import destroy_without_gil
 from launcher.units import plural
-from launcher.worker.torch_compat import destroy_without_gil
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
 from workloads.operations import Buffers, Case, Operation, count_of
@@ -23,15 +23,16 @@ from workloads.sizes import format_bytes, parse_seconds, parse_sizes
 from workloads.timing import Run, finish
 
 if TYPE_CHECKING:
-    from launcher.config import Collective
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import Collective
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A config that has been read; names as in `launcher.config.Collective`, sizes in bytes, `budget` in seconds."""
+    """A config that has been read; names as in `launcher.config.schema.Collective`, sizes in bytes, `budget` in
+    seconds."""
 
     operations: tuple[str, ...]
     everything: bool  # op=all: what the backend lacks is left out, and no error

@@ -15,7 +15,7 @@ from workloads import bench
 from workloads.operations import Buffers, Call, Case, Operation
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
     from workloads.sweep import Settings
 
 LATE = 0.01  # seconds that one rank comes later to a barrier, so that leaving early shows

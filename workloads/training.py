@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from launcher.node.sampler import share
+from launcher.worker.sampler import share
 from workloads.data import Data
 from workloads.ranks import WorkloadError
 
 if TYPE_CHECKING:
-    from launcher.node import Env
+    from launcher import Env
 
 CHUNK = 256  # samples of the test set in one forward pass
 WARM_UP = 0.2  # part of all steps in which the learning rate rises

@@ -15,8 +15,8 @@ from workloads.ranks import gather, name_ranks
 from workloads.sizes import format_bytes, parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
-    from launcher.config import P2P
-    from launcher.node import Env
+    from launcher import Env
+    from launcher.config.schema import P2P
 
 TABLE = bench.Table(
     ("pattern", -13), ("size(B)", 11), ("time(us)", 11), ("lat(us)", 9), ("MB/s", 9), ("%roof", 5), ("#wrong", 6)

@@ -21,28 +21,30 @@ from typing import Any
 
 import torch
 
-from launcher import errors, runs
-from launcher.agent import hangs, store
+from launcher import errors
 from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.failures import describe, failure_to_end, failure_to_start
-from launcher.agent.flight_recorder import Recorders
-from launcher.agent.rendezvous import Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.restart_policy import Then as Action
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
-from launcher.config import Backend, LaunchMode
-from launcher.node import console, debug, orphans, topology
-from launcher.node.answers import Desk
-from launcher.node.events import Events, current_attempt
-from launcher.node.preflight import Preflight
-from launcher.node.preflight_verdict import Then
-from launcher.node.pulse import Pulse
-from launcher.plan import JobPlan
-from launcher.shared_files import passes
-from launcher.worker import devices, preload
+from launcher.attach.answers import Desk
+from launcher.config.schema import Backend, LaunchMode
+from launcher.files.shared_files import passes
+from launcher.preflight.attempt import Preflight
+from launcher.preflight.verdict import Then
+from launcher.processes import orphans
+from launcher.rendezvous import store
+from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
+from launcher.runs import directory
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.schedulers import topology
+from launcher.spec.plan import JobPlan
+from launcher.worker import debug_console, debugger, devices, hangs, preload
+from launcher.worker.flight_recorder import Recorders
+from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import AGENTS_OWN, fresh_command, ignored_signals, run_rank
 
 
@@ -121,7 +123,7 @@ class _Agent:
     """The agent of one node, or of one rank."""
 
     def __init__(
-        self, plan: JobPlan, attempt: runs.Attempt, place: topology.Topology, events: Events, signals: Signals
+        self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, events: Events, signals: Signals
     ) -> None:
         self._plan, self._attempt, self._events, self._signals = plan, attempt, events, signals
         self._source = place.source
@@ -153,7 +155,7 @@ class _Agent:
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._folder: Path | None = None  # of the flight recorders
         if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
-            self._folder = console.private_folder()
+            self._folder = debug_console.private_folder()
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
             os.environ.update(self._means.recorders.variables)
@@ -222,9 +224,9 @@ class _Agent:
         assert place is not None
         means.pulse.clear(meeting.world_size)
         means.stacks.clear()
-        sockets = console.private_folder() if plan.debugs else None
+        sockets = debug_console.private_folder() if plan.debugs else None
         if sockets is not None:
-            os.environ[debug.SOCKETS] = str(sockets)
+            os.environ[debugger.SOCKETS] = str(sockets)
         ranks = placements(
             meeting.members, place, master=(meeting.host, meeting.port), run_id=plan.run_id,
             round_number=history.round, max_restarts=plan.max_restarts, environ=os.environ,

@@ -16,17 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.agent import rendezvous
-from launcher.agent.channel import Channel, ChannelError, Message
 from launcher.agent.coordinator import Coordinator, Limits
-from launcher.agent.hangs import Blamed
-from launcher.agent.hub import Hub
-from launcher.agent.membership import Round, Rounds
-from launcher.agent.rendezvous import Knocking, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
-from launcher.node import interfaces
-from launcher.shared_files import Ok, exists
+from launcher.files.shared_files import Ok, exists
+from launcher.rendezvous import interfaces, protocol
+from launcher.rendezvous.channel import Channel, ChannelError, Message
+from launcher.rendezvous.hub import Hub
+from launcher.rendezvous.membership import Round, Rounds
+from launcher.rendezvous.protocol import Knocking, Meeting, Member, RendezvousError
+from launcher.worker.hangs import Blamed
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
 REJOIN = 5.0  # seconds that an agent tries to reach the leader of a round before it looks again which that is
@@ -78,7 +77,7 @@ class Control:
             blame: see `Coordinator`.
         """
         self.me, self._limits, self._names, self._hosts, self._signals = me, limits, names, hosts, signals
-        self._secret, self._key, self._port_range = rendezvous.secret_of(secret, key), key, port_range
+        self._secret, self._key, self._port_range = protocol.secret_of(secret, key), key, port_range
         self._join_timeout, self._blame = join_timeout, blame
         self._rounds, self._exit_code = Rounds(attempt / "rounds"), attempt / "exit_code"
         self._loopback = len(set(hosts)) == 1
@@ -127,7 +126,7 @@ class Control:
             RendezvousError: nobody can tell.
             StopRequested: a signal says so.
         """
-        give_up = time.monotonic() + self._limits.heartbeat * 2 + rendezvous.EXCHANGE
+        give_up = time.monotonic() + self._limits.heartbeat * 2 + protocol.EXCHANGE
         while not self.begun(number):
             if time.monotonic() >= give_up:
                 return False
@@ -382,7 +381,7 @@ class Control:
                 if self.leads:
                     return self._lead(history, left, heartbeat)
                 self.send({"type": "ready", "round": history.round})
-                return self._await_begin(heartbeat * 2 + rendezvous.EXCHANGE)
+                return self._await_begin(heartbeat * 2 + protocol.EXCHANGE)
             except RendezvousError as error:
                 if self.begun(history.round):
                     raise Overtaken(str(error)) from None
@@ -435,11 +434,11 @@ class Control:
         self, history: History, leader: int, wanted: Collection[int], timeout: float
     ) -> tuple[History, Meeting]:
         """A round of which this agent is the leader, or is not yet connected to it."""
-        ports = rendezvous.candidate_ports(rendezvous.secret_of(self._secret, f"{history.round}"), self._port_range)
+        ports = protocol.candidate_ports(protocol.secret_of(self._secret, f"{history.round}"), self._port_range)
         if leader == self.me.index:
             if self._hub is None:
-                address = rendezvous.LOOPBACK if self._loopback else interfaces.address_of(self._hosts[leader])
-                listener = rendezvous.listen(ports, address)
+                address = protocol.LOOPBACK if self._loopback else interfaces.address_of(self._hosts[leader])
+                listener = protocol.listen(ports, address)
                 others = [index for index in range(self.size) if index != leader]
                 self._hub = Hub(listener, self._secret, members=others, wake=self._signals.wake)
                 self._inbox = []
@@ -472,8 +471,8 @@ class Control:
         Raises:
             RendezvousError: none is free.
         """
-        ports = rendezvous.free_ports(self._port_range)
-        self._store_listener = rendezvous.listen(ports, rendezvous.where_reached(members))
+        ports = protocol.free_ports(self._port_range)
+        self._store_listener = protocol.listen(ports, protocol.where_reached(members))
         return int(self._store_listener.getsockname()[1])
 
     def _claim(self, number: int, members: Sequence[Member]) -> str | None:
@@ -493,10 +492,10 @@ class Control:
             RendezvousError: it was not found in time.
         """
         self._disconnect()
-        deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), rendezvous.NO_ANSWER
-        host = rendezvous.LOOPBACK if self._loopback else host
+        deadline, knocking, problem = time.monotonic() + timeout, Knocking(self.size), protocol.NO_ANSWER
+        host = protocol.LOOPBACK if self._loopback else host
         while True:
-            found = rendezvous.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
+            found = protocol.find_leader(host, ports, self._secret, deadline, wake=self._signals.wake)
             self._signals.clear()
             self._signals.require_none()
             if isinstance(found, Channel):
@@ -508,7 +507,7 @@ class Control:
             _wait(knocking.pause(), self._signals.wake)
         self._channel, self._inbox = found, []  # what a leader before this one has said does not count any more
         self._heard = self._looked = time.monotonic()
-        first = rendezvous.hello(self.me, found)
+        first = protocol.hello(self.me, found)
         self._mine = Member.of(first["member"])
         self.send(first)
 
@@ -543,8 +542,8 @@ class Control:
         self._round = history.round
         self.status = {}
         if self.leads:
-            return history, rendezvous.meeting_of_leader(message["port"], [*map(Member.of, message["members"])])
-        meeting = rendezvous.meeting_of(dict(message), self._mine)
+            return history, protocol.meeting_of_leader(message["port"], [*map(Member.of, message["members"])])
+        meeting = protocol.meeting_of(dict(message), self._mine)
         if meeting.place_of(self.me.index) is None:
             raise RendezvousError(f"{self._names[self.me.index]} came too late: the others have begun without it")
         return history, meeting

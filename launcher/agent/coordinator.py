@@ -38,11 +38,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from launcher.agent.channel import Message
-from launcher.agent.hangs import Blamed
-from launcher.agent.rendezvous import Gathering, Member, RendezvousError, refused, some_of
 from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
-from launcher.agent.stop_agreement import LeaderSide
+from launcher.rendezvous.channel import Message
+from launcher.rendezvous.protocol import Gathering, Member, RendezvousError, refused, some_of
+from launcher.worker.hangs import Blamed
+from launcher.worker.stop_agreement import LeaderSide
 
 STACKS = 10.0  # seconds in which all agents have sent the stacks of their ranks, and what NCCL has recorded
 HEARSAY = 2.0  # seconds in which every agent that is asked to stop has said so

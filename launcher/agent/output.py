@@ -1,7 +1,8 @@
 """What ranks wrote to their files, on the agent's own output: whole lines, each with the rank's number before it.
 
 Of a line that is written again and again with carriage returns, as a progress bar is, its state is shown once in STALE
-seconds at most, with a carriage return behind it, and its last one as a line; launcher/carriage_returns.py reads that.
+seconds at most, with a carriage return behind it, and its last one as a line; launcher/runs/carriage_returns.py reads
+that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast ranks are, in the attempt's folder `pace`, and who is slower than the others, in words.
 
 Every agent writes how fast its own ranks are and sends it to the leader, which says once which rank is slow.
-Readers come to the same verdict by `launcher.health.stragglers`.
+Readers come to the same verdict by `launcher.runs.health.stragglers`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launcher import event_file, runs
-from launcher.agent.rendezvous import Meeting
-from launcher.health import Straggler, stragglers
-from launcher.node.events import Events
-from launcher.plan import JobPlan
+from launcher.rendezvous.protocol import Meeting
+from launcher.runs import directory, event_file
+from launcher.runs.event_writer import Events
+from launcher.runs.health import Straggler, stragglers
+from launcher.spec.plan import JobPlan
 
 FIRST, MOST = 10.0, 60.0  # seconds between two events of an agent: at first, and in a long run
 SHARE = 0.01  # of the time since the round began, in between
@@ -38,7 +38,7 @@ class Paces:
     """The paces of one agent's ranks, in one round."""
 
     def __init__(
-        self, plan: JobPlan, attempt: runs.Attempt, events: Events, meeting: Meeting, index: int, round_number: int
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, meeting: Meeting, index: int, round_number: int
     ) -> None:
         """
         Args:

@@ -18,26 +18,27 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from launcher import errors, event_file, runs
-from launcher.agent import hangs
-from launcher.agent.channel import Message
+from launcher import errors
+from launcher.agent import memory
 from launcher.agent.coordinator import Coordinator, judged, may_be_cut_off
 from launcher.agent.failures import Failure, FailureCode, describe, failure_of, failure_to_end, to_blame
-from launcher.agent.flight_recorder import Recorders
-from launcher.agent.hangs import Activity, StepWatch
 from launcher.agent.logs import log_name
-from launcher.agent.rendezvous import Meeting
+from launcher.agent.program_stop import Minder
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.signals import Signals
-from launcher.agent.stop_agreement import AgentSide
 from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
-from launcher.node import memory
-from launcher.node.answers import GONE, Desk, Process
-from launcher.node.events import Events
-from launcher.node.minder import Minder
-from launcher.node.pulse import Pulse, Sign
-from launcher.plan import JobPlan
+from launcher.attach.answers import GONE, Desk, Process
+from launcher.rendezvous.channel import Message
+from launcher.rendezvous.protocol import Meeting
+from launcher.runs import directory, event_file
+from launcher.runs.event_writer import Events
+from launcher.spec.plan import JobPlan
+from launcher.worker import hangs
+from launcher.worker.flight_recorder import Recorders
+from launcher.worker.hangs import Activity, StepWatch
+from launcher.worker.heartbeat import Pulse, Sign
+from launcher.worker.stop_agreement import AgentSide
 
 LATE = 3.0  # seconds that an agent which had to kill its ranks waits for the others: who asked it to stop kills it next
 TICK = 0.1  # seconds between two looks at what ranks print and tell
@@ -133,7 +134,7 @@ class Means:
     """
 
     plan: JobPlan
-    attempt: runs.Attempt
+    attempt: directory.Attempt
     events: Events
     signals: Signals
     pulse: Pulse

@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import errors, run_files
+from launcher import errors
+from launcher.agent.forks import garbage_kept
 from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
-from launcher.agent.placement import Placement, environment_of, place_variables, placements
-from launcher.node import memory_file, orphans
-from launcher.node.forks import garbage_kept
+from launcher.files import memory_file, run_files
+from launcher.processes import orphans
+from launcher.rendezvous.placement import Placement, environment_of, place_variables, placements
 from launcher.worker import handover
 from launcher.worker.handover import WorkerError
 

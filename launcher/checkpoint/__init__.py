@@ -1,8 +1,7 @@
 """Checkpoints of a training: saved in the background, published whole, loaded at any number of ranks.
 
-`Checkpointer` saves and loads, `format` and `retention` work without torch, and are what commands use. It imports
-`launcher.runs`, `launcher.errors` and what a rank knows of itself (`launcher.node`). Importing this costs nothing:
-torch is loaded when one of the names is used.
+`Checkpointer` saves and loads, `format` and `retention` work without torch, and are what commands use. It may import
+worker, runs and what is below them. Importing this costs nothing: torch is loaded when one of the names is used.
 """
 
 from __future__ import annotations

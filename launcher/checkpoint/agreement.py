@@ -16,8 +16,8 @@ from torch.distributed import distributed_c10d
 from launcher.checkpoint.files import together, words
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import RESUME
+from launcher.torch_compat import destroy_without_gil
 from launcher.worker import rank_objects
-from launcher.worker.torch_compat import destroy_without_gil
 
 LONGEST_PAUSE = 0.05  # seconds between two looks at the store
 _RANKS = 1 << 20  # more than there are; counts of ranks share a number in the store

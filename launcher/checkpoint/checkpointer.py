@@ -39,9 +39,9 @@ from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, merge, plain, python_number
 from launcher.checkpoint.stateful import expanded, restore
-from launcher.node import pulse
-from launcher.node.events import Events, current_attempt
-from launcher.node.process_group import Env
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.worker import heartbeat
+from launcher.worker.process_group import Env
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
 
@@ -171,7 +171,7 @@ class Checkpointer:
             save.fault = files.words(error)
         self._save = save
         if still:
-            with pulse.alive():
+            with heartbeat.alive():
                 self._run(save)
             self._save = None
             if save.failure is not None:
@@ -202,7 +202,7 @@ class Checkpointer:
         """
         save, self._save = self._save, None
         if save is not None and save.thread is not None and save.thread.is_alive():
-            with pulse.alive():
+            with heartbeat.alive():
                 save.thread.join()
         self._folder.wait()
         if self._final is not None:
@@ -247,7 +247,7 @@ class Checkpointer:
         Raises:
             SavesFail: as many in a row have failed as may.
         """
-        with pulse.alive():
+        with heartbeat.alive():
             last = self._peers.settle()
         if last is None:
             return
@@ -289,7 +289,7 @@ class Checkpointer:
         self.wait()
         self._settle()
         whole, objects = expanded(state)
-        with pulse.alive():
+        with heartbeat.alive():
             loaded = self._load(Content.of(whole), strict)
         if loaded is not None:
             restore(objects, whole, loaded.values)

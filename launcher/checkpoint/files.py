@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from launcher import torch_compat, torch_compat_dcp
 from launcher.checkpoint.format import (
     BLOCK,
     METADATA_FILE,
@@ -31,7 +32,6 @@ from launcher.checkpoint.format import (
     file_of,
 )
 from launcher.checkpoint.reading import SteadyFile, read_bytes
-from launcher.worker import torch_compat, torch_compat_dcp
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning

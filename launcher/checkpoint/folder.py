@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import run_files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Unavailable
-from launcher.runs import RunError, require_private
+from launcher.files import run_files
+from launcher.runs.directory import RunError, require_private
 
 
 @dataclass(frozen=True)

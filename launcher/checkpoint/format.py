@@ -28,10 +28,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import run_files
 from launcher.checkpoint import reading
 from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
-from launcher.json_types import LATEST, misfit
+from launcher.files import run_files
+from launcher.files.json_types import LATEST, misfit
 
 FORMAT = 2  # 1: without lineage
 BLOCK = 1 << 26  # bytes that share a checksum

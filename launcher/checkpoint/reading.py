@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher import run_files
 from launcher.errors import RESUME, RunError, UnavailableError
+from launcher.files import run_files
 
 LAG = 30.0  # seconds for which a client may show an old listing; NFS's default (acdirmin)
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two tries

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.state import local_part
-from launcher.worker.torch_compat import DTensor, compute_local_shape_and_global_offset
+from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
 _PIECE = 1 << 24  # elements of a tensor on a device that are hashed at once: the working memory is a few times that
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the places of elements over 64 bits

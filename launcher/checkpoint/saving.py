@@ -47,8 +47,8 @@ from launcher.checkpoint.format import (
 )
 from launcher.checkpoint.staging import Copying
 from launcher.checkpoint.state import Content, owners, size_of
-from launcher.node.events import Events
-from launcher.worker.torch_compat import DTensor
+from launcher.runs.event_writer import Events
+from launcher.torch_compat import DTensor
 
 SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
 SLACK = 1 << 20  # bytes beyond the tensors for which there must be space

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.state import local_part, size_of
-from launcher.worker.torch_compat import DTensor
+from launcher.torch_compat import DTensor
 
 AT_ONCE = 1 << 20  # bytes; tensors up to this size are copied before a save returns,
 AT_ONCE_ALL = 1 << 24  # as long as all of them together are not larger than this

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from launcher.worker import torch_compat
-from launcher.worker.torch_compat import DTensor
+from launcher import torch_compat
+from launcher.torch_compat import DTensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys from the root to a leaf
 

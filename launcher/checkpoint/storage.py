@@ -29,8 +29,8 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint.files import HashedFiles, Reader
 from launcher.checkpoint.folder import Folder, Retention, fsync_folder
 from launcher.checkpoint.format import DCP, MANIFEST, SINGLE, CheckpointError, Damaged, File, Manifest
-from launcher.node import lease
-from launcher.node.events import Events, current_attempt
+from launcher.runs import lease
+from launcher.runs.event_writer import Events, current_attempt
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 # Folders that this process has saved in before: what is not complete there may be an async_save that is under way.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from launcher.live import Seen
-    from launcher.runs import Attempt
+    from launcher.monitoring.live import Seen
+    from launcher.runs.directory import Attempt
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -41,8 +41,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Get beside a rank of RUN, which must be running: a shell, the stacks of all ranks, or its debugger."""
-    from launcher.live import Live, look  # not for --help
-    from launcher.ownership import require_own
+    from launcher.files.ownership import require_own
+    from launcher.monitoring.live import Live, look  # not for --help
 
     found = find(arguments.name, arguments.runs_dir)
     require_own(found.path, "attach to it")
@@ -64,7 +64,7 @@ def _running(seen: Seen) -> Attempt:
     Raises:
         RunError: none does.
     """
-    from launcher.state import RunState
+    from launcher.monitoring.state import RunState
 
     id, attempts = seen.run.id, seen.run.attempts()
     if seen.state.over:
@@ -84,9 +84,9 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | None) -> None:
-    from launcher.node import asked
+    from launcher.attach import requests
 
-    if not members or not asked.listens(seen.run.attempts()[-1]):
+    if not members or not requests.listens(seen.run.attempts()[-1]):
         raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
     ranks = members[0]["ranks"]
     if rank is not None and rank >= ranks:
@@ -97,18 +97,18 @@ def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | 
 
 
 def _stack(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
-    from launcher import stacks
-    from launcher.cli.reach import ANSWERS_WITHIN, until
-    from launcher.node import asked
+    from launcher.attach import requests
+    from launcher.attach.reach import ANSWERS_WITHIN, until
+    from launcher.runs import stacks
 
     count = members[0]["members"]
-    folder = asked.ask(attempt, asked.STACKS, count)
-    until(lambda: len(asked.answers(folder)) >= count or None)
-    answers = asked.answers(folder)
+    folder = requests.ask(attempt, requests.STACKS, count)
+    until(lambda: len(requests.answers(folder)) >= count or None)
+    answers = requests.answers(folder)
     reports = [report for answer in answers.values() for report in answer if rank in (None, report["rank"])]
     for number, group in enumerate(stacks.group(reports)):
         print("\n".join(["", *stacks.lines(group)] if number else stacks.lines(group)))
-    asked.answer(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
+    requests.answer(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
     print(f"\nall threads of each: {folder}/stacks.txt")
     if len(answers) == count:
         return 0
@@ -130,23 +130,22 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import socket
     import subprocess
 
-    from launcher.backends.command import NOT_ON_PATH
-    from launcher.cli import reach
-    from launcher.node import asked
+    from launcher.attach import reach, requests
+    from launcher.schedulers.command import NOT_ON_PATH
 
     count = members[0]["members"]
-    folder = asked.ask(attempt, asked.RANK, count, rank=rank)
-    place = reach.until(lambda: next(iter(asked.answers(folder)), None))
+    folder = requests.ask(attempt, requests.RANK, count, rank=rank)
+    place = reach.until(lambda: next(iter(requests.answers(folder)), None))
     if place is None:
         raise RunError(f"the agent of rank {rank} does not answer within {reach.ANSWERS_WITHIN:g} s")
-    file, told = folder / f"member-{place}", asked.answers(folder)[place]
+    file, told = folder / f"member-{place}", requests.answers(folder)[place]
     way = reach.way(told["host"], told["job"], socket.gethostname())
     if way is reach.Way.NETWORK:
-        from launcher.cli.terminal import sit_at
+        from launcher.attach.terminal import sit_at
 
         question = {"mode": "shell", "term": os.environ.get("TERM")}
         return sit_at(reach.enter(seen.plan, attempt, told["host"], rank, count, **question))
-    command = [sys.executable, *own_module("launcher.node.beside"), "shell", str(file)]
+    command = [sys.executable, *own_module("launcher.attach.beside"), "shell", str(file)]
     if way is reach.Way.SRUN:
         words = ("shell", str(file))
         command = reach.srun(seen.plan, told["host"], told["job"], *words, terminal=sys.stdin.isatty())
@@ -176,8 +175,8 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import os
     import socket
 
-    from launcher.cli import reach
-    from launcher.cli.prompt import talk
+    from launcher.attach import reach
+    from launcher.attach.prompt import talk
 
     at = _where(seen, waiting(attempt.events()), rank)
     rank, host, job = int(at["rank"]), str(at["host"]), at.get("job")

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
-    from launcher.orphaned_jobs import Orphan
-    from launcher.runs import Run
-    from launcher.sweeps import Sweep
+    from launcher.maintenance.orphaned_jobs import Orphan
+    from launcher.runs.directory import Run
+    from launcher.runs.sweep_directory import Sweep
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -23,11 +23,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A job of the
     launcher may be named by its id, also when the directory of its run is gone (`status` calls it orphaned)."""
-    from launcher import orphaned_jobs  # not for --help
-    from launcher.live import Live, look
-    from launcher.orphaned_jobs import Orphan
-    from launcher.ownership import require_own
-    from launcher.sweeps import Sweep, sweep_of
+    from launcher.files.ownership import require_own
+    from launcher.maintenance import orphaned_jobs  # not for --help
+    from launcher.maintenance.orphaned_jobs import Orphan
+    from launcher.monitoring.live import Live, look
+    from launcher.runs.sweep_directory import Sweep, sweep_of
 
     found = [_find(name, arguments.runs_dir) for name in arguments.names]
     for each in found:
@@ -61,11 +61,11 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     Raises:
         RunError: none fits, or several do.
     """
-    from launcher import orphaned_jobs
-    from launcher.backends.base import QueryError
     from launcher.errors import RunError
-    from launcher.runs import Run
-    from launcher.sweeps import Sweep
+    from launcher.maintenance import orphaned_jobs
+    from launcher.runs.directory import Run
+    from launcher.runs.sweep_directory import Sweep
+    from launcher.schedulers.base import QueryError
 
     try:
         return find_either(name, runs_dir)

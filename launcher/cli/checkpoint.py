@@ -328,7 +328,7 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
 
 
 def _require_private(path: Path) -> None:
-    from launcher.runs import require_private
+    from launcher.runs.directory import require_private
 
     require_private(path.parent)
     require_private(path)

@@ -46,7 +46,7 @@ def _known(shell: str) -> str:
 
 
 def _print_candidates() -> int:
-    from launcher.completion import candidates
+    from launcher.cli.completion import candidates
 
     words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
     for each in candidates(words):
@@ -66,7 +66,7 @@ def _install(shell: str) -> int:
     from pathlib import Path
 
     from launcher.paths import user_config_dir
-    from launcher.runs import write
+    from launcher.runs.directory import write
 
     home = Path(os.environ.get("HOME", "~")).expanduser()
     folder = user_config_dir()

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser
 from omegaconf.base import Container, Node
 
 from launcher.cli.submit import typed
-from launcher.config import MISSING, Config
+from launcher.config.schema import MISSING, Config
 
 SHAPES = 16  # compositions by Hydra that are kept
 

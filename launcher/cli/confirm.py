@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from launcher.cost import Cost, number
 from launcher.errors import DECLINED, LauncherError
+from launcher.spec.cost import Cost, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

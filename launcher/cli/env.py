@@ -24,7 +24,7 @@ def run(arguments: Namespace) -> int:
     """Archives of environments (env.archive): .tar, .tar.gz or .tar.zst."""
     from pathlib import Path
 
-    from launcher import archives
+    from launcher.environment import archives
     from launcher.units import rough_size
 
     require_action("env", arguments.action, ACTIONS)

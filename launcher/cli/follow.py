@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from launcher import runs
 from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
 from launcher.cli.text import outcome
 from launcher.errors import INTERRUPTED, LauncherError, UnavailableError
-from launcher.live import Live, Seen, look
-from launcher.printed import Stream
-from launcher.state import RunState
+from launcher.monitoring.live import Live, Seen, look
+from launcher.monitoring.state import RunState
+from launcher.runs import directory
+from launcher.runs.output import Stream
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
 # Of a write: the terminal was closed, the reader has left, or there is no room for what the user redirected.
@@ -28,7 +28,7 @@ SLOWEST = 15.0  # seconds between two looks where nothing happens, or nothing ca
 
 
 def to_the_end(
-    run: runs.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None,
+    run: directory.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None,
     begin: Callable[[], object] | None = None,
 ) -> int:  # fmt: skip
     """Follows the run and returns the exit code for it.
@@ -157,7 +157,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _follow(run: runs.Run, printed: Stream, foreground: bool, output: bool) -> Seen:
+def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool) -> Seen:
     live, rate = Live(share=True), Rate()
     pause = POLL if foreground else 1.0
     why = ""

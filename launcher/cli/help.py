@@ -7,11 +7,12 @@ from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from launcher import __version__, config
+from launcher import __version__
 from launcher.cli.commands import COMMANDS, program
-from launcher.cli.profile_errors import file_of, in_yaml
-from launcher.cli.schema import SECTIONS, WORKLOADS, Key, Section, keys_of, written
-from launcher.completion import choices
+from launcher.cli.completion import choices
+from launcher.config import schema
+from launcher.config.profile_errors import file_of, in_yaml
+from launcher.config.registration import SECTIONS, WORKLOADS, Key, Section, keys_of, written
 from launcher.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FIRST = (
     "workload", "workload.script", "workload.args", "cluster", "nodes", "gpus_per_node", "time", "mem", "name",
     "run_id", "wait", "dry_run",
 )  # fmt: skip
-GROUPS = {"workload": config.Workload, "cluster": config.Cluster, "launch": config.Launch, "env": config.Env}
+GROUPS = {"workload": schema.Workload, "cluster": schema.Cluster, "launch": schema.Launch, "env": schema.Env}
 USAGE = """\
 usage: {program} run SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]
        {program} workload=NAME [KEY=VALUE ...]
@@ -149,9 +150,9 @@ def everything() -> Iterator[str]:
 def sections() -> list[tuple[str, list[Key]]]:
     """Titles, and the keys that stand below them; what all workloads have stands below a title of its own."""
     found = []
-    common = list(keys_of(config.Workload, "workload."))
+    common = list(keys_of(schema.Workload, "workload."))
     for section in SECTIONS:
-        if section.kind is config.P2P:
+        if section.kind is schema.P2P:
             found.append(("workload.KEY of every workload", common))
         keys = _keys(section)
         found.append((section.title, [key for key in keys if section.prefix != "workload." or key not in common]))
@@ -237,7 +238,7 @@ def of_choice(group: str, name: str) -> Iterator[str]:
 
 def _keys(section: Section) -> list[Key]:
     """The keys of a section; instead of those that have keys of their own the groups, as they are chosen."""
-    chosen = _chosen() if section.kind is config.Config else {}
+    chosen = _chosen() if section.kind is schema.Config else {}
     keys = keys_of(section.kind, section.prefix)
     return [
         Key(key.name, key.doc, chosen.get(key.name)) if key.section else key

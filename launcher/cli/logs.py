@@ -6,11 +6,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher.carriage_returns import Lines
 from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
 from launcher.cli.progress import StandingBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
+from launcher.runs.carriage_returns import Lines
 from launcher.units import plural
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from launcher.printed import Stream
-    from launcher.runs import Attempt, Run
+    from launcher.runs.directory import Attempt, Run
+    from launcher.runs.output import Stream
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """What the run printed: its ranks in the order of time, each line with its rank in front, attempt after attempt."""
-    from launcher.printed import Stream  # not for --help
-    from launcher.runs import Run
+    from launcher.runs.directory import Run
+    from launcher.runs.output import Stream  # not for --help
 
     wanted = find_either(arguments.name, arguments.runs_dir)
     if not isinstance(wanted, Run):
@@ -140,7 +140,7 @@ def _signs(run: Run) -> object:
 
 def _over(run: Run) -> Callable[[], bool]:
     """A function that tells whether the run is over."""
-    from launcher.live import Live, look  # what asks schedulers; not for a run's output alone
+    from launcher.monitoring.live import Live, look  # what asks schedulers; not for a run's output alone
 
     live = Live(share=True)
     return lambda: look(run, live).state.over
@@ -198,7 +198,7 @@ class OneRank:
 
     def skip_to_last(self, count: int) -> None:
         """All but the last `count` lines is known."""
-        from launcher.printed import start_of_last
+        from launcher.runs.output import start_of_last
 
         for attempt, path in reversed(self._files()):
             if count > 0:
@@ -210,7 +210,7 @@ class OneRank:
 
     def new(self, last: bool = False) -> Iterator[bytes]:
         """See `Stream.new`."""
-        from launcher.printed import Part, read, start_of
+        from launcher.runs.output import Part, read, start_of
 
         for attempt, path in self._files():
             for text in read(path, self._read.get(path, 0), None, last=last):

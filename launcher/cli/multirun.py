@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from launcher.config import Config
-    from launcher.submit_sweep import PreparedSweep, SubmittedSweep, Wanted
-    from launcher.sweeps import Sweep
+    from launcher.config.schema import Config
+    from launcher.runs.sweep_directory import Sweep
+    from launcher.sweeps.submit import PreparedSweep, SubmittedSweep, Wanted
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not look at what comes of a point
 
@@ -54,7 +54,7 @@ class Multirun:
         Raises:
             LauncherError: nothing of the batch, or not all of it, was submitted; the text tells.
         """
-        from launcher.submit_sweep import prepare_sweep, submit_sweep
+        from launcher.sweeps.submit import prepare_sweep, submit_sweep
 
         prepared = prepare_sweep([self._wanted(point, first + n, batch) for n, point in enumerate(batch)], command)
         config = next(iter(prepared.wanted.values())).config
@@ -89,10 +89,10 @@ class Multirun:
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         """Tells what points that have no job yet ask for, of a search all trials; see `confirm.tell_and_ask`."""
-        from launcher import cost
         from launcher.cli.confirm import tell_and_ask
-        from launcher.live import read
-        from launcher.sweeps import Sweep
+        from launcher.monitoring.live import read
+        from launcher.runs.sweep_directory import Sweep
+        from launcher.spec import cost
 
         sweep = Sweep(prepared.path)
         there = prepared.before is not None
@@ -114,8 +114,8 @@ class Multirun:
         Raises:
             ConfigError: such a point cannot be composed, or planned.
         """
-        from launcher.submit_sweep import prepare_sweep
-        from launcher.sweeps import Sweep
+        from launcher.runs.sweep_directory import Sweep
+        from launcher.sweeps.submit import prepare_sweep
 
         prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], command)
         self._id = prepared.path.name
@@ -125,15 +125,15 @@ class Multirun:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-        from launcher import sweeps
         from launcher.cli.override_errors import explain
-        from launcher.submit_sweep import Wanted
+        from launcher.runs import sweep_directory
+        from launcher.sweeps.submit import Wanted
 
         try:
             composed = self._compose(overrides, number)
         except (HydraException, OmegaConfBaseException, LauncherError) as error:
             words = str(error) if isinstance(error, LauncherError) else explain(error, list(overrides))
-            label = sweeps.label(overrides, sweeps.differing(batch))
+            label = sweep_directory.label(overrides, sweep_directory.differing(batch))
             raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {words}") from None
         return Wanted(tuple(overrides), self._settled(composed.config), composed.resolved)
 
@@ -155,7 +155,7 @@ class Multirun:
         """What Hydra is told: that all is done, or, for a search, what came of each point."""
         from hydra.core.utils import JobReturn, JobStatus
 
-        from launcher.live import Live, look
+        from launcher.monitoring.live import Live, look
 
         overrides = {index: list(prepared.wanted[index].overrides) for index in prepared.asked}
         if not (self._search and submitted):
@@ -169,10 +169,13 @@ class Multirun:
 
 def show(prepared: PreparedSweep) -> None:
     """For a dry run: each array, its points, and its script."""
-    from launcher import cost, grouping, render, sweeps
-    from launcher.runs import token_of
+    from launcher.runs import sweep_directory
+    from launcher.runs.directory import token_of
+    from launcher.script import render
+    from launcher.spec import cost
+    from launcher.sweeps import grouping
 
-    keys = sweeps.differing(prepared.manifest.points)
+    keys = sweep_directory.differing(prepared.manifest.points)
     queued = [len(members) for plan, members in prepared.groups if plan.queued]
     throttles, serial = iter(grouping.shares(prepared.parallelism, queued)), 0
     print(f"sweep      {prepared.path.name}: {plural(len(prepared.wanted), 'point')}")
@@ -182,11 +185,11 @@ def show(prepared: PreparedSweep) -> None:
             print(f"{'' if number else 'asks for':<11}{line}")
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
-        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {sweeps.to_ranges(members)}")
+        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {sweep_directory.to_ranges(members)}")
         for index in members[:3]:
-            print(f"#   {index}: {sweeps.label(prepared.wanted[index].overrides, keys)}")
+            print(f"#   {index}: {sweep_directory.label(prepared.wanted[index].overrides, keys)}")
         if len(members) > 3:
-            print(f"#   ... {members[-1]}: {sweeps.label(prepared.wanted[members[-1]].overrides, keys)}")
+            print(f"#   ... {members[-1]}: {sweep_directory.label(prepared.wanted[members[-1]].overrides, keys)}")
         if len(members) == 1 or not plan.queued:
             alone = prepared.plans[members[0]]
             print(render.script(alone, token=token_of(alone.run_dir)), end="")
@@ -198,14 +201,14 @@ def show(prepared: PreparedSweep) -> None:
 
 def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
     """What was submitted and what to type next; `trials`: of a search, which has only begun."""
-    from launcher import sweeps
     from launcher.cli.text import program
+    from launcher.runs import sweep_directory
 
     sweep = submitted.sweep
     print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster
-        print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({sweeps.to_ranges(points)})")
+        print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({sweep_directory.to_ranges(points)})")
     if submitted.local:
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
@@ -228,7 +231,7 @@ def _there(submitted: SubmittedSweep) -> str:
     """Points that had been submitted before, by their states."""
     from collections import Counter
 
-    from launcher.sweep_live import look_at
+    from launcher.monitoring.sweep import look_at
 
     there = set(submitted.there)
     states = Counter(seen.state for seen in look_at(submitted.sweep) if seen.point.index in there)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from launcher.runs import Run
-    from launcher.sweeps import Sweep
+    from launcher.runs.directory import Run
+    from launcher.runs.sweep_directory import Sweep
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> int:
     """Open the report page of RUN in the browser. It is made if it is missing or older than what the run has written;
     `report` does more. Without a browser here, the command that copies the page to your own machine is printed."""
     from launcher.cli.report import write_alone
-    from launcher.ownership import require_own
+    from launcher.files.ownership import require_own
 
     found = find_either(arguments.name, arguments.runs_dir)
     require_own(found.path, "open its page; `report` with -o FILE makes one of your own")
@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> int:
 
 def stale(found: Run | Sweep, page: Path) -> bool:
     """Whether the page is missing, or something of the run is newer. A sweep's is always made again."""
-    from launcher.runs import Run
+    from launcher.runs.directory import Run
 
     if not isinstance(found, Run) or not page.exists():
         return True

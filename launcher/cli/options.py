@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from launcher.runs import Run
-    from launcher.sweeps import Sweep
+    from launcher.runs.directory import Run
+    from launcher.runs.sweep_directory import Sweep
 
 RUN = "id, unique beginning of one, `latest`, or directory"
 EITHER = f"of a run, a sweep, or a sweep's point (SWEEP/7): {RUN}"
@@ -86,8 +86,8 @@ def age(text: str) -> float:
 
 def find(name: str, runs_dir: Path | None) -> Run:
     """The run meant by `name`; see `lookup.find`."""
-    from launcher import lookup  # not for --help
     from launcher.paths import default_runs_dir
+    from launcher.runs import lookup  # not for --help
 
     return lookup.find(name, runs_dir or default_runs_dir())
 
@@ -95,9 +95,9 @@ def find(name: str, runs_dir: Path | None) -> Run:
 def reference(run: Run) -> str:
     """What the user may call a run by, now and later (`latest` moves): its id, or its directory where commands do not
     find that."""
-    from launcher import lookup
     from launcher.errors import RunError
     from launcher.paths import default_runs_dir
+    from launcher.runs import lookup
 
     try:
         return run.id if lookup.find(run.id, default_runs_dir()) == run else str(run.path)
@@ -107,10 +107,10 @@ def reference(run: Run) -> str:
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
     """The sweep meant by `name`; see `sweeps.find`."""
-    from launcher import sweeps  # not for --help
     from launcher.paths import default_runs_dir
+    from launcher.runs import sweep_directory  # not for --help
 
-    return sweeps.find(name, runs_dir or default_runs_dir())
+    return sweep_directory.find(name, runs_dir or default_runs_dir())
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
@@ -119,10 +119,10 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     Raises:
         RunError: none fits, or several do.
     """
-    from launcher import lookup, sweeps  # not for --help
     from launcher.errors import RunError, near
+    from launcher.files.shared_files import exists, known
     from launcher.paths import default_runs_dir
-    from launcher.shared_files import exists, known
+    from launcher.runs import lookup, sweep_directory  # not for --help
 
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or known(exists(folder / name / "record.json")):
@@ -130,11 +130,11 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
             return lookup.find(name, folder)
         except RunError as error:
             try:
-                return sweeps.find(name, folder)
+                return sweep_directory.find(name, folder)
             except RunError:
                 raise error from None
-    if known(exists(folder / name / sweeps.RECORD)):
-        return sweeps.find(name, folder)
+    if known(exists(folder / name / sweep_directory.RECORD)):
+        return sweep_directory.find(name, folder)
     there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
     matches = sorted(
         each

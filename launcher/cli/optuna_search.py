@@ -27,13 +27,13 @@ from omegaconf import OmegaConf, read_write
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 
-from launcher import sweeps
 from launcher.cli.multirun import Multirun
 from launcher.cli.search import PointFailed
 from launcher.cli.sweep_results import alone, text
 from launcher.cli.text import program
 from launcher.errors import ConfigError, LauncherError
-from launcher.sweeps import Sweep
+from launcher.runs import sweep_directory
+from launcher.runs.sweep_directory import Sweep
 
 
 class OptunaSearch(OptunaSweeperImpl):
@@ -148,7 +148,7 @@ def params_of(
         distributions: what is searched.
         fixed: the overrides that all points of the search have.
     """
-    common = sweeps.canonical(f"{key}={value}" for key, value in fixed.items())
+    common = sweep_directory.canonical(f"{key}={value}" for key, value in fixed.items())
     own = dict(each.split("=", 1) for each in overrides if each not in common)
     if len(own) != len(overrides) - len(common) or not distributions.keys() <= own.keys():
         return None
@@ -166,11 +166,11 @@ def _tell_best(sweep: Sweep, study: optuna.Study, fixed: Mapping[str, str]) -> N
     """The best trial, or those of which none is better than another in all objectives."""
     manifest = sweep.manifest()
     for trial in study.best_trials if len(study.directions) > 1 else [study.best_trial]:
-        overrides = sweeps.canonical(f"{key}={value}" for key, value in {**trial.params, **fixed}.items())
+        overrides = sweep_directory.canonical(f"{key}={value}" for key, value in {**trial.params, **fixed}.items())
         values = ", ".join(
             f"{name} {text(value)}" for name, value in zip(manifest.objective, trial.values, strict=True)
         )
         number = manifest.points.index(overrides)
-        print(f"best  point {number}, {values}: {sweeps.label(overrides, list(trial.params))}")
+        print(f"best  point {number}, {values}: {sweep_directory.label(overrides, list(trial.params))}")
         print(f"alone {alone(overrides)}")
     print(f"next  {program()} sweep results {sweep.id}")

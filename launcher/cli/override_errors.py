@@ -10,13 +10,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import MissingMandatoryValue
 
-from launcher.cli import profile_errors, schema
 from launcher.cli.commands import program
-from launcher.completion import choices, keys
+from launcher.cli.completion import choices, keys
+from launcher.config import profile_errors, registration
+from launcher.config.hydra_text import quoted
 from launcher.errors import ConfigError, near
-from launcher.hydra_text import quoted
 from launcher.paths import GROUPS
-from launcher.sweeps import key_of
+from launcher.runs.sweep_directory import key_of
 
 OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
@@ -45,7 +45,7 @@ def explain(error: Exception, arguments: list[str]) -> str:
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
-        if key.rpartition(".")[0] in schema.OPEN_KEYS:
+        if key.rpartition(".")[0] in registration.OPEN_KEYS:
             return f"{key} is a new key: put a + in front of it (+{key}=...)"
         return _unknown_key(key, arguments)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
@@ -84,7 +84,7 @@ def no_workload() -> str:
 def _unknown_key(key: str, arguments: list[str]) -> str:
     """Names the keys of the chosen workload that are like it, and the workloads that do have it."""
     words = f"there is no key {key!r}.{near(key, keys(arguments))}"
-    if owners := schema.workloads_with(key):
+    if owners := registration.workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
         words += " Arguments of your own program stand behind `--`."

@@ -10,10 +10,10 @@ from launcher.errors import DONE, FAILED, RunError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from launcher.live import Seen
-    from launcher.post_mortem.findings import Findings
-    from launcher.post_mortem.verdict import Verdict
-    from launcher.runs import Attempt, Run
+    from launcher.diagnose.post_mortem.findings import Findings
+    from launcher.diagnose.post_mortem.verdict import Verdict
+    from launcher.monitoring.live import Seen
+    from launcher.runs.directory import Attempt, Run
 
 WIDTH = 80
 
@@ -28,7 +28,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
     words, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
-    from launcher.live import Damaged, readable
+    from launcher.monitoring.live import Damaged, readable
 
     found = find(arguments.name, arguments.runs_dir)
     code = readable(found, lambda: _examine(found, arguments))
@@ -39,8 +39,8 @@ def run(arguments: Namespace) -> int:
 
 def _examine(found: Run, arguments: Namespace) -> int:
     from launcher.cli.text import print_unreadable, program
-    from launcher.live import Live, look
-    from launcher.post_mortem import findings
+    from launcher.diagnose.post_mortem import findings
+    from launcher.monitoring.live import Live, look
 
     seen, name = look(found, Live()), reference(found)
     attempts, over = found.attempts(), seen.state.over
@@ -103,7 +103,7 @@ def _print_attempts(ended: list[tuple[Attempt, Verdict]]) -> None:
 def _print_none(seen: Seen, called: str, name: str) -> None:
     """There is nothing to examine (yet)."""
     if seen.state.value == "done":
-        from launcher.post_mortem.findings import restarts
+        from launcher.diagnose.post_mortem.findings import restarts
 
         print(f"{seen.run.id} is done: there is no cause to look for")
         for place, line in enumerate(restarts(seen.story.events), 1):
@@ -116,7 +116,7 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
 
 def _print(seen: Seen, told: Findings) -> None:
     from launcher.escapes import clean
-    from launcher.post_mortem.kinds import Kind
+    from launcher.failures.kinds import Kind
     from launcher.units import rough_size
 
     verdict = told.verdict

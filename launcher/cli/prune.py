@@ -28,8 +28,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
     What is live, unknown, unreadable, or needed by a run that is not over stays, and is told."""
-    from launcher import pruning  # not for --help
     from launcher.errors import ConfigError
+    from launcher.maintenance import pruning  # not for --help
     from launcher.paths import default_runs_dir
     from launcher.units import plural, rough_size
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launcher.report.parts import Page
-    from launcher.runs import Run
-    from launcher.sweeps import Sweep
+    from launcher.runs.directory import Run
+    from launcher.runs.sweep_directory import Sweep
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
-    from launcher.sweeps import Sweep  # not for --help
+    from launcher.runs.sweep_directory import Sweep  # not for --help
 
     runs_dir = arguments.runs_dir
     named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> int:
 
 def write_alone(found: Run | Sweep) -> Path:
     """Writes the page of one run or sweep into its directory, and returns its path."""
-    from launcher.runs import Run
+    from launcher.runs.directory import Run
 
     path = found.path / "report.html"
     _write(path, _runs([found], None) if isinstance(found, Run) else _sweep(found))
@@ -71,7 +71,7 @@ def _write(path: Path, shown: Page) -> None:
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
     from launcher.cli.text import cause
-    from launcher.live import look_at_all
+    from launcher.monitoring.live import look_at_all
     from launcher.report import comparison
     from launcher.report.collect import collect
 
@@ -84,10 +84,10 @@ def _sweep(sweep: Sweep) -> Page:
     import time
 
     from launcher.cli.text import cause
-    from launcher.live import look
+    from launcher.monitoring.live import look
+    from launcher.monitoring.sweep import SweepLive, look_at
     from launcher.report.collect import collect
     from launcher.report.sweep import SweepPoint, sweep_page
-    from launcher.sweep_live import SweepLive, look_at
 
     live, manifest, points = SweepLive(), sweep.manifest(), []
     for each in look_at(sweep, live):

@@ -6,13 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find
+from launcher.config.hydra_text import quoted
 from launcher.errors import ConfigError, RunError
-from launcher.hydra_text import quoted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from launcher.runs import Run
+    from launcher.runs.directory import Run
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
 
@@ -32,11 +32,12 @@ def run(arguments: Namespace) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.cli import confirm, override_errors, schema, submit
-    from launcher.live import Live
-    from launcher.ownership import require_own
-    from launcher.printed import Stream
-    from launcher.submit import prepare, require_over, resume
+    from launcher.cli import confirm, override_errors, submit
+    from launcher.config import registration
+    from launcher.files.ownership import require_own
+    from launcher.monitoring.live import Live
+    from launcher.runs.output import Stream
+    from launcher.submission.submit import prepare, require_over, resume
 
     found = find(arguments.name, arguments.runs_dir)
     require_own(found.path, "resume it")
@@ -51,7 +52,7 @@ def run(arguments: Namespace) -> int:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged(record["overrides"], submit.opened(arguments.overrides))
     _go_to(found)
-    schema.register()
+    registration.register()
     try:
         config = submit.compose_run([*overrides, *_place(found)])
         assert config is not None  # only settings of Hydra's own need more, and there are none
@@ -77,9 +78,10 @@ def secrets_again(run: Run) -> dict[str, str]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import schema, submit
+    from launcher.cli import submit
+    from launcher.config import registration
 
-    schema.register()
+    registration.register()
     found: dict[str, str] = {}
     with contextlib.suppress(HydraException, OmegaConfBaseException, YAMLError):
         config = submit.compose_run([*run.record().get("overrides", []), *_place(run)])
@@ -92,7 +94,7 @@ def secrets_again(run: Run) -> dict[str, str]:
 
 def _place(run: Run) -> list[str]:
     """The overrides by which a run is found; the id of a sweep's point is none that a config may have."""
-    from launcher.sweeps import sweep_of
+    from launcher.runs.sweep_directory import sweep_of
 
     sweep = sweep_of(run)
     runs_dir = f"runs_dir={quoted(str((sweep or run).path.parent))}"

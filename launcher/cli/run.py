@@ -55,8 +55,8 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
     Raises:
         ConfigError: one that was given is none.
     """
-    from launcher.hydra_text import quoted  # not for --help
-    from launcher.sweeps import key_of
+    from launcher.config.hydra_text import quoted  # not for --help
+    from launcher.runs.sweep_directory import key_of
 
     if "=" in script:
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {USAGE}")
@@ -74,7 +74,7 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
 
 def name_of(script: str, *, module: bool = False) -> str:
     """What a run of this script or module is called: `train` for dir/train.py and for pkg.train. Pure."""
-    from launcher.plan import LONGEST_NAME
+    from launcher.spec.plan import LONGEST_NAME
 
     base = script.rpartition("." if module else "/")[2]
     stem = base if module else base.rpartition(".")[0] or base

@@ -58,20 +58,20 @@ def run(arguments: Namespace) -> int:
 
 def _list() -> int:
     from launcher.cli.text import print_columns
-    from launcher.sites import folders
+    from launcher.config import profiles
 
     rows = [("NAME", "SCHEDULER", "FILE")]
-    for each in folders.profiles():
+    for each in profiles.profiles():
         rows.append((each.name, each.scheduler or "?", str(each.path) if each.own else f"ours: {each.path.name}"))
     print_columns(rows)
-    print(f"\nYours are in {folders.own_folder()}.\n`site show NAME` prints one, `site init` writes one.")
+    print(f"\nYours are in {profiles.own_folder()}.\n`site show NAME` prints one, `site init` writes one.")
     return 0
 
 
 def _show(name: str) -> int:
-    from launcher.sites import folders
+    from launcher.config import profiles
 
-    found = folders.find(name)
+    found = profiles.find(name)
     print(f"# {found.path}")
     print(found.path.read_text(), end="")
     return 0
@@ -80,8 +80,9 @@ def _show(name: str) -> int:
 def _init(arguments: Namespace) -> int:
     from datetime import date
 
-    from launcher.config import Scheduler
-    from launcher.sites import folders, profile
+    from launcher.config import profiles
+    from launcher.config.schema import Scheduler
+    from launcher.sites import profile
     from launcher.sites.survey import SlurmSite, survey
 
     site = survey(Scheduler(arguments.scheduler) if arguments.scheduler else None)
@@ -94,7 +95,7 @@ def _init(arguments: Namespace) -> int:
     if arguments.only_print:
         print(text, end="")
         return 0
-    path = folders.save(name, text, force=arguments.force)
+    path = profiles.save(name, text, force=arguments.force)
     print(f"written  {path}")
     print(f"next     look through it, then cluster={name}")
     return 0
@@ -102,12 +103,13 @@ def _init(arguments: Namespace) -> int:
 
 def _check(name: str) -> int:
     from launcher.cli import doctor
-    from launcher.config import Scheduler
-    from launcher.doctor.finding import Level, worst
-    from launcher.sites import folders, profile
+    from launcher.config import profiles
+    from launcher.config.schema import Scheduler
+    from launcher.diagnose.doctor.finding import Level, worst
+    from launcher.sites import profile
     from launcher.sites.survey import survey
 
-    folders.find(name)
+    profiles.find(name)
     cluster = doctor.config_of(name).cluster
     if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")

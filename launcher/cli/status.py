@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launcher.cli.status_rows import View
-    from launcher.live import Seen
+    from launcher.monitoring.live import Seen
 
 SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
 
@@ -34,11 +34,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """State of the live runs and sweeps and the newest others, or of the RUNs named, with one question to the scheduler
     for all."""
-    from launcher import lookup  # not for --help
     from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
     from launcher.errors import ConfigError, RunError
-    from launcher.orphaned_jobs import schedulers
+    from launcher.maintenance.orphaned_jobs import schedulers
     from launcher.paths import default_runs_dir
+    from launcher.runs import lookup  # not for --help
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
@@ -47,7 +47,7 @@ def run(arguments: Namespace) -> int:
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
     from launcher.cli.status_table import table
-    from launcher.sweeps import Sweep
+    from launcher.runs.sweep_directory import Sweep
 
     if names and (arguments.failed or arguments.since is not None):
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
@@ -148,7 +148,7 @@ def _remark(seen: Seen) -> str | None:
 
 def _health(seen: Seen) -> list[str]:
     """What the preflight of the last attempt has found, and ranks that are slower than the others."""
-    from launcher.health import preflights, stragglers
+    from launcher.runs.health import preflights, stragglers
 
     attempts = seen.run.attempts()
     if not attempts:
@@ -161,7 +161,7 @@ def _health(seen: Seen) -> list[str]:
 def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     """A line for each attempt of a run that has had several."""
     from launcher.cli.status_table import short_job
-    from launcher.post_mortem.findings import verdicts
+    from launcher.diagnose.post_mortem.findings import verdicts
     from launcher.units import format_time
 
     ends = {attempt.number: verdict for attempt, verdict in verdicts(seen)}

@@ -9,18 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import live_index, sweeps
 from launcher.cli.options import find_either
 from launcher.cli.text import cause, program
-from launcher.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
-from launcher.lookup import may_have, newest
-from launcher.orphaned_jobs import Orphan, Orphans
-from launcher.runs import Run
-from launcher.shared_files import passes
-from launcher.standing import saved_before, standing
-from launcher.state import RunState
-from launcher.sweep_live import DAMAGED, LIVE, WAITING, SweepLive, counts, done, look_at, not_begun
-from launcher.sweeps import Sweep
+from launcher.files.shared_files import passes
+from launcher.maintenance.orphaned_jobs import Orphan, Orphans
+from launcher.monitoring.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
+from launcher.monitoring.progress import saved_before, standing
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import (
+    DAMAGED,
+    LIVE,
+    WAITING,
+    SweepLive,
+    counts,
+    done,
+    look_at,
+    not_begun,
+)
+from launcher.runs import live_index, sweep_directory
+from launcher.runs.directory import Run
+from launcher.runs.lookup import may_have, newest
+from launcher.runs.sweep_directory import Sweep
 
 RECENT = 20  # runs that are over and shown without --all
 COLUMNS = (
@@ -195,7 +204,7 @@ def _at(path: str) -> Run | Sweep | None:
     """The run or sweep in a directory; None: there is neither."""
     if may_have(path, "record.json"):
         return Run(Path(path))
-    return Sweep(Path(path)) if may_have(path, sweeps.RECORD) else None
+    return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
 def _row_of(seen: Seen, live: Live) -> dict[str, Any]:

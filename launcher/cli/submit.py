@@ -8,21 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.schema import OWN_ARGUMENTS
-from launcher.config import MISSING
+from launcher.config.hydra_text import element
+from launcher.config.registration import OWN_ARGUMENTS
+from launcher.config.schema import MISSING
 from launcher.errors import BAD_INPUT, ConfigError, LauncherError, near
-from launcher.hydra_text import element
 from launcher.paths import resource
-from launcher.sweeps import key_of
+from launcher.runs.sweep_directory import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from omegaconf import DictConfig
 
-    from launcher.config import Config
-    from launcher.printed import Stream
-    from launcher.submit import Prepared, Submitted
+    from launcher.config.schema import Config
+    from launcher.runs.output import Stream
+    from launcher.submission.submit import Prepared, Submitted
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # flags and Hydra's own settings among the arguments
@@ -35,9 +35,10 @@ def main(arguments: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import confirm, override_errors, profile_errors, schema
+    from launcher.cli import confirm, override_errors
+    from launcher.config import profile_errors, registration
 
-    schema.register()
+    registration.register()
     arguments = opened(confirm.without_yes(with_arguments(arguments)))
     override_errors.require_names(arguments)
     try:
@@ -104,9 +105,10 @@ def config_of(overrides: list[str]) -> Config:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import override_errors, profile_errors, schema
+    from launcher.cli import override_errors
+    from launcher.config import profile_errors, registration
 
-    schema.register()
+    registration.register()
     try:
         composed = compose_run(overrides)
         assert composed is not None  # only settings of Hydra's own need more, and there are none
@@ -157,14 +159,14 @@ def _require_known_options(arguments: list[str]) -> None:
     """
     from hydra._internal.utils import get_args_parser
 
-    from launcher.cli import schema
+    from launcher.config import registration
 
     known = list(get_args_parser()._option_string_actions)
     for word in arguments:
         option = word.partition("=")[0]
         if option.startswith("-") and option not in known:
             key = option.lstrip("-").replace("-", "_")
-            meant = f" Keys have no dashes: {key}=VALUE" if key in schema.all_keys() else near(option, known)
+            meant = f" Keys have no dashes: {key}=VALUE" if key in registration.all_keys() else near(option, known)
             raise ConfigError(f"there is no option {option!r}.{meant}")
 
 
@@ -172,7 +174,7 @@ def _run(config: DictConfig) -> int:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from launcher.submit import prepare
+    from launcher.submission.submit import prepare
 
     wanted = typed(config)
     prepared = prepare(wanted)
@@ -181,7 +183,7 @@ def _run(config: DictConfig) -> int:
             print(f"note: {note}", file=sys.stderr)
     if wanted.dry_run:
         return show(prepared)
-    from launcher.submit import submit
+    from launcher.submission.submit import submit
 
     ask(prepared, wanted.confirm_above)
     resolved: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
@@ -222,10 +224,10 @@ def ask(prepared: Prepared, above: float | None, *, again: bool = False) -> None
     Raises:
         Declined: the user does not want it.
     """
-    from launcher import cost
     from launcher.cli.confirm import tell_and_ask
-    from launcher.live import read
-    from launcher.runs import Run
+    from launcher.monitoring.live import read
+    from launcher.runs.directory import Run
+    from launcher.spec import cost
 
     plan, run = prepared.plan, Run(Path(prepared.plan.run_dir))
     if plan.queued and (again or not run.recorded() or read(run).job_id is None):  # else its job is there already
@@ -243,7 +245,7 @@ def conclude(
         wait: whether to stay; None: with a run of this machine.
         printed: what it has printed before; None: nothing.
     """
-    from launcher.runs import Run
+    from launcher.runs.directory import Run
 
     if not prepared.plan.queued and wait is not False:  # it is this terminal's from its first moment
         from launcher.cli import follow
@@ -265,7 +267,7 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
 
     from omegaconf import DictConfig, OmegaConf
 
-    from launcher.cli import schema
+    from launcher.config import registration
 
     kind = OmegaConf.get_type(config)
     if kind is None or not dataclasses.is_dataclass(kind):
@@ -273,15 +275,17 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     known = {field.name for field in dataclasses.fields(kind)}
     for key in config:
         if key not in known:
-            raise ConfigError(f"there is no key {prefix + str(key)!r}.{near(prefix + str(key), schema.all_keys())}")
+            raise ConfigError(
+                f"there is no key {prefix + str(key)!r}.{near(prefix + str(key), registration.all_keys())}"
+            )
         if not OmegaConf.is_missing(config, key) and isinstance(child := config._get_node(key), DictConfig):
             _refuse_unknown(child, f"{prefix}{key}.")
 
 
 def show(prepared: Prepared) -> int:
     """The plan as a table, then the script, to the letter."""
-    from launcher import render
     from launcher.cli.text import plan_table
+    from launcher.script import render
 
     print(plan_table(prepared.plan))
     print(render.script(prepared.plan, token=prepared.token), end="")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from launcher.sweeps import Sweep
+    from launcher.runs.sweep_directory import Sweep
 
 ACTIONS = {
     "status": "how far it is, and points that fail or run; no SWEEP: all sweeps",
@@ -84,7 +84,7 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 
         return sweep_follow.to_the_end(sweep)
     from launcher.cli import sweep_change
-    from launcher.ownership import require_own
+    from launcher.files.ownership import require_own
 
     require_own(sweep.path, f"{action} it")
     if action == "throttle":
@@ -102,7 +102,7 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
         ConfigError: that is something else.
         RunError: the sweep has no such point.
     """
-    from launcher.sweeps import require_known
+    from launcher.runs.sweep_directory import require_known
 
     if not words:
         return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher import cost, sweep_control
 from launcher.cli import confirm, resume
 from launcher.cli.text import program
-from launcher.submit_sweep import SubmittedSweep
-from launcher.sweep_live import WAITING
-from launcher.sweeps import Sweep, to_ranges
+from launcher.monitoring.sweep import WAITING
+from launcher.runs.sweep_directory import Sweep, to_ranges
+from launcher.spec import cost
+from launcher.sweeps import control
+from launcher.sweeps.submit import SubmittedSweep
 from launcher.units import plural
 
 
@@ -23,7 +24,7 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
             confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above)
 
-    submitted = sweep_control.rerun(sweep, points, ask, resume.secrets_again)
+    submitted = control.rerun(sweep, points, ask, resume.secrets_again)
     if submitted is None:
         print(f"{sweep.id}: there is nothing to run again; `{program()} sweep status {sweep.id}` tells more")
         return 0
@@ -54,7 +55,7 @@ def _points(points: Sequence[int]) -> str:
 
 def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
     """Ends points and tells which."""
-    before = sweep_control.cancel(sweep, points)
+    before = control.cancel(sweep, points)
     ending = [index for index, state in before.items() if state != WAITING]
     unbegun = [index for index, state in before.items() if state == WAITING]
     if unbegun:
@@ -70,7 +71,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 def throttle(sweep: Sweep, most: int) -> int:
     """Sets how many points may run at once and tells how many of each array."""
-    given = sweep_control.throttle(sweep, most)
+    given = control.throttle(sweep, most)
     print(f"{sweep.id}: at most {plural(most, 'point')} at once")
     for job, part in given:
         print(f"  {part} of array {job}")

@@ -6,17 +6,25 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from launcher import sweep_control
 from launcher.cli.follow import attend
 from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, UnavailableError
-from launcher.runs import being_submitted
-from launcher.state import RunState
-from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
-from launcher.sweeps import Sweep, differing, label, to_ranges
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import (
+    STATES,
+    WAITING,
+    PointSeen,
+    SweepLive,
+    counts,
+    look_at,
+    summary,
+)
+from launcher.runs.directory import being_submitted
+from launcher.runs.sweep_directory import Sweep, differing, label, to_ranges
+from launcher.sweeps import control
 
 POLL = 0.2  # seconds between two looks, at first and where points run on this machine
 SLOWEST = 10.0
@@ -37,7 +45,7 @@ def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: 
     """
 
     def cancel(kill: bool) -> None:
-        sweep_control.cancel(sweep, points, kill=kill)
+        control.cancel(sweep, points, kill=kill)
 
     attended = attend(sweep.id, lambda *_: _follow(sweep, points), foreground, cancel)
     if attended is None:
@@ -141,7 +149,7 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
     if here := [index for index in waiting if index in asked]:
         if tries >= TRIES:
             return f"points {to_ranges(here)} do not begin: see {sweep.path}/points.log"
-        from launcher.submit_sweep import start_here  # loads what submits
+        from launcher.sweeps.submit import start_here  # loads what submits
 
         start_here(sweep)
         return None

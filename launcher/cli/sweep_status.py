@@ -12,10 +12,18 @@ from typing import Any
 
 from launcher.cli.progress import bar
 from launcher.cli.text import cause, print_columns, program
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import (
+    STATES,
+    WAITING,
+    PointSeen,
+    SweepLive,
+    counts,
+    look_at,
+    summary,
+)
 from launcher.paths import default_runs_dir
-from launcher.state import RunState
-from launcher.sweep_live import STATES, WAITING, PointSeen, SweepLive, counts, look_at, summary
-from launcher.sweeps import Sweep, all_sweeps, differing, label
+from launcher.runs.sweep_directory import Sweep, all_sweeps, differing, label
 from launcher.units import format_time
 
 WIDTH = 80

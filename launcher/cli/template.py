@@ -10,7 +10,7 @@ from launcher.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from launcher.plan import JobPlan
+    from launcher.spec.plan import JobPlan
 
 ACTIONS = {
     "show": "one that changes nothing, to start from (--whole: the text of ours)",
@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
 
 def _show(cluster: str, *, whole: bool) -> int:
     from launcher.paths import resource
-    from launcher.render import TEMPLATES
+    from launcher.script.render import TEMPLATES
 
     name = TEMPLATES[_plan(cluster, None).scheduler]
     if not whole:
@@ -55,13 +55,13 @@ def _show(cluster: str, *, whole: bool) -> int:
 
 
 def _lint(cluster: str, path: str | None) -> int:
-    from launcher import own_template
     from launcher.cli.text import print_columns
+    from launcher.script import custom_template
 
     plan = _plan(cluster, path)
     if plan.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
-    lost = own_template.of_plan(with_everything(plan), "token")
+    lost = custom_template.of_plan(with_everything(plan), "token")
     if not lost:
         print(f"{plan.template}: no errors, and all that ours has")
         return 0
@@ -74,10 +74,10 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     """A plan on that cluster for the template; what the profile wants from everybody is made up."""
     import dataclasses
 
-    from launcher import submit
     from launcher.cli.submit import config_of
-    from launcher.inputs import Inputs
-    from launcher.plan import make_plan
+    from launcher.spec.plan import make_plan
+    from launcher.submission import submit
+    from launcher.submission.inputs import Inputs
 
     config = config_of(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"])
     missing: dict[str, Any] = {

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
 from launcher.escapes import clean, one_line
-from launcher.state import RunState
+from launcher.monitoring.state import RunState
 from launcher.units import format_size, format_time, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.live import Seen
-    from launcher.plan import JobPlan
-    from launcher.runs import Run
+    from launcher.monitoring.live import Seen
+    from launcher.runs.directory import Run
+    from launcher.spec.plan import JobPlan
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
@@ -27,7 +27,7 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 def print_unreadable(run: Run) -> None:
     """What of a run's files is left out of all that is shown of it."""
-    from launcher import unreadable  # not where a run is only followed
+    from launcher.runs import unreadable  # not where a run is only followed
 
     for line in unreadable.of(run):
         print(f"unreadable: {line}")
@@ -35,7 +35,7 @@ def print_unreadable(run: Run) -> None:
 
 def plan_table(plan: JobPlan) -> str:
     """The plan in two columns."""
-    from launcher import cost  # for this table alone
+    from launcher.spec import cost  # for this table alone
 
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
@@ -68,8 +68,8 @@ def plan_table(plan: JobPlan) -> str:
 
 def cause(seen: Seen) -> str | None:
     """Why the run is not going on, in a line or two; `post-mortem` says the same."""
-    from launcher.post_mortem.evidence import of
-    from launcher.post_mortem.verdict import classify
+    from launcher.diagnose.post_mortem.evidence import of
+    from launcher.diagnose.post_mortem.verdict import classify
 
     why = classify(of(seen)).cause
     return None if why is None else clean(why)

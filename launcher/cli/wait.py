@@ -19,7 +19,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Wait until RUN is over, and exit with its code: 0 if it is done, 75 if it can be resumed, 93 if a retry would
     fail too, else 1. Ctrl-C stops waiting."""
-    from launcher.sweeps import Sweep, sweep_of  # not for --help
+    from launcher.runs.sweep_directory import Sweep, sweep_of  # not for --help
 
     found = find_either(arguments.name, arguments.runs_dir)
     if isinstance(found, Sweep):
@@ -28,7 +28,7 @@ def run(arguments: Namespace) -> int:
         return sweep_follow.to_the_end(found)
     if sweep := sweep_of(found):
         from launcher.cli import sweep_follow
-        from launcher.sweep_live import not_begun
+        from launcher.monitoring.sweep import not_begun
 
         if not_begun(found):
             return sweep_follow.to_the_end(sweep, [int(found.path.name)])

@@ -7,18 +7,18 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.answers import SHARE, SLOWEST
 from launcher.cli.progress import on_terminal, still
 from launcher.cli.screen import raw
 from launcher.cli.status_rows import Rows, View
 from launcher.cli.status_table import brief
 from launcher.escapes import one_line
-from launcher.sweep_live import summary
+from launcher.monitoring.sweep import summary
+from launcher.schedulers.query_cache import SHARE, SLOWEST
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is asked less often (launcher/answers.py)
+QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is asked less often
 CALM = 10  # looks without any change after which they become rarer
 SLOWER = 1.2
 MILESTONE = 10  # percent of the steps, for each of which a plain line is printed

@@ -11,7 +11,7 @@ from launcher.cli.options import RUN, add_runs_dir, find
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from launcher.why.explanation import Explanation, Option
+    from launcher.schedulers.explanation import Explanation, Option
 
 WIDTH = 79
 
@@ -27,8 +27,8 @@ def run(arguments: Namespace) -> int:
     that would start clearly sooner. Of a run that does not wait: what it does, or why it ended."""
     found = find(arguments.name, arguments.runs_dir)
     from launcher.cli.text import cause, print_unreadable, program
-    from launcher.why.explanation import as_json
-    from launcher.why.of_run import explain
+    from launcher.diagnose.why.of_run import explain
+    from launcher.schedulers.explanation import as_json
 
     explanation = explain(found, program(), cause)
     if arguments.as_json:

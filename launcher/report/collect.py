@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import run_files, unreadable
-from launcher.carriage_returns import last_state
 from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
-from launcher.health import preflights, stragglers
-from launcher.live import Seen
+from launcher.files import run_files
+from launcher.files.shared_files import known, read_json
+from launcher.monitoring.live import Seen
 from launcher.report import words
 from launcher.report.curves import Curve, curves
 from launcher.report.fabric import Fabric, Unreadable, parse
 from launcher.report.timeline import Timeline, timeline
-from launcher.runs import Run
-from launcher.shared_files import known, read_json
+from launcher.runs import unreadable
+from launcher.runs.carriage_returns import last_state
+from launcher.runs.directory import Run
+from launcher.runs.health import preflights, stragglers
 
 LOG_LINES = 200
 LOG_BYTES = 256 * 1024  # of the output's end that are read
@@ -84,7 +85,7 @@ class RunData:
 
 
 def collect(seen: Seen, cause: str | None) -> RunData:
-    """The run with its state as `launcher.live` sees it.
+    """The run with its state as `launcher.monitoring.live` sees it.
 
     Raises:
         RunError: its record cannot be read.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.json_types import misfit
+from launcher.files.json_types import misfit
 from launcher.units import long_size
 
 FORMAT = 1

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import run_files
 from launcher.errors import LauncherError
+from launcher.files import run_files
 from launcher.report.figures import Figure
 from launcher.report.parts import Page
 

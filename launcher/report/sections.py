@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
+from launcher.monitoring.state import RunState
 from launcher.report import words
 from launcher.report.collect import RunData
 from launcher.report.curves import Curve
@@ -15,7 +16,6 @@ from launcher.report.figures import legend, timeline_figure, training_figures
 from launcher.report.parts import Code, Section, Table
 from launcher.report.ranks import pace_figure
 from launcher.report.timeline import attempts_table
-from launcher.state import RunState
 from launcher.units import long_size
 
 PROGRAM = "python -m launcher"

@@ -15,7 +15,7 @@ from launcher.report.fabric import finite
 from launcher.report.figures import Figure, legend, training_figures
 from launcher.report.parts import Code, Page, Section, Table
 from launcher.report.sections import PROGRAM, made
-from launcher.sweeps import canonical, differing, label, values_of
+from launcher.runs.sweep_directory import canonical, differing, label, values_of
 from launcher.units import plural
 
 MOST_CURVES = 40  # points whose curves are drawn: the best ones

@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from launcher.backends.pbs_facts import Node
-from launcher.check import Partition, Queue
-from launcher.config import Cluster, GpuDirective, Scheduler
-from launcher.doctor import scheduler as checks
-from launcher.doctor.finding import Finding, ok, problem, warning
+from launcher.config.schema import Cluster, GpuDirective, Scheduler
+from launcher.diagnose.doctor import scheduler as checks
+from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
 from launcher.errors import ConfigError, near
+from launcher.schedulers.pbs.facts import Node
 from launcher.sites.survey import PBSSite, SlurmSite
+from launcher.spec.limits import Partition, Queue
 from launcher.units import format_hours, format_time, plural
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")

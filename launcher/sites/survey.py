@@ -12,16 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from launcher.backends.base import QueryError
-from launcher.backends.detect import Kind, detect
-from launcher.backends.pbs_facts import Facts as PBSFacts
-from launcher.backends.pbs_facts import Node
-from launcher.backends.pbs_query import PBS, section
-from launcher.backends.slurm_facts import NODES, Nodes, PartitionFacts, parse_nodes, parse_partitions, slurm_version
-from launcher.backends.slurm_query import Slurm
-from launcher.check import Partition, Queue
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import RunError
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.pbs.client import PBS, section
+from launcher.schedulers.pbs.facts import Facts as PBSFacts
+from launcher.schedulers.pbs.facts import Node
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.facts import (
+    NODES,
+    Nodes,
+    PartitionFacts,
+    parse_nodes,
+    parse_partitions,
+    slurm_version,
+)
+from launcher.spec.limits import Partition, Queue
 
 TIMEOUT = 20.0  # seconds that one command may take
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")

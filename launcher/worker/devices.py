@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from launcher import errors
-from launcher.config import Device, VisibleDevices
-from launcher.plan import JobPlan
+from launcher.config.schema import Device, VisibleDevices
+from launcher.spec.plan import JobPlan
 
 ASKED = "LAUNCHER_GPUS_PER_NODE"  # tells a rank, and the program that it may become, how many GPUs the run asked for
 # The variables that limit what a process sees, by the kind of torch build; of several the last one that is set is

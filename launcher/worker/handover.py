@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.failures.symptoms import LOST_PEER
 from launcher.worker import script
 
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.stacks import span
+from launcher.runs.stacks import span
 from launcher.worker import rank_objects
 from launcher.worker.devices import BackendError
 

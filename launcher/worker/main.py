@@ -19,14 +19,12 @@ import sys
 from enum import Enum
 from typing import Any, get_type_hints
 
-from launcher import config as schema
 from launcher import errors
-from launcher.agent import hangs
-from launcher.node import debug, pulse
-from launcher.node.events import Events, current_attempt
+from launcher.config import schema
 from launcher.own_module import own_module
-from launcher.plan import JobPlan
-from launcher.worker import devices, handover, program, script
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.spec.plan import JobPlan
+from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
 
@@ -46,8 +44,8 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     """
     faulthandler.enable(file=2, all_threads=True)  # a segmentation fault leaves its stacks in the log
     agents = handover.take()
-    slot = pulse.Slot(mmap.mmap(pulse_file, 0), place)
-    pulse.take(slot)
+    slot = heartbeat.Slot(mmap.mmap(pulse_file, 0), place)
+    heartbeat.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)
     os.environ.update(devices.variables(plan, os.environ))
@@ -57,7 +55,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
     try:
-        with debug.install(**debug.wanted(plan)):
+        with debugger.install(**debugger.wanted(plan)):
             if plan.kind == "Program":
                 agents.wait(plan.rendezvous_timeout)
                 attempt = int(os.environ["LAUNCHER_ATTEMPT"])
@@ -96,7 +94,7 @@ def final(error: Exception) -> bool:
 
 
 def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
-    from launcher.node import process_group  # and torch, which a rank that becomes a program does not need
+    from launcher.worker import process_group  # and torch, which a rank that becomes a program does not need
 
     module, _, function = plan.entry.partition(":")
     if plan.own_code or module.partition(".")[0] != "workloads":
@@ -105,7 +103,7 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     agents.wait(plan.rendezvous_timeout)
     joining, collective = plan.rendezvous_timeout, plan.timeout
     if plan.debugs:  # for a rank that stands at a breakpoint the others wait as long as it takes
-        joining = collective = int(debug.FOREVER)
+        joining = collective = int(debugger.FOREVER)
     env = None
     try:
         if plan.params.get("init", True):  # a function may make its own

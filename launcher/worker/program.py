@@ -8,7 +8,7 @@ process id, output files and place in the job. It finds torchrun's variables and
 | `LAUNCHER_CHECKPOINT_DIR` | where it may save: the same folder in every attempt |
 | `LAUNCHER_ATTEMPT`, `LAUNCHER_ROUND` | how often the run, and within this attempt its ranks, were started before |
 | `LAUNCHER_RESTART` | 1 when either is more than 0, else 0 |
-| `LAUNCHER_PULSE` | where `launcher.node` tells the agent how far it is |
+| `LAUNCHER_PULSE` | where `launcher.progress` tells the agent how far it is |
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.node import debug
-from launcher.node.arguments import runs_as_it_is
-from launcher.node.arguments import words as words_of
-from launcher.plan import JobPlan
-from launcher.post_mortem.symptoms import LOST_PEER
-from launcher.worker import handover, script
+from launcher.failures.symptoms import LOST_PEER
+from launcher.spec.arguments import runs_as_it_is
+from launcher.spec.arguments import words as words_of
+from launcher.spec.plan import JobPlan
+from launcher.worker import debugger, handover, script
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def _become(plan: JobPlan, shared: Shared) -> NoReturn:
     settings: dict[str, Any] = {
         "stacks": shared.stacks, "report": shared.report, "descriptors": descriptors,
         "lost_peer": LOST_PEER.pattern, "delay": handover.SYMPTOM_DELAY,
-        "debug": {"launcher": str(Path(script.__file__).parents[2]), **debug.wanted(plan)},
+        "debug": {"launcher": str(Path(script.__file__).parents[2]), **debugger.wanted(plan)},
     }  # fmt: skip
     os.environ["LAUNCHER_PROGRAM"] = json.dumps(settings)
     for descriptor in descriptors:

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher import shared_secret
-from launcher.node.events import current_attempt
+from launcher.files import shared_secret
+from launcher.runs.event_writer import current_attempt
 
 MAC = hashlib.sha256().digest_size  # bytes
 SMALL = 1 << 10  # bytes of a broadcast that is sent at once

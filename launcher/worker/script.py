@@ -211,7 +211,7 @@ def _bounded(text: str, most: int) -> str:
 # -- the debugger
 
 
-_debug: dict[str, Any] = {}  # what `launcher.node.debug` is told, and its watch once it is here
+_debug: dict[str, Any] = {}  # what `launcher.worker.debugger` is told, and its watch once it is here
 
 
 def _first_breakpoint(*arguments: Any, **options: Any) -> None:
@@ -227,9 +227,9 @@ def _load_debugger() -> None:
     folder = told.pop("launcher")
     sys.path.append(folder)
     try:
-        from launcher.node import debug
+        from launcher.worker import debugger
 
-        _debug["watch"] = debug.install(**told)
+        _debug["watch"] = debugger.install(**told)
     except (ImportError, SyntaxError) as error:
         sys.stderr.write(f"launcher: no breakpoints here: this Python cannot import the launcher ({error})\n")
         sys.breakpointhook = lambda *_, **__: None

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher import errors
-from launcher.node import progress, pulse
+from launcher import errors, progress
+from launcher.worker import heartbeat
 
 STEPS, STEP_TIME, SAVE_EVERY = "COUNTING_STEPS", "COUNTING_STEP_TIME", "COUNTING_SAVE_EVERY"
 
@@ -31,7 +31,7 @@ def main(config: Any, env: Any) -> dict[str, Any]:
     """
     folder = Path(os.environ["LAUNCHER_RUN_DIR"], "chaos")
     folder.mkdir(mode=0o700, exist_ok=True)
-    slot, stopping = pulse.mine(), []
+    slot, stopping = heartbeat.mine(), []
     assert slot is not None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: stopping.append(number))

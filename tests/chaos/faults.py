@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.node.stop import Stop
+from launcher.worker.stop import Stop
 
 
 def _mine(env: Any) -> bool:

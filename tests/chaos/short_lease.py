@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from launcher import render
 from launcher.__main__ import main
+from launcher.script import render
 
 LOST_AFTER = 5  # seconds
 

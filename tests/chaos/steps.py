@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher import errors
+from launcher import errors, progress
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.node import lease, progress
-from launcher.node.settings import settings
-from launcher.node.stop import Stop
+from launcher.runs import lease
+from launcher.worker.settings import settings
+from launcher.worker.stop import Stop
 
 
 def main(config: Any, env: Any) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher import event_file
-from launcher.backends.pbs_query import short
 from launcher.own_module import own_module
-from launcher.sweeps import Sweep
+from launcher.runs import event_file
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.pbs.client import short
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster
@@ -175,7 +175,7 @@ def _runners(sweep: Sweep) -> list[int]:
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if words[1:5] == [*own_module("launcher.backends.points"), str(sweep.path)]:
+                if words[1:5] == [*own_module("launcher.sweeps.local_points"), str(sweep.path)]:
                     found.append(int(entry.name))
     return found
 

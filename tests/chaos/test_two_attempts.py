@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.chaos import file_server, harness
 from tests.chaos.blows import Target, missing
 from tests.launch import PYTHON, ROOT, Launcher, until

@@ -2,7 +2,8 @@
 
     python -m tests.cluster.namespaces PREFIX COMMAND...
 
-starts a command on each of them, as `launcher.node.spawn` does on simulated nodes. All else is shared, files above all.
+starts a command on each of them, as `launcher.schedulers.tasks` does on simulated nodes. All else is shared, files
+above all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 from types import TracebackType
 
-from launcher.node import spawn
+from launcher.schedulers import tasks as spawn
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))

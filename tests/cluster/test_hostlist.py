@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.node.hostlist import expand
+from launcher.schedulers.hostlist import expand
 from tests.cluster.slurm_cluster import SlurmCluster
 
 

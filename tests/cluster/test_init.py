@@ -1,4 +1,4 @@
-"""`from launcher.node import init` in a script of the user's own, started in every way there is here."""
+"""`from launcher import init` in a script of the user's own, started in every way there is here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.launch import PYTHON, ROOT, Launcher
 
 SCRIPT = """
 import os
-from launcher.node import init, rank_zero
+from launcher import init, rank_zero
 env = init()
 import torch, torch.distributed as dist
 total = torch.tensor([float(env.rank)])
@@ -57,7 +57,7 @@ def test_under_srun(slurm: Any, tmp_path: Path) -> None:
 
 NODES = """
 import os
-from launcher.node import init
+from launcher import init
 env = init()
 if env.rank == 0:
     print("nodes", *env.node_ranks, *env.hosts, os.environ.get("SLURM_DISTRIBUTION", "-"), flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.launch import PYTHON, ROOT, Launcher
 
 pytestmark = pytest.mark.timeout(400)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import render
+from launcher.script import render
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.unit.plans import bare_plan
 

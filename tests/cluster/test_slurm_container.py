@@ -23,7 +23,7 @@ def test_two_nodes_meet_from_within_their_containers(slurm: Any, tmp_path: Path)
     assert {(event["host"], event["ranks"]) for event in met} == {("node1", 4), ("node2", 4)}
     words = Path(f"{image}.words").read_text().splitlines()
     assert len(words) == 4
-    assert sum(" launcher.node" in line for line in words) == 2  # one agent on each node; before that it is asked
+    assert sum(" launcher.agent" in line for line in words) == 2  # one agent on each node; before that it is asked
     assert all(f"--pwd {ROOT} {image} sh -c " in line and f" {PYTHON} " in line for line in words)
     bound = [bind.split()[0] for bind in words[0].split("--bind ")[1:]]
     assert any(f"{tmp_path}/runs".startswith(each) for each in bound)  # or a folder around it (TMPDIR=/tmp)

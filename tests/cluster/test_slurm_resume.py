@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.launch import Launcher
 
 STEPS = ("workload=collective", "workload.entry=tests.chaos.steps:main")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.live import read
-from launcher.runs import Run
+from launcher.monitoring.live import read
+from launcher.runs.directory import Run
 from tests.launch import PYTHON, ROOT, Launcher
 
 SBATCH = shutil.which("sbatch") or "sbatch"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.slurm_query import Slurm
+from launcher.schedulers.slurm.client import Slurm
 from launcher.sites.survey import Account, of_slurm
 from tests.launch import Launcher, until
 

@@ -14,7 +14,7 @@ import os
 import torch
 if os.environ["RANK"] == "1":
     torch.__version__ = "2.99"
-from launcher.node import init
+from launcher import init
 init(device="cpu")
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.worker.torch_compat import fsdp_computes_on
+from launcher.torch_compat import fsdp_computes_on
 from tests.launch import Launcher
 
 pytestmark = pytest.mark.skipif(

@@ -15,13 +15,13 @@ import submitit
 from submitit.core.core import Executor, Job
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from launcher.backends.local import LocalExecutor
-from launcher.backends.pbs_run import PBSRunExecutor
-from launcher.backends.slurm import SlurmExecutor
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import SubmissionError
-from launcher.plan import Site
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.schedulers.local.executor import LocalExecutor
+from launcher.schedulers.pbs.executor import PBSRunExecutor
+from launcher.schedulers.slurm.executor import SlurmExecutor
+from launcher.spec.plan import Site
 from tests.contract import functions
 from tests.launch import ROOT, until
 from tests.unit.plans import plan_of
@@ -69,7 +69,7 @@ class Place:
 
 def all_tasks() -> Any:
     """Every task calls the function."""
-    from launcher.config import LaunchMode
+    from launcher.config.schema import LaunchMode
 
     return LaunchMode.tasks
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.launch import Launcher
 
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.launch import Launcher
 
 TRAINING = ("workload=ddp_mnist", "workload.dataset=digits", "nodes=1", "cpus_per_proc=1", "workload.log_every=5")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher import lookup, sweeps
-from launcher.runs import Run
-from launcher.sweeps import Sweep
+from launcher.runs import lookup, sweep_directory
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher
 
 TINY = ("workload=collective", "procs_per_node=1", "launch.rendezvous_timeout=120")
@@ -23,7 +23,7 @@ class Points:
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
-        (self.sweep,) = sweeps.all_sweeps(launcher.runs_dir)
+        (self.sweep,) = sweep_directory.all_sweeps(launcher.runs_dir)
 
     def run(self, index: int) -> Run:
         return self.sweep.run(index)
@@ -87,7 +87,7 @@ def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher)
 
     _, again = sweep(launcher, *reversed(grid))
     assert "4 points had been submitted before: 4 done" in again
-    assert len(sweeps.all_sweeps(launcher.runs_dir)) == 1
+    assert len(sweep_directory.all_sweeps(launcher.runs_dir)) == 1
     assert points.attempts() == [1] * 4
 
 
@@ -150,7 +150,7 @@ def test_a_point_that_is_stopped_goes_on_alone(launcher: Launcher) -> None:
 def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
     done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    points = [point.run for point in sweeps.all_sweeps(launcher.runs_dir)[0].points()]
+    points = [point.run for point in sweep_directory.all_sweeps(launcher.runs_dir)[0].points()]
     assert [(run.plan().scheduler, (run.result() or {})["world_size"]) for run in points] == [("allocation", 2)] * 2
 
 

@@ -10,6 +10,6 @@ FOUND = torch.cuda.is_available()
 
 
 def main() -> dict[str, Any]:
-    from launcher.node import init
+    from launcher import init
 
     return {"found": FOUND, "sum": torch.ones(1000, device=init().device).sum().item()}

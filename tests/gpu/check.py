@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.agent import flight_recorder
+from launcher.worker import flight_recorder
 from tests.launch import PYTHON, ROOT, Launcher
 
 GB = 10**9

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from launcher import errors
-from launcher.node import Checkpointer, lease, progress, stopping
-from launcher.node.settings import settings
-from launcher.worker.torch_compat import DTensor, Shard
+from launcher import Checkpointer, errors, progress, stopping
+from launcher.runs import lease
+from launcher.torch_compat import DTensor, Shard
+from launcher.worker.settings import settings
 
 CYCLES = 1_500_000_000  # about a second of a GPU's clock
 FOR_EVER = 1 << 60  # cycles; decades

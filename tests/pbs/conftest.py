@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.pbs import PBSInfoWatcher, PBSJob
+from launcher.schedulers.pbs.submitit_executor import PBSInfoWatcher, PBSJob
 from tests.launch import ROOT, Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 from tests.pbs.real import RealPbs

@@ -8,9 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from launcher.backends.base import QueryError
-from launcher.backends.detect import Kind, detect
-from launcher.backends.pbs_query import PBS
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.pbs.client import PBS
 
 
 class RealPbs:

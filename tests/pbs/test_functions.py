@@ -19,11 +19,11 @@ import pytest
 import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from launcher.backends import pbs
-from launcher.backends.once import Refused, submit_once
-from launcher.backends.pbs import PBSExecutor, PBSJob
-from launcher.backends.pbs_query import PBS
 from launcher.errors import RunError, SubmissionError
+from launcher.schedulers.idempotent_submit import Refused, submit_once
+from launcher.schedulers.pbs import submitit_executor
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.submitit_executor import PBSExecutor, PBSJob
 from tests.launch import ROOT, until
 from tests.pbs import functions
 from tests.pbs.pbs_cluster import PbsCluster
@@ -258,14 +258,14 @@ def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it is stopped with Ctrl-Z between qsub's answer and the naming of the payload."""
-    name_too = pbs.name_too
+    name_too = submitit_executor.name_too
 
     def late(file: Path, name: Path) -> None:
         if name.name.endswith("_submitted.pkl"):
             until(lambda: list((tmp_path / "logs").glob("*_resubmitted.txt")), "the job goes on as another")
         name_too(file, name)
 
-    monkeypatch.setattr(pbs, "name_too", late)
+    monkeypatch.setattr(submitit_executor, "name_too", late)
     made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
     job = made.submit(functions.Counter(), 90, str(tmp_path))
     log = job.result()
@@ -473,7 +473,9 @@ def test_a_misspelt_parameter_is_named(site: Site, tmp_path: Path) -> None:
 def test_nobody_hears_for_long_whether_there_is_a_job(
     stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.backends.pbs.submit_once", functools.partial(submit_once, patience=1))
+    monkeypatch.setattr(
+        "launcher.schedulers.pbs.submitit_executor.submit_once", functools.partial(submit_once, patience=1)
+    )
     made = executor(tmp_path)
     stand_in.down()
     with pytest.raises(SubmissionError, match="nobody knows whether it took the job"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lookup import all_runs
+from launcher.runs.lookup import all_runs
 from tests.contract.test_runs import processes_of
 from tests.launch import PYTHON, ROOT, Launcher, Result
 from tests.pbs.pbs_cluster import PbsCluster

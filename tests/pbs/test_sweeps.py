@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher import sweeps
+from launcher.runs import sweep_directory
 from tests.launch import Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 
@@ -14,7 +14,7 @@ def test_arrays_are_split_where_the_site_says(launcher: Launcher, pbs_stand_in: 
     pbs_stand_in.set(max_array_size=2, frozen=True)
     done = launcher.submit(*FINE, "seed=range(5)", "sweep.parallelism=3", "wait=false")
     assert done.returncode == 0, done.stdout + done.stderr
-    (sweep,) = sweeps.all_sweeps(launcher.runs_dir)
+    (sweep,) = sweep_directory.all_sweeps(launcher.runs_dir)
     assert [each.points for each in sweep.submissions()] == [(0, 1), (2, 3)]
     assert pbs_stand_in.submissions() == 3
     jobs = [sweep.run(index).journal_events()[-1]["job"] for index in range(5)]

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 
+from launcher import Env
 from launcher.checkpoint import files as checkpoint_files
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as checkpoint_read
@@ -30,9 +31,8 @@ from launcher.checkpoint.format import CheckpointError, Misfit, SaveFailed
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, owners
 from launcher.errors import UnavailableError
-from launcher.node import Env
-from launcher.node.lease import LeaseLost
-from launcher.worker.torch_compat import DTensor, Replicate, Shard, distribute_tensor
+from launcher.runs.lease import LeaseLost
+from launcher.torch_compat import DTensor, Replicate, Shard, distribute_tensor
 from tests.processes.workload_ranks import run_ranks
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))

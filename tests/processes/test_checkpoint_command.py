@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from launcher import Env
 from launcher.checkpoint import safetensors
 from launcher.checkpoint import saving as checkpoint
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import commands
 from launcher.errors import LauncherError
-from launcher.node import Env
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.processes.workload_ranks import run_ranks
 from tests.unit.plans import plan_of
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from launcher import errors
+from launcher import Env, errors
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
 from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.files import together
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
-from launcher.node import Env
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
 from tests.fakes.faulty_files import Fault, FaultyFiles

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from launcher import errors
+from launcher import Env, errors
 from launcher.checkpoint import Checkpointer, merge, saving
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
@@ -22,7 +22,6 @@ from launcher.checkpoint.format import CheckpointError, SaveFailed
 from launcher.checkpoint.replicas import Table, conflicts, hash_of, merged_values
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import plain
-from launcher.node import Env
 from launcher.paths import PACKAGE
 from tests.processes.workload_ranks import run_ranks
 
@@ -344,7 +343,7 @@ PROGRAM = """
 import sys, torch
 from pathlib import Path
 from launcher.checkpoint import Checkpointer, saving
-from launcher.node import Env
+from launcher import Env
 saving.SMALL = int(sys.argv[2])
 env = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 checkpointer = Checkpointer(Path(sys.argv[1]), env, identity={})

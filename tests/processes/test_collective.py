@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import launcher.node
-from launcher.config import Collective
-from launcher.node import Env
+import launcher
+from launcher import Env
+from launcher.config.schema import Collective
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import collective, memory, operations, results, roof, timing
 from workloads.names import OPERATIONS, REDOPS, REDUCING, places_of
@@ -228,7 +228,7 @@ def measured_twice(config: Collective, env: Env) -> dict[str, Any]:
     """A run, and another one that is compared with it."""
     quick(env)
     folder = Path(config.entry)
-    patch.object(launcher.node, "run_dir", lambda: folder, create=True).start()
+    patch.object(launcher, "run_dir", lambda: folder, create=True).start()
     collective.main(dataclasses.replace(config, baseline=None), env)
     if env.rank == 0:
         kept = json.loads((folder / "results.json").read_text())

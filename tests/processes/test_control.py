@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from launcher.agent import control as control_module
-from launcher.agent import membership
-from launcher.agent.channel import ChannelError
 from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
 from launcher.agent.coordinator import Limits
-from launcher.agent.hangs import Blamed
-from launcher.agent.membership import Rounds
-from launcher.agent.rendezvous import Gathering, Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
+from launcher.rendezvous import membership
+from launcher.rendezvous.channel import ChannelError
+from launcher.rendezvous.membership import Rounds
+from launcher.rendezvous.protocol import Gathering, Meeting, Member, RendezvousError
+from launcher.worker.hangs import Blamed
 
 LOW = random.randrange(20000, 28000)  # so that two test runs on one machine rarely meet on a port
 ENOUGH = 60.0  # seconds in which what is to happen has happened, on any machine; nobody waits for it
@@ -357,7 +357,7 @@ class FlakyFolder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, failures: int) -> None:
         self.left, self._name, self._real = failures, name, os.stat
-        monkeypatch.setattr("launcher.shared_files.os.stat", self._stat)
+        monkeypatch.setattr("launcher.files.shared_files.os.stat", self._stat)
 
     def _stat(self, path: Any, **options: Any) -> os.stat_result:
         if self.left and str(path).endswith(self._name):

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from launcher.config import DDPMnist, FSDPLm
+from launcher.config.schema import DDPMnist, FSDPLm
 from tests.processes.workload_ranks import run_ranks
 
 
 def in_events(config: Any, env: Any) -> dict[str, Any]:
     """Trains, and returns the names of the numbers that rank 0 told, by event."""
-    import launcher.node
+    import launcher
     from workloads import ddp, fsdp
 
     told: dict[str, list[str]] = {}
-    launcher.node.progress = lambda step, total, **values: told.update(progress=sorted(values))
-    launcher.node.evaluated = lambda step, **values: told.update(evaluated=sorted(values))
+    launcher.progress = lambda step, total, **values: told.update(progress=sorted(values))
+    launcher.evaluated = lambda step, **values: told.update(evaluated=sorted(values))
     (ddp if isinstance(config, DDPMnist) else fsdp).main(config, env)
     return told
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from launcher import Env
 from launcher.checkpoint.state import Content
-from launcher.config import FSDPLm, Precision
-from launcher.node import Env
-from launcher.node.settings import Settings
-from launcher.worker.torch_compat import fsdp_computes_on
+from launcher.config.schema import FSDPLm, Precision
+from launcher.torch_compat import fsdp_computes_on
+from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import gpt, training
 from workloads.fsdp import Trainer, compute_dtype, main

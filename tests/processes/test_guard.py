@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import guard
 from launcher.paths import PACKAGE
+from launcher.processes import guard
 
 # A task that is guarded and leaves behind: a process of its own session, and one whose parents have ended.
 TASK = """
 import signal, subprocess, sys
-from launcher.node import guard
+from launcher.processes import guard
 
 guard.PAUSE = 0.01
 guard.start()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import hub as hub_module
-from launcher.agent.channel import Channel, ChannelError
-from launcher.agent.hub import Event, Hub
+from launcher.rendezvous import hub as hub_module
+from launcher.rendezvous.channel import Channel, ChannelError
+from launcher.rendezvous.hub import Event, Hub
 
 SECRET = b"the attempt's"
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from launcher.node import Env
-from launcher.node.sampler import share
-from launcher.worker.torch_compat import destroy_without_gil
+from launcher import Env
+from launcher.torch_compat import destroy_without_gil
+from launcher.worker.sampler import share
 from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import render
-from launcher.node import lease
+from launcher.runs import lease
+from launcher.script import render
 from tests.unit.sandbox import Sandbox
 
 

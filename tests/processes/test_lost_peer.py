@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.failures.symptoms import LOST_PEER
 from launcher.worker import script
 from tests.launch import ROOT
 

@@ -7,7 +7,7 @@ import sys
 
 GRANDPARENT = """
 import os, subprocess, sys, time
-from launcher.node import orphans
+from launcher.processes import orphans
 orphans.adopt()
 kept = subprocess.Popen(["sleep", "600"])
 before = orphans.children()

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.config import P2P, MatrixOf
-from launcher.node import Env
+from launcher import Env
+from launcher.config.schema import P2P, MatrixOf
 from tests.chaos.slow_node import delay
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import exchanges, links, matrix_text, memory, p2p, patterns, roof

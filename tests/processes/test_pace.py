@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.config import DDPMnist, FSDPLm, Sync
-from launcher.node import Env, pace, pulse
-from launcher.node.pulse import Pulse
-from launcher.node.settings import Settings
+from launcher import Env
+from launcher.config.schema import DDPMnist, FSDPLm, Sync
+from launcher.worker import heartbeat, step_timing
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import run_ranks
 from workloads import ddp, fsdp
 
@@ -24,9 +25,9 @@ def slow_forward(seconds: float, *modules: nn.Module) -> None:
 
 def train(config: Any, env: Env) -> dict[str, Any]:
     """A training whose rank 1 is slow; what each rank has told of its pace."""
-    pace.INTERVAL = 0.0
+    step_timing.INTERVAL = 0.0
     signs = Pulse(1)
-    pulse.take(signs.slot(0))
+    heartbeat.take(signs.slot(0))
     medians: list[float] = []
     told = signs.slot(0).pace
 

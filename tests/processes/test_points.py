@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import locks
-from launcher.backends import points
-from launcher.backends.processes import Process
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import RunError
-from launcher.sweeps import Sweep
+from launcher.files import locks
+from launcher.processes.groups import Process
+from launcher.runs.sweep_directory import Sweep
+from launcher.sweeps import local_points
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 
@@ -48,8 +48,8 @@ class Starts:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     starts = Starts()
-    monkeypatch.setattr(points, "_start", starts)
-    monkeypatch.setattr(points, "LOOK", 0.01)
+    monkeypatch.setattr(local_points, "_start", starts)
+    monkeypatch.setattr(local_points, "LOOK", 0.01)
     yield starts
     starts.end()
 
@@ -65,10 +65,10 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
 ) -> None:
     sweep = a_sweep(tmp_path, parallelism=parallelism)
     sweep.ask([2, 0, 1, 3], again=False)
-    assert points.main(str(sweep.path)) == 0
+    assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [2, 0, 1, 3]
     assert 1 <= starts.most <= most
-    assert points.main(str(sweep.path)) == 0
+    assert local_points.main(str(sweep.path)) == 0
     assert len(starts.started) == 4
 
 
@@ -76,7 +76,7 @@ def test_all_points_are_started_once_and_so_many_at_a_time(
 def test_one_point_alone_is_started(tmp_path: Path, starts: Starts, index: int) -> None:
     sweep = a_sweep(tmp_path)
     sweep.ask([index], again=False)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     assert starts.started == [index]
 
 
@@ -86,7 +86,7 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
     sweep = a_sweep(tmp_path)
     starts.refuse = {1}
     sweep.ask([0, 1, 2], again=False)
-    assert points.main(str(sweep.path)) == 0
+    assert local_points.main(str(sweep.path)) == 0
     assert starts.started == [0, 2]
     assert capsys.readouterr().err == "point 1: no record\n"
 
@@ -94,12 +94,12 @@ def test_a_point_that_cannot_be_started_is_told_and_left(
 def test_points_are_started_again_if_that_is_wanted(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
     sweep.ask([0, 1], again=False)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     sweep.ask([0, 1], again=False)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     assert starts.started == [0, 1]
     sweep.ask([1], again=True)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     assert starts.started == [0, 1, 1]
 
 
@@ -107,7 +107,7 @@ def test_a_cancelled_sweep_starts_none(tmp_path: Path, starts: Starts) -> None:
     sweep = a_sweep(tmp_path)
     sweep.ask([0, 1], again=False)
     sweep.mark_cancelled(True)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     assert starts.started == []
 
 
@@ -116,16 +116,16 @@ def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
     sweep.ask([0], again=False)
     holder = os.fork()
     if holder == 0:
-        with locks.held(sweep.path / points.LOCK):
+        with locks.held(sweep.path / local_points.LOCK):
             (sweep.path / "held").touch()
             while not (sweep.path / "go").exists():
                 time.sleep(0.01)
         os._exit(0)
     while not (sweep.path / "held").exists():
         time.sleep(0.01)
-    assert points.main(str(sweep.path)) == 0
+    assert local_points.main(str(sweep.path)) == 0
     assert starts.started == []
     (sweep.path / "go").touch()
     os.waitpid(holder, 0)
-    points.main(str(sweep.path))
+    local_points.main(str(sweep.path))
     assert starts.started == [0]

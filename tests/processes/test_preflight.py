@@ -18,19 +18,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from launcher import runs
+from launcher import Env
 from launcher.agent.control import Control
 from launcher.agent.coordinator import Limits
-from launcher.agent.hangs import Blamed
-from launcher.agent.rendezvous import Member
 from launcher.agent.signals import Signals
-from launcher.node import Env, preflight, preflight_process
-from launcher.node import preflight_checks as checks
-from launcher.node import preflight_together as together
-from launcher.node.preflight import Preflight
-from launcher.node.preflight_checks import Problem, check
-from launcher.node.preflight_verdict import Then
-from launcher.plan import JobPlan
+from launcher.preflight import attempt, checks, together
+from launcher.preflight import process as preflight_process
+from launcher.preflight.attempt import Preflight
+from launcher.preflight.checks import Problem, check
+from launcher.preflight.verdict import Then
+from launcher.rendezvous.protocol import Member
+from launcher.runs import directory
+from launcher.spec.plan import JobPlan
+from launcher.worker.hangs import Blamed
 from tests.processes.workload_ranks import _context, run_ranks
 from tests.unit.plans import bare_plan
 
@@ -93,7 +93,7 @@ def computes_wrong(index: int) -> None:
 
 
 def hangs(index: int) -> None:
-    preflight.ALONE = 8.0
+    attempt.ALONE = 8.0
     if index == 1:
         checks.compute = lambda where: str(time.sleep(600))
 
@@ -104,7 +104,7 @@ def dies(index: int) -> None:
 
 
 def is_stopped(index: int) -> None:
-    preflight.ALONE, preflight.SLACK, preflight_process.FILE = 8.0, 1.0, 1.0
+    attempt.ALONE, attempt.SLACK, preflight_process.FILE = 8.0, 1.0, 1.0
     if index == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -121,7 +121,7 @@ _see = checks.see
 
 
 def breaks_in_the_all_reduce(index: int) -> None:
-    preflight.TOGETHER = 26.0
+    attempt.TOGETHER = 26.0
 
     def broken(*_: object) -> str:
         raise RuntimeError("unhandled system error")
@@ -181,7 +181,7 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
     prepare(index)
     events: dict[str, Any] = {}
     verdict = Preflight(
-        plan, runs.Attempt(runs.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
+        plan, directory.Attempt(directory.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
         control, meeting, round_number=0,
     ).run()  # fmt: skip
     pipe.send((verdict, events))
@@ -268,8 +268,8 @@ def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
 
 def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not answer any more, and nobody waits for ever."""
-    monkeypatch.setattr(preflight, "ALONE", 0.5)
-    monkeypatch.setattr(preflight, "TOGETHER", 0.5)
+    monkeypatch.setattr(attempt, "ALONE", 0.5)
+    monkeypatch.setattr(attempt, "TOGETHER", 0.5)
     monkeypatch.setattr(Preflight, "_fork", lambda self: None)
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     members = [Member(index, index, f"host{index}", 1) for index in range(2)]
@@ -279,7 +279,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
     _, meeting = mine.first()
     thread.join()
     verdict = Preflight(
-        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
         mine, meeting, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (Then.WITHOUT, (0,))
@@ -299,7 +299,7 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     thread.join()
     check_of_it, pipe = _context.Pipe()
     part = Preflight(
-        bare_plan(nodes=2), runs.Attempt(runs.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
+        bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
         leader, meeting, round_number=0,
     )  # fmt: skip
     part._children = [(None, check_of_it)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.processes import Process
+from launcher.processes.groups import Process
 
 
 @pytest.fixture

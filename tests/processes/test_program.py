@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import saves
-from launcher.config import Program
-from launcher.node import minder
-from launcher.node.again import further
-from launcher.node.minder import Minder
-from launcher.plan import JobPlan
-from launcher.post_mortem.symptoms import LOST_PEER
+from launcher.agent import program_stop
+from launcher.agent.program_stop import Minder
+from launcher.config.schema import Program
+from launcher.failures.symptoms import LOST_PEER
+from launcher.job.requeue import further
+from launcher.runs import saves
+from launcher.spec.plan import JobPlan
 from launcher.worker import handover, program, script
 from launcher.worker.handover import WorkerError
 from tests.unit.plans import bare_plan, plan_of
@@ -286,10 +286,10 @@ def test_how_far_attempts_got(ends: list[tuple[int, int]], steps: list[int]) -> 
 
 @given(st.floats(0, 1e4), st.floats(1, 1e3), st.floats(-1e3, 1e5))
 def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: float, left: float) -> None:
-    found = minder.patience(grace, lead, left)
+    found = program_stop.patience(grace, lead, left)
     assert 0 <= found <= grace
     if left > 0 and found < grace:
-        assert found == max(0.0, left - min(minder.LAST_WORDS, lead / 2))
+        assert found == max(0.0, left - min(program_stop.LAST_WORDS, lead / 2))
 
 
 def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
@@ -318,13 +318,13 @@ def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
 
 
 def test_a_program_finds_its_slot_and_what_it_starts_does_not() -> None:
-    from launcher.node import pulse
+    from launcher.worker import heartbeat
 
-    signs = pulse.Pulse(2)
+    signs = heartbeat.Pulse(2)
     source = (
-        "import subprocess, sys\nfrom launcher.node import pulse\n"
+        "import subprocess, sys\nfrom launcher.worker import heartbeat as pulse\n"
         "slot = pulse.mine()\nslot.listen()\nslot.beat(41)\n"
-        "sys.exit(subprocess.call([sys.executable, '-c', 'import sys; from launcher.node import pulse; "
+        "sys.exit(subprocess.call([sys.executable, '-c', 'import sys; from launcher.worker import heartbeat as pulse; "
         "sys.exit(pulse.mine() is not None)'], close_fds=False))"
     )
     os.set_inheritable(signs.share(), True)
@@ -338,6 +338,6 @@ def test_a_program_finds_its_slot_and_what_it_starts_does_not() -> None:
 
 
 def test_every_way_to_tell_a_program_is_a_signal() -> None:
-    from launcher.config import StopSignal
+    from launcher.config.schema import StopSignal
 
     assert all(each.value in signal.Signals.__members__ for each in StopSignal)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.node import Env
+from launcher import Env
 from launcher.worker import rank_objects
 from launcher.worker.rank_objects import MAC, NotFromARank
 from tests.launch import ROOT

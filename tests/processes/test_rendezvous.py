@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
-from launcher.agent import rendezvous
-from launcher.agent.channel import MAGIC, Channel
-from launcher.agent.hub import Hub
-from launcher.agent.rendezvous import (
+from launcher.rendezvous import protocol
+from launcher.rendezvous.channel import MAGIC, Channel
+from launcher.rendezvous.hub import Hub
+from launcher.rendezvous.protocol import (
     CANDIDATES,
     LOOPBACK,
     Gathering,
@@ -90,7 +90,7 @@ def test_members_meet_and_agree_on_who_is_in(size: int) -> None:
 
 def test_the_first_member_may_come_last() -> None:
     key, tried = next(KEYS), threading.Event()
-    real = rendezvous.find_leader
+    real = protocol.find_leader
 
     def find(*args: Any, **options: Any) -> Channel | str:
         found = real(*args, **options)
@@ -102,7 +102,7 @@ def test_the_first_member_may_come_last() -> None:
         return member(0, key, 2)()  # type: ignore[no-any-return]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "find_leader", find)
+        patch.setattr(protocol, "find_leader", find)
         assert all(isinstance(meeting, Meeting) for meeting in together([late, member(1, key, 2)]))
 
 
@@ -115,7 +115,7 @@ def test_members_of_one_node_are_one_host() -> None:
 
 
 def test_twenty_meetings_on_sixty_ports_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
+    monkeypatch.setattr(protocol, "EXCHANGE", 1.0)  # what has connected to the store of another one tries again then
     keys = [next(KEYS) for _ in range(20)]
     narrow = (LOW + 3000, LOW + 3059)
     parts = [
@@ -193,8 +193,8 @@ def test_a_member_that_leaves_before_all_have_come_is_missing(monkeypatch: pytes
     def leaves() -> None:
         found: Channel | str = ""
         while isinstance(found, str):
-            found = rendezvous.find_leader("localhost", ports, secret, float("inf"))
-        found.send(rendezvous.hello(Member(1, 1, "node1", 1), found))
+            found = protocol.find_leader("localhost", ports, secret, float("inf"))
+        found.send(protocol.hello(Member(1, 1, "node1", 1), found))
         assert came.wait(ENOUGH)
         found.close()
 
@@ -294,7 +294,7 @@ def test_a_stranger_on_the_first_port_is_passed_by(stranger: str) -> None:
 
 
 def test_strangers_on_all_ports_but_the_last_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "STAGGER", 0.02)
+    monkeypatch.setattr(protocol, "STAGGER", 0.02)
     key = next(KEYS)
     with ExitStack() as stack:
         for port in candidate_ports(key.encode(), RANGE)[:-2]:  # one for the leader, and one for the store
@@ -307,7 +307,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
     key = next(KEYS)
     opened: list[socket.socket] = []
     first, leads = candidate_ports(key.encode(), RANGE)[0], threading.Event()
-    real = rendezvous.listen
+    real = protocol.listen
 
     def listening(*args: Any, **options: Any) -> socket.socket:
         made = real(*args, **options)
@@ -321,7 +321,7 @@ def test_forty_connections_that_say_nothing_do_not_keep_a_member_out() -> None:
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rendezvous, "listen", listening)
+            patch.setattr(protocol, "listen", listening)
             meetings = together([member(0, key, 2), others])
     finally:
         for each in opened:
@@ -345,7 +345,7 @@ def test_a_search_leaves_no_connection_open() -> None:
     ports = candidate_ports(key.encode(), RANGE)[:3]
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", port))) for port in ports]
-        found = rendezvous.find_leader("127.0.0.1", ports, b"", rendezvous.time.monotonic() + 0.7)
+        found = protocol.find_leader("127.0.0.1", ports, b"", protocol.time.monotonic() + 0.7)
         assert isinstance(found, str)
         for server in servers:
             server.settimeout(30)
@@ -361,7 +361,7 @@ def test_a_signal_ends_the_search_at_once() -> None:
     reader, writer = socket.socketpair()
     with reader, writer, silent(port):
         writer.send(b"\0")
-        found = rendezvous.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
+        found = protocol.find_leader("localhost", [port], b"", float("inf"), wake=reader.fileno())
         assert found == "it was interrupted"
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import DDPMnist, Sync
-from launcher.node import Env
-from launcher.node.settings import Settings
+from launcher import Env
+from launcher.config.schema import DDPMnist, Sync
+from launcher.worker.settings import Settings
 from tests.processes.workload_ranks import RankResult, RanksFailedError, run_ranks
 from workloads import ddp, resumable
 

@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import pytest
 
-from launcher.node import Env, interfaces
+from launcher import Env
+from launcher.rendezvous import interfaces
 from tests.processes.workload_ranks import run_ranks
 from workloads import roof
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher import errors
-from launcher.node.spawn import environments
-from launcher.node.topology import derive
+from launcher.schedulers.tasks import environments
+from launcher.schedulers.topology import derive
 
 
 def test_every_task_learns_its_place() -> None:
@@ -36,7 +36,17 @@ def test_the_place_is_one_that_the_topology_reads(hosts: list[str], tasks: int) 
 
 
 def spawn(nodes: int, script: str, *, grace: float = 5, **environ: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "launcher.node.spawn", str(nodes), "1", str(grace), "/bin/bash", "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher.schedulers.tasks",
+        str(nodes),
+        "1",
+        str(grace),
+        "/bin/bash",
+        "-c",
+        script,
+    ]
     return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
 
 
@@ -78,7 +88,7 @@ def test_tasks_know_their_job() -> None:
 
 def test_the_others_go_on_when_the_run_may_lose_nodes(tmp_path: Path) -> None:
     script = f"[ $LAUNCHER_TASK = 1 ] && exit 93; sleep 0.5; touch {tmp_path}/done"
-    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
+    command = [sys.executable, "-m", "launcher.schedulers.tasks", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
     assert subprocess.run(command, check=False, timeout=30).returncode == 93
     assert (tmp_path / "done").exists()
 
@@ -88,7 +98,7 @@ def test_a_task_that_goes_on_in_another_job_ends_the_others_even_then(tmp_path: 
     script = f"""
         [ $LAUNCHER_TASK = 1 ] && {{ until [ -e {ready} ]; do sleep 0.05; done; exit {errors.RESUME}; }}
         trap 'touch {told}; exit 1' TERM; touch {ready}; while :; do sleep 0.05; done"""
-    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
+    command = [sys.executable, "-m", "launcher.schedulers.tasks", "--go-on", "2", "1", "5", "/bin/bash", "-c", script]
     start = time.monotonic()
     assert subprocess.run(command, check=False, timeout=30).returncode == errors.RESUME
     assert time.monotonic() - start < 20
@@ -100,7 +110,7 @@ def test_it_does_so_whichever_task_failed_before(tmp_path: Path) -> None:
         [ $LAUNCHER_TASK = 0 ] && {{ touch {tmp_path}/failed; exit 93; }}
         [ $LAUNCHER_TASK = 1 ] && {{ until [ -e {tmp_path}/failed ]; do sleep 0.05; done; sleep 0.5; exit 75; }}
         exec sleep 60"""
-    command = [sys.executable, "-m", "launcher.node.spawn", "--go-on", "3", "1", "5", "/bin/bash", "-c", script]
+    command = [sys.executable, "-m", "launcher.schedulers.tasks", "--go-on", "3", "1", "5", "/bin/bash", "-c", script]
     start = time.monotonic()
     assert subprocess.run(command, check=False, timeout=30).returncode == 93
     assert time.monotonic() - start < 20
@@ -108,7 +118,7 @@ def test_it_does_so_whichever_task_failed_before(tmp_path: Path) -> None:
 
 def test_an_agent_that_is_done_leaves_with_all_that_it_printed_and_does_not_wait_for_pythons_own_end() -> None:
     lines = (
-        "import atexit, sys; from launcher.node.__main__ import leave; atexit.register(print, 'late')",
+        "import atexit, sys; from launcher.agent.__main__ import leave; atexit.register(print, 'late')",
         "print('early', end=''); print('also', end='', file=sys.stderr); leave(75)",
     )
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.node import Env
-from launcher.node.settings import Settings
-from launcher.node.stop import Stop
+from launcher import Env
+from launcher.worker.settings import Settings
+from launcher.worker.stop import Stop
 from tests.processes.workload_ranks import run_ranks
 
 

@@ -11,20 +11,17 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.agent.stop_agreement import (
-    AgentSide,
-    LeaderSide,
-)
-from launcher.node import pulse
-from launcher.node.pulse import Pulse
-from launcher.node.settings import Settings
-from launcher.node.stop import Stop, Verdict
+from launcher.worker import heartbeat
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.settings import Settings
+from launcher.worker.stop import Stop, Verdict
+from launcher.worker.stop_agreement import AgentSide, LeaderSide
 from tests.unit.test_training import env_of
 
 
 def rank_process(shared: Pulse, place: int, rank: int, world_size: int, pipe: int) -> None:
     """Takes steps of a random length until it is told to stop; writes what it was told."""
-    pulse.take(shared.slot(place))
+    heartbeat.take(shared.slot(place))
     env = replace(env_of(world_size, tuple(range(world_size))), rank=rank, host="here", hosts=())
     flag, verdicts, save = Stop(env, Settings()), [], True
     chooser = random.Random(rank)

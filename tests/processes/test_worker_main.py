@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from launcher.agent import workers
-from launcher.agent.hangs import Stacks
 from launcher.agent.workers import Fresh, Placement, WorkerExit, WorkerGroup
-from launcher.config import Collective, DDPMnist, Function, Precision, Program, Sync, Workload
-from launcher.node.lease import LeaseLost
-from launcher.node.pulse import Pulse
-from launcher.runs import Run
+from launcher.config.schema import (
+    Collective,
+    DDPMnist,
+    Function,
+    Precision,
+    Program,
+    Sync,
+    Workload,
+)
+from launcher.runs.directory import Run
+from launcher.runs.lease import LeaseLost
 from launcher.worker import main as worker_main
+from launcher.worker.hangs import Stacks
+from launcher.worker.heartbeat import Pulse
 from launcher.worker.main import final, ignored_signals, workload_config
 from tests.launch import ROOT
 from tests.unit.plans import bare_plan, plan_of
@@ -128,7 +136,7 @@ def test_a_program_takes_the_place_of_a_rank(
 
 
 FUNCTION = """
-from launcher.node import pulse
+from launcher.worker import heartbeat as pulse
 from workloads.ranks import WorkloadError
 
 def main(refuse):

@@ -20,7 +20,7 @@ import pytest
 
 from launcher.agent import workers
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
-from launcher.node import orphans
+from launcher.processes import orphans
 from launcher.worker import handover
 from tests.launch import ROOT
 

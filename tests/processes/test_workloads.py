@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher import datasets
-from launcher.config import DDPMnist, Precision, Sync
-from launcher.node import Env
+from launcher import Env, datasets
+from launcher.config.schema import DDPMnist, Precision, Sync
 from tests.processes.workload_ranks import RankResult, run_ranks
 from workloads import ddp, training
 from workloads.data import load

@@ -118,12 +118,12 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    import launcher.node
-    from launcher.node import Env
-    from launcher.worker.torch_compat import destroy_without_gil
+    import launcher
+    from launcher import Env
+    from launcher.torch_compat import destroy_without_gil
 
     calls: list[tuple[int, int]] = []
-    launcher.node.progress = lambda step, total, **values: calls.append((step, total))
+    launcher.progress = lambda step, total, **values: calls.append((step, total))
     per_node = world_size // nnodes
     env = Env(
         rank=rank,

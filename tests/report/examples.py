@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.unit.plans import plan_of
 
 BEGIN = 1795282000.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher import shared_files
+from launcher.files import shared_files
 
 FOR_EVER = 10**9
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.config import Cluster, Config, GpuDirective, Launch, Scheduler, Workload
-from launcher.plan import JobPlan, Site, make_plan
+from launcher.config.schema import Cluster, Config, GpuDirective, Launch, Scheduler, Workload
+from launcher.spec.plan import JobPlan, Site, make_plan
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launcher import render
-from launcher.plan import JobPlan
-from launcher.runs import Attempt, Run
+from launcher.runs.directory import Attempt, Run
+from launcher.script import render
+from launcher.spec.plan import JobPlan
 from tests.unit.plans import bare_plan
 
 STAND_IN = """#!/bin/bash

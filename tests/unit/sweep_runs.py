@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import event_file
-from launcher.plan import JobPlan
-from launcher.runs import Run
-from launcher.sweeps import Manifest, Sweep
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 
 TOKEN = "launcher-1"

@@ -1,4 +1,4 @@
-"""What runs that wait for others are told (launcher/after.py)."""
+"""What runs that wait for others are told (launcher/submission/dependencies.py)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from launcher import after, render, submit
-from launcher.after import Other, Word, decide, jobs_of, parse
-from launcher.backends.base import QueryError
-from launcher.backends.pbs_run import PBSRunExecutor
-from launcher.backends.slurm_query import Slurm
-from launcher.backends.successor import dependency
 from launcher.errors import ConfigError, RunError, SubmissionError
-from launcher.node import after as gate
-from launcher.runs import Attempt, Run
+from launcher.job import dependencies as gate
+from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs.executor import PBSRunExecutor
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.successor import dependency
+from launcher.script import render
+from launcher.submission import dependencies, submit
+from launcher.submission.dependencies import Other, Word, decide, jobs_of, parse
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -76,7 +77,7 @@ def test_a_value_that_cannot_be_read_is_told(value: Any, words: str) -> None:
 
 def test_a_name_that_fits_nothing_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sweep\.after=nope: no run 'nope'"):
-        after.resolve(["ok:nope"], tmp_path, "sweep.after")
+        dependencies.resolve(["ok:nope"], tmp_path, "sweep.after")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,9 @@ def test_only_jobs_of_what_is_not_over_are_waited_for() -> None:
 
 
 def refused(plan: Any, *others: Other, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(after, "look_at", lambda names: list(others))
+    monkeypatch.setattr(dependencies, "look_at", lambda names: list(others))
     with pytest.raises(ConfigError) as refusal:
-        after.admitted(plan)
+        dependencies.admitted(plan)
     return str(refusal.value)
 
 
@@ -123,10 +124,10 @@ def test_what_can_never_start_is_refused_before_it_is_submitted(monkeypatch: pyt
 
 
 def test_what_has_come_about_already_needs_no_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(after, "look_at", lambda names: [other("ok", "done")])
+    monkeypatch.setattr(dependencies, "look_at", lambda names: [other("ok", "done")])
     plan = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine")
-    assert after.admitted(plan) == ()
-    assert after.held_by(plan) == []
+    assert dependencies.admitted(plan) == ()
+    assert dependencies.held_by(plan) == []
 
 
 def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_path: Path) -> None:
@@ -138,15 +139,15 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
         submit.site_of(config, "mine", None)
     events = Attempt(run, 0).events_file("after")
     events.parent.mkdir(parents=True)
-    events.write_text(json.dumps({"time": 1.0, "event": after.PASSED}) + "\n")
-    assert after.passed(run)
+    events.write_text(json.dumps({"time": 1.0, "event": dependencies.PASSED}) + "\n")
+    assert dependencies.passed(run)
     assert submit.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
-    assert after.held_by(plan) == []
+    assert dependencies.held_by(plan) == []
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
-    assert "launcher.node.after" in render.script(bare_plan(after=("ok:/runs/prep",)), token="t")
-    assert "launcher.node.after" not in render.script(bare_plan(), token="t")
+    assert "launcher.job.dependencies" in render.script(bare_plan(after=("ok:/runs/prep",)), token="t")
+    assert "launcher.job.dependencies" not in render.script(bare_plan(), token="t")
 
 
 def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
     code: int, ends: int, attempts: int, started: bool, tmp_path: Path
 ) -> None:
     sandbox = Sandbox(tmp_path)
-    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.node.after "* ]] || exit {code}\n')
+    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.job.dependencies "* ]] || exit {code}\n')
     outcome = sandbox.execute(sandbox.plan(after=("ok:/runs/prep",)))
     assert (outcome.code, outcome.started) == (ends, started)
     assert len(list((sandbox.run_dir / "attempts").iterdir())) == attempts
@@ -206,8 +207,8 @@ class Gate:
 def test_a_run_begins_when_all_has_come_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = Gate(tmp_path, monkeypatch, [[other("ok", "done")]])
     assert gate.main() == 0
-    assert at.events == [after.PASSED]
-    assert after.passed(at.run)
+    assert at.events == [dependencies.PASSED]
+    assert dependencies.passed(at.run)
     at.looks[0] = [other("ok", "failed")]
     assert gate.main() == 0, "later attempts look no more"
 
@@ -246,7 +247,7 @@ def test_what_never_comes_about_ends_the_run_with_its_reason(tmp_path: Path, mon
     (event,) = at.run.attempts()[0].events()
     assert event["event"] == "fault"
     assert event["cause"] == "it was not started: prep is failed, and after=ok:prep was asked for"
-    assert not after.passed(at.run)
+    assert not dependencies.passed(at.run)
 
 
 def test_a_lost_run_is_looked_at_for_a_while_before_it_is_believed(
@@ -286,22 +287,22 @@ def test_those_who_wait_are_told_of_a_new_job(tmp_path: Path, monkeypatch: pytes
     mine.write_record(plan, {}, {})
     mine.journal("submitted", job="9")
     now = [other("ok", "queued", "7")]
-    monkeypatch.setattr(after, "look_at", lambda names: now)
+    monkeypatch.setattr(dependencies, "look_at", lambda names: now)
     now[0] = replace(now[0], path=prep.path)
-    assert after.held_by(plan) == ["7"]
+    assert dependencies.held_by(plan) == ["7"]
     now[0] = replace(now[0], jobs=("8",))
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(Slurm, "run", lambda self, *command: asked.append(command) or "")  # type: ignore[func-returns-value]
-    assert after.repoint(prep.path) == []
+    assert dependencies.repoint(prep.path) == []
     assert asked == [("scontrol", "update", "JobId=9", "dependency=afterany:8")]
 
     def refuses(self: Slurm, *command: str) -> str:
         raise QueryError("scontrol failed: Access denied")
 
     monkeypatch.setattr(Slurm, "run", refuses)
-    assert after.repoint(prep.path) == ["mine: scontrol failed: Access denied"]
+    assert dependencies.repoint(prep.path) == ["mine: scontrol failed: Access denied"]
     (mine.path / "attempts/0").mkdir()
-    assert after.repoint(prep.path) == [], "it has begun"
+    assert dependencies.repoint(prep.path) == [], "it has begun"
 
 
 @pytest.mark.parametrize(
@@ -334,6 +335,6 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
             return holds
 
     monkeypatch.setattr(executor, "_pbs", Server())
-    monkeypatch.setattr(after, "held_by", lambda plan: held.pop(0))
+    monkeypatch.setattr(dependencies, "held_by", lambda plan: held.pop(0))
     assert executor._send(run.path / "script.sh", "token", run) == f"{len(submitted)}.srv"
     assert asked == submitted

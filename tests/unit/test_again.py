@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from launcher import submit
-from launcher.backends.once import Refused
 from launcher.cli.resume import merged
 from launcher.cli.submit import opened
-from launcher.config import Program, Resume, ResumeHow, Scheduler
+from launcher.config.schema import Program, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
-from launcher.node import again
-from launcher.node.again import What, decide
-from launcher.runs import Attempt, Run
-from launcher.state import RunState
+from launcher.job import requeue
+from launcher.job.requeue import What, decide
+from launcher.monitoring.state import RunState
+from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.idempotent_submit import Refused
+from launcher.submission import submit
 from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
@@ -139,9 +139,9 @@ def test_an_element_of_an_array_goes_on_alone(
         asked.extend(arguments)
         return "8"
 
-    monkeypatch.setattr(again, "submit_after", submit_after)
-    own = again.plan_of(element)
-    assert again._resubmit(own, Attempt(element, 1)) == "8"
+    monkeypatch.setattr(requeue, "submit_after", submit_after)
+    own = requeue.plan_of(element)
+    assert requeue._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,
         "7[3].server" if scheduler is Scheduler.pbs else "7",
@@ -162,6 +162,6 @@ def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progre
     attempt = Attempt(run, 0)
     events = attempt.path / "events"
     events.mkdir(parents=True)
-    assert again._reached(plan, attempt) == -1
+    assert requeue._reached(plan, attempt) == -1
     (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "cause": "x", "code": "unavailable"}\n')
-    assert again._reached(plan, attempt) is None
+    assert requeue._reached(plan, attempt) is None

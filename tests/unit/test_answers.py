@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import answers
-from launcher.answers import Answer, Shared, ask, interval
-from launcher.backends.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers import query_cache
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.query_cache import Answer, Shared, ask, interval
 
 JOBS = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60), "8": SchedulerJob("8", JobState.PENDING, "PD")}
 
@@ -163,7 +163,7 @@ def test_somebody_elses_file_and_a_link_are_not_believed(own_cache: Path, monkey
         status = list(before(descriptor))
         return os.stat_result([*status[:4], status[4] + 1, *status[5:]])
 
-    monkeypatch.setattr(answers.os, "fstat", foreign)
+    monkeypatch.setattr(query_cache.os, "fstat", foreign)
     Shared("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 3
 

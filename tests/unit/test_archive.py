@@ -15,15 +15,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher import archives, environments
 from launcher.cli import commands
-from launcher.config import Env
+from launcher.config.schema import Env
+from launcher.environment import archive_on_node, archives, interpreter
 from launcher.errors import ConfigError, RunError
-from launcher.inputs import Inputs
-from launcher.node import archive
 from launcher.own_module import own_module
-from launcher.plan import JobPlan, make_plan
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.spec.plan import JobPlan, make_plan
+from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config
 
@@ -51,14 +50,14 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("suffix", archive.SUFFIXES)
+@pytest.mark.parametrize("suffix", archive_on_node.SUFFIXES)
 def test_what_is_packed_is_unpacked(environment: Path, tmp_path: Path, suffix: str) -> None:
     if suffix.endswith("zst") and shutil.which("zstd") is None:
         pytest.skip("there is no zstd")
     packed = tmp_path / f"env{suffix}"
     told = archives.pack(environment, packed)
     assert told["sha256"] == archives.digest_of(packed)
-    archive.unpack(packed, tmp_path / "out", told["sha256"])
+    archive_on_node.unpack(packed, tmp_path / "out", told["sha256"])
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
     assert os.access(tmp_path / "out/bin/python3", os.X_OK)
     assert os.readlink(tmp_path / "out/bin/python3.99") == "/usr/bin/env"
@@ -80,8 +79,8 @@ def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Pa
         os.truncate(packed, packed.stat().st_size // 2)
     else:
         packed.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(archive.ArchiveError, match=r"env.archive\) (is another one|cannot be unpacked)"):
-        archive.unpack(packed, tmp_path / "out", digest)
+    with pytest.raises(archive_on_node.ArchiveError, match=r"env.archive\) (is another one|cannot be unpacked)"):
+        archive_on_node.unpack(packed, tmp_path / "out", digest)
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> tarfile.TarInfo:
@@ -122,8 +121,8 @@ def test_what_would_be_outside_of_it_is_refused(tmp_path: Path, members: list[ta
             each.name, each.linkname = (text.format(outside=outside) for text in (each.name, each.linkname))
             each.size = 4 if each.isfile() else 0
             tar.addfile(each, io.BytesIO(b"ours"))
-    with pytest.raises(archive.ArchiveError, match="cannot be unpacked") as refusal:
-        archive.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
+    with pytest.raises(archive_on_node.ArchiveError, match="cannot be unpacked") as refusal:
+        archive_on_node.unpack(tmp_path / "bad.tar", tmp_path / "out", archives.digest_of(tmp_path / "bad.tar"))
     assert told in str(refusal.value)
     assert [path.name for path in outside.iterdir()] == ["theirs"] and (outside / "theirs").read_text() == "theirs"
     assert not [*tmp_path.rglob("escaped")]
@@ -133,8 +132,8 @@ def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     with tarfile.open(tmp_path / "env.tar", "w") as tar:
         tar.addfile(member("evil"))
-    with pytest.raises(archive.ArchiveError, match="is another one than when the run was submitted"):
-        archive.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
+    with pytest.raises(archive_on_node.ArchiveError, match="is another one than when the run was submitted"):
+        archive_on_node.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
     assert not [*(tmp_path / "out").iterdir()]
 
 
@@ -157,19 +156,19 @@ def test_an_archive_that_is_exchanged_meanwhile_does_not_count(
         return real(*args, **options)
 
     monkeypatch.setattr(tarfile, "open", exchanged)
-    archive.unpack(packed, tmp_path / "out", digest)
+    archive_on_node.unpack(packed, tmp_path / "out", digest)
     assert (tmp_path / "out/lib/module.py").read_text() == "x = 1\n"
 
 
 def test_the_second_on_a_node_finds_it_and_the_last_removes_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    first, env, seconds = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    second, same, again = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    first, env, seconds = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    second, same, again = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert (env, seconds is None, again) == (same, False, None)
     assert env.parent.stat().st_mode & 0o777 == 0o700
-    archive.leave(first, env.parent)
+    archive_on_node.leave(first, env.parent)
     assert env.is_dir()
-    archive.leave(second, env.parent)
+    archive_on_node.leave(second, env.parent)
     assert not env.parent.exists()
 
 
@@ -177,38 +176,38 @@ def test_one_that_comes_while_it_is_removed_has_one_of_its_own(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     remove, came = shutil.rmtree, []
 
     def slowly(path: Path, ignore_errors: bool) -> None:
         monkeypatch.setattr(shutil, "rmtree", remove)
         (path / "lock").unlink()
-        came.append(archive.enter(tmp_path / "env.tar", digest, str(tmp_path)))
+        came.append(archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path)))
         remove(path, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", slowly)
-    archive.leave(lock, env.parent)
+    archive_on_node.leave(lock, env.parent)
     (newcomer,) = came
     assert (newcomer[1] / "lib/module.py").exists()
-    archive.leave(newcomer[0], newcomer[1].parent)
+    archive_on_node.leave(newcomer[0], newcomer[1].parent)
     assert not list(tmp_path.glob("launcher-*"))
 
 
 def test_one_that_waited_for_what_is_gone_removes_nothing_of_others(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
-    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     late = os.open(env.parent / "lock", os.O_RDWR)
-    archive.leave(lock, env.parent)
-    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
-    archive.leave(late, env.parent)
+    archive_on_node.leave(lock, env.parent)
+    lock, env, _ = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    archive_on_node.leave(late, env.parent)
     assert env.is_dir()
-    archive.leave(lock, env.parent)
+    archive_on_node.leave(lock, env.parent)
 
 
 def test_of_many_at_once_one_unpacks_it(environment: Path, tmp_path: Path) -> None:
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     script = (
-        "import sys; from pathlib import Path; from launcher.node import archive\n"
+        "import sys; from pathlib import Path; from launcher.environment import archive_on_node as archive\n"
         "lock, env, seconds = archive.enter(Path(sys.argv[1]), sys.argv[2], sys.argv[3])\n"
         "assert (env / 'lib/module.py').exists(); print(seconds is not None, flush=True)\n"
         "sys.stdin.read()\n"
@@ -233,10 +232,10 @@ def test_one_that_was_killed_while_it_unpacked_leaves_nothing_in_the_way(environ
     (half / "half").touch()
     removed = tmp_path / f"{half.parent.name}.1234/env"  # one that was killed while it removed it
     removed.mkdir(parents=True)
-    lock, env, _ = archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    lock, env, _ = archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
     assert not (env / "half").exists()
     assert not removed.parent.exists()
-    archive.leave(lock, env.parent)
+    archive_on_node.leave(lock, env.parent)
 
 
 def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path) -> None:
@@ -244,8 +243,8 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
     planted = tmp_path / f"launcher-{os.getuid()}-{digest[:16]}"
     planted.mkdir()
     planted.chmod(0o777)
-    with pytest.raises(archive.ArchiveError, match="is not a private folder of yours"):
-        archive.enter(tmp_path / "env.tar", digest, str(tmp_path))
+    with pytest.raises(archive_on_node.ArchiveError, match="is not a private folder of yours"):
+        archive_on_node.enter(tmp_path / "env.tar", digest, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +257,7 @@ def test_a_folder_of_somebody_else_is_not_used(environment: Path, tmp_path: Path
     ],
 )
 def test_it_is_unpacked_on_the_nodes_own_disk(environ: dict[str, str], folder: str) -> None:
-    assert archive.place(environ, lambda path: path != "/gone") == folder
+    assert archive_on_node.place(environ, lambda path: path != "/gone") == folder
 
 
 MOUNTS = """\
@@ -286,7 +285,7 @@ fs2:/y /tmp beegfs_nodev rw 0 0
     ],
 )
 def test_a_folder_that_other_nodes_see_is_not_the_nodes_own(folder: str, expected: bool) -> None:
-    assert archive.shared(folder, MOUNTS) == expected
+    assert archive_on_node.shared(folder, MOUNTS) == expected
 
 
 def planned(packed: Path, tmp_path: Path) -> JobPlan:
@@ -304,7 +303,8 @@ def started(plan: JobPlan, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (run.path / "attempts/0/events").mkdir(parents=True)
     (tmp_path / "local").mkdir()
     return subprocess.run(
-        [sys.executable, "-m", "launcher.node.archive", plan.run_dir], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "launcher.environment.archive_on_node", plan.run_dir],
+        cwd=ROOT, capture_output=True, text=True,
         env={"PATH": os.environ["PATH"], "LAUNCHER_RUN_DIR": plan.run_dir, "LAUNCHER_ATTEMPT": "0",
              "SLURM_TMPDIR": str(tmp_path / "local"), "PYTHONHOME": ""}, timeout=60, check=False,
     )  # fmt: skip
@@ -316,7 +316,7 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
     done = started(plan, tmp_path)
     assert done.returncode == 0, done.stderr
     env = tmp_path / f"local/launcher-{os.getuid()}-{plan.archive_digest[:16]}/env"
-    assert " ".join([f"{env}/bin/python", "-u", *own_module("launcher.node"), plan.run_dir]) in done.stdout
+    assert " ".join([f"{env}/bin/python", "-u", *own_module("launcher.agent"), plan.run_dir]) in done.stdout
     assert f"VIRTUAL_ENV={env}\n" in done.stdout
     assert f"PATH={env}/bin:" in done.stdout
     assert "env.tar unpacked into" in done.stdout  # what is said once torch is imported
@@ -348,9 +348,9 @@ def test_what_it_cost_and_saved_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str | None, shared: float, told: str
 ) -> None:
     about = {"where": "n1: e.tar unpacked into /tmp", "unpacked": 2.5, "of": of, "shared": shared}
-    monkeypatch.setenv(archive.TOLD, json.dumps(about))
-    archive.tell(2.0)
-    archive.tell(3.0)
+    monkeypatch.setenv(archive_on_node.TOLD, json.dumps(about))
+    archive_on_node.tell(2.0)
+    archive_on_node.tell(3.0)
     expected = "launcher: n1: e.tar unpacked into /tmp in 2.5 s, torch imported from there in 2.0 s"
     assert capsys.readouterr().err == f"{expected}{told}\n"
 
@@ -392,7 +392,7 @@ def test_what_zstd_unpacks_is_read_once(environment: Path, tmp_path: Path, monke
     digest = archives.pack(environment, packed)["sha256"]
     started = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", started)
-    archive.unpack(packed, tmp_path / "out", digest)
+    archive_on_node.unpack(packed, tmp_path / "out", digest)
     assert started.call_args.args == (["zstd", "-dcq"],)  # and not the file, of which we take the checksum
 
 
@@ -409,4 +409,4 @@ def test_the_command_packs_and_does_not_replace(
     (environment / "conda-meta").mkdir()
     with pytest.raises(ConfigError, match=r"conda-pack -p"):
         commands.main([*words, "--force"])
-    assert environments.NEEDED
+    assert interpreter.NEEDED

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.hangs import Stacks
-from launcher.cli import reach
+from launcher.attach import beside, reach, requests
+from launcher.attach.answers import Desk, Process, initial_environment
+from launcher.attach.answers import beside as place_of
 from launcher.cli.attach import _members, waiting
-from launcher.node import asked, beside
-from launcher.node.answers import Desk, Process, initial_environment
-from launcher.node.answers import beside as place_of
-from launcher.node.handshake import Stranger, as_client
 from launcher.own_module import own_module
-from launcher.runs import Attempt, Run
+from launcher.rendezvous.handshake import Stranger, as_client
+from launcher.runs.directory import Attempt, Run
+from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
 
@@ -45,7 +44,7 @@ def test_srun_goes_beside_the_steps_that_run_and_takes_nothing_of_this_shells_jo
     plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src")
     command = reach.srun(plan, "node2", "12", "shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
-    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.node.beside"), "shell", "/runs/a b/x"]
+    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.beside"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
     assert reach.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
 
@@ -95,20 +94,20 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 def test_a_question_is_heard_once_and_in_order(attempt: Attempt) -> None:
-    assert not asked.listens(attempt)
-    questions = asked.Questions(attempt)
-    assert asked.listens(attempt)
+    assert not requests.listens(attempt)
+    questions = requests.Questions(attempt)
+    assert requests.listens(attempt)
     assert questions.next() is None
-    folders = [asked.ask(attempt, asked.STACKS, 2), asked.ask(attempt, asked.RANK, 2, rank=1)]
+    folders = [requests.ask(attempt, requests.STACKS, 2), requests.ask(attempt, requests.RANK, 2, rank=1)]
     with open(attempt.path / "asked.jsonl", "a") as file:
         file.write('{"half a question')
-    for folder, what in zip(folders, (asked.STACKS, asked.RANK), strict=True):
-        question = asked.parse(questions.next() or "")
+    for folder, what in zip(folders, (requests.STACKS, requests.RANK), strict=True):
+        question = requests.parse(questions.next() or "")
         assert question is not None
         assert question["what"] == what
-        assert asked.folder_of(attempt, question) == folder
+        assert requests.folder_of(attempt, question) == folder
     assert questions.next() is None
-    assert asked.Questions(attempt).next() is None  # another agent does not answer old ones
+    assert requests.Questions(attempt).next() is None  # another agent does not answer old ones
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_question_is_heard_once_and_in_order(attempt: Attempt) -> None:
              '{"id": "0123456789abcdef"}'],
 )  # fmt: skip
 def test_what_is_no_question(text: str) -> None:
-    assert asked.parse(text) is None
+    assert requests.parse(text) is None
 
 
 def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -> None:
@@ -124,14 +123,14 @@ def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -
     until(lambda: initial_environment(child.pid), "its environment")  # Popen returns a little before execve does
     try:
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
-        desk, questions = Desk(attempt, Stacks(1)), asked.Questions(attempt)
-        folder = asked.ask(attempt, asked.RANK, 2, rank=5)
+        desk, questions = Desk(attempt, Stacks(1)), requests.Questions(attempt)
+        folder = requests.ask(attempt, requests.RANK, 2, rank=5)
         text = questions.next() or ""
         desk.answer(text, 0, "node1", lambda: [Process(4, child.pid, 0, now)])
-        assert asked.answers(folder) == {}
+        assert requests.answers(folder) == {}
         desk = Desk(attempt, Stacks(1))
         desk.answer(text, 1, "node2", lambda: [Process(5, child.pid, 0, now)])
-        told = asked.answers(folder)[1]
+        told = requests.answers(folder)[1]
         assert (told["rank"], told["host"], told["job"], told["cwd"]) == (5, "node2", "77", "/")
         assert told["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
         assert "KEEPS" not in json.dumps(told)  # what a job was started with may be secret
@@ -145,7 +144,7 @@ def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -
 
 
 def test_an_answer_that_cannot_be_written_harms_nobody(attempt: Attempt) -> None:
-    question = json.dumps({"id": "0123456789abcdef", "what": asked.STACKS})
+    question = json.dumps({"id": "0123456789abcdef", "what": requests.STACKS})
     Desk(attempt, Stacks(0)).answer(question, 0, "node1", list)
 
 
@@ -160,11 +159,11 @@ def test_agents_that_do_not_answer_are_named(
     def ask(attempt: Attempt, what: str, count: int) -> Path:
         folder = attempt.path / "asked/1"
         folder.mkdir(parents=True)
-        asked.answer(folder / "member-0", json.dumps([report]))
-        asked.answer(folder / "member-1", "")
+        requests.answer(folder / "member-0", json.dumps([report]))
+        requests.answer(folder / "member-1", "")
         return folder
 
-    monkeypatch.setattr(asked, "ask", ask)
+    monkeypatch.setattr(requests, "ask", ask)
     monkeypatch.setattr(reach, "until", lambda look: look())
     nobody: Any = None
     assert attach._stack(nobody, attempt, members, None) == 1
@@ -185,10 +184,10 @@ def served(tmp_path: Path) -> Any:
     for name, text in {
         "member-0": json.dumps(told), beside.SECRET: secret, beside.SERVED: "", "question": json.dumps(question)
     }.items():  # fmt: skip
-        asked.answer(tmp_path / name, text)
-    server = subprocess.Popen([sys.executable, "-m", "launcher.node.beside", "serve", str(tmp_path), "member-0"])
+        requests.answer(tmp_path / name, text)
+    server = subprocess.Popen([sys.executable, "-m", "launcher.attach.beside", "serve", str(tmp_path), "member-0"])
     try:
-        told = reach.until(lambda: asked.read(tmp_path / beside.SERVED), 60)
+        told = reach.until(lambda: requests.read(tmp_path / beside.SERVED), 60)
         assert told is not None
         yield told["port"], secret.encode(), server
     finally:

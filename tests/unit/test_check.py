@@ -6,20 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.pbs_facts import hosts_of, parse_nodes
-from launcher.check import (
-    NodeGroup,
-    Partition,
-    Queue,
-    check_limits,
-    check_names,
-    check_nodes,
-    check_partition,
-    check_queue,
-    check_sweep,
-    check_training,
-)
-from launcher.config import (
+from launcher.config.schema import (
     P2P,
     Backend,
     Collective,
@@ -32,6 +19,19 @@ from launcher.config import (
     Workload,
 )
 from launcher.errors import ConfigError
+from launcher.schedulers.pbs.facts import hosts_of, parse_nodes
+from launcher.spec.limits import (
+    NodeGroup,
+    Partition,
+    Queue,
+    check_limits,
+    check_names,
+    check_nodes,
+    check_partition,
+    check_queue,
+    check_sweep,
+    check_training,
+)
 from tests.unit.plans import plan_of
 
 GIB = 1024**3

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from launcher import Env
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import inspect as inspection
@@ -17,7 +18,6 @@ from launcher.checkpoint.adopting import adopt
 from launcher.checkpoint.format import CheckpointError, Misfit
 from launcher.checkpoint.storage import LauncherReader, LauncherWriter
 from launcher.cli import commands
-from launcher.node import Env
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 

@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 
-from launcher import datasets, event_file, live
-from launcher.backends.base import JobState
+from launcher import datasets
 from launcher.cli import commands, status
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
+from launcher.monitoring import live
+from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
-from launcher.runs import Run
-from launcher.state import RunState
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import commands, complete
-from launcher.completion import candidates
+from launcher.cli.completion import candidates
 from launcher.errors import ConfigError
 from launcher.paths import PACKAGE, resource
 
@@ -112,7 +112,7 @@ def test_options_of_every_command(name: str) -> None:
 
 def test_hydra_is_not_loaded() -> None:
     code = (
-        "import sys; from launcher.completion import candidates\n"
+        "import sys; from launcher.cli.completion import candidates\n"
         "candidates(['workload=d']); candidates(['resume', ''])\n"
         "print([name for name in ('hydra', 'omegaconf', 'torch', 'submitit', 'rich', 'yaml') if name in sys.modules])"
     )

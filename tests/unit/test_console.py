@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pytest
 
-from launcher.node.console import Console, private_folder
+from launcher.worker.debug_console import Console, private_folder
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from launcher import cost
-from launcher.config import Resume, ResumeHow
-from launcher.cost import Cost
+from launcher.config.schema import Resume, ResumeHow
 from launcher.paths import PACKAGE
+from launcher.spec import cost
+from launcher.spec.cost import Cost
 from tests.unit.plans import plan_of
 from tests.unit.slurm_stand_in import SlurmStandIn
 

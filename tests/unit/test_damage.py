@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import event_file
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.cli.status_rows import UNREADABLE, Rows, plain
 from launcher.cli.status_table import table
-from launcher.runs import FORMAT, Run
-from launcher.sweeps import Sweep
+from launcher.runs import event_file
+from launcher.runs.directory import FORMAT, Run
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 

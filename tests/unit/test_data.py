@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.datasets import DatasetError, Found, find
-from launcher.node.sampler import GlobalBatchSampler, share
+from launcher.worker.sampler import GlobalBatchSampler, share
 from workloads.data import load, read_idx
 
 IMAGES = struct.pack(">4I", 0x803, 3, 2, 2) + bytes(range(12))

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from launcher.config import Debug
+from launcher.config.schema import Debug
 from launcher.errors import ConfigError
-from launcher.node import debug
-from launcher.plan import JobPlan, as_dict, from_dict
+from launcher.spec.plan import JobPlan, as_dict, from_dict
+from launcher.worker import debugger
 from tests.launch import ROOT, until
 from tests.unit.plans import bare_plan, plan_of
 from tests.unit.test_console import Terminal
@@ -61,16 +61,16 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPlan]:
     sockets.mkdir(mode=0o700)
     for name, value in {
         "RANK": "0", "LAUNCHER_RUN_DIR": str(tmp_path), "LAUNCHER_ATTEMPT": "0", "LAUNCHER_HOSTS": "node1,node2",
-        "NODE_RANK": "1", "LAUNCHER_DEADLINE": str(time.time() + 3600), debug.SOCKETS: str(sockets),
+        "NODE_RANK": "1", "LAUNCHER_DEADLINE": str(time.time() + 3600), debugger.SOCKETS: str(sockets),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
-    monkeypatch.setattr(debug, "_debugger", None)
-    monkeypatch.setattr(debug, "_passed", set())
-    monkeypatch.setattr(debug, "_ranks", ())
+    monkeypatch.setattr(debugger, "_debugger", None)
+    monkeypatch.setattr(debugger, "_passed", set())
+    monkeypatch.setattr(debugger, "_ranks", ())
     yield bare_plan(run_dir=str(tmp_path), debug_ranks=(0,), debug_post_mortem=True)
-    if debug._debugger is not None:
-        debug._debugger._console.end()
+    if debugger._debugger is not None:
+        debugger._debugger._console.end()
     for path in sockets.iterdir():
         path.unlink()
     sockets.rmdir()
@@ -82,7 +82,7 @@ def in_thread(plan: JobPlan, work: Callable[[], Any]) -> Callable[[], Any]:
 
     def run() -> None:
         try:
-            with debug.Watched(plan.debug_post_mortem):
+            with debugger.Watched(plan.debug_post_mortem):
                 ended.append(work())
         except BaseException as error:
             ended.append(error)
@@ -124,9 +124,9 @@ def until_prompt(end: Terminal) -> str:
 
 
 def twice() -> int:
-    debug._the().set_trace(sys._getframe())
+    debugger._the().set_trace(sys._getframe())
     first = 1
-    debug._the().set_trace(sys._getframe())
+    debugger._the().set_trace(sys._getframe())
     second = 2
     return first + second
 
@@ -148,7 +148,7 @@ def test_a_step_may_lead_to_another_breakpoint(rank: JobPlan) -> None:
 
 def adds(plan: JobPlan) -> int:
     factor = 1
-    debug._the().set_trace(sys._getframe())
+    debugger._the().set_trace(sys._getframe())
     total = factor + 1
     return total  # noqa: RET504 - a line to step to
 
@@ -185,7 +185,7 @@ def test_q_ends_the_rank_with_a_cause(rank: JobPlan) -> None:
     user = terminal(rank)
     until_prompt(user)
     user.send(line="q")
-    with pytest.raises(debug.DebuggerQuit, match=r"at the debugger's prompt \(q\) in tests/unit/test_debug.py"):
+    with pytest.raises(debugger.DebuggerQuit, match=r"at the debugger's prompt \(q\) in tests/unit/test_debug.py"):
         ended()
     user.leave()
 
@@ -252,7 +252,7 @@ def test_other_ranks_pass_it_over_and_say_so_once(
     rank: JobPlan, hooks: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    debug.install(**debug.wanted(rank))
+    debugger.install(**debugger.wanted(rank))
     for _ in range(3):
         breakpoint()
         pdb.set_trace()
@@ -263,7 +263,7 @@ def test_other_ranks_pass_it_over_and_say_so_once(
 
 
 def test_without_debug_rank_all_pass_it_over(rank: JobPlan, hooks: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    debug.install([])
+    debugger.install([])
     breakpoint()
     hooks.breakpoint(rank=0)
     assert capsys.readouterr().err.count("(add debug.rank=0 to stop)") == 2
@@ -272,19 +272,19 @@ def test_without_debug_rank_all_pass_it_over(rank: JobPlan, hooks: Any, capsys: 
 def test_groups_made_without_a_time_have_all_of_it(rank: JobPlan, hooks: Any) -> None:
     from torch.distributed import distributed_c10d
 
-    debug.install(**debug.wanted(rank))
-    assert distributed_c10d._get_default_timeout(hooks.Backend("gloo")) == timedelta(seconds=debug.FOREVER)
+    debugger.install(**debugger.wanted(rank))
+    assert distributed_c10d._get_default_timeout(hooks.Backend("gloo")) == timedelta(seconds=debugger.FOREVER)
     time = inspect.signature(hooks.breakpoint).parameters.get("timeout_s")  # torch 2.4 and 2.6 set no time
     assert time is None or time.default is None
-    assert isinstance(getattr(hooks, makes_debugger(hooks))(), debug.Debugger)
+    assert isinstance(getattr(hooks, makes_debugger(hooks))(), debugger.Debugger)
 
 
 def test_torch_is_seen_to_when_a_program_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, seen = f"later_{os.getpid()}", []
     (tmp_path / f"{name}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(debug, "_install_torch", lambda module: seen.append(module.value))
-    monkeypatch.setattr(sys, "meta_path", [debug._AfterImport(name), *sys.meta_path])
+    monkeypatch.setattr(debugger, "_install_torch", lambda module: seen.append(module.value))
+    monkeypatch.setattr(sys, "meta_path", [debugger._AfterImport(name), *sys.meta_path])
     importlib.import_module(name)
     assert seen == [1]
     monkeypatch.delitem(sys.modules, name)
@@ -326,5 +326,5 @@ def test_another_debugger_that_was_chosen_is_left_alone(
 ) -> None:
     before = sys.breakpointhook
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    debug.install(**debug.wanted(rank))
+    debugger.install(**debugger.wanted(rank))
     assert sys.breakpointhook is before

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.detect import Kind, Qsub, detect, judge
+from launcher.schedulers.detect import Kind, Qsub, detect, judge
 
 ELF = b"\x7fELF\x02\x01\x01 slurm"  # a program may contain any word
 PERL = b"""\

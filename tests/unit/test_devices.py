@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from launcher import errors
-from launcher.config import Device, Function, Launch, VisibleDevices, Workload
-from launcher.node import process_group, topology
-from launcher.worker import devices
+from launcher.config.schema import Device, Function, Launch, VisibleDevices, Workload
+from launcher.schedulers import topology
+from launcher.worker import devices, process_group
 from launcher.worker.devices import BackendError, Seen, choose_device, visible_device_changes
 from tests.unit.plans import plan_of
 

@@ -15,15 +15,25 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from launcher.backends.base import QueryError
-from launcher.backends.detect import Kind, Qsub
-from launcher.check import NodeGroup, Partition, Queue
 from launcher.cli import commands
 from launcher.cli.doctor import line
-from launcher.config import Cluster, Limits, Scheduler
-from launcher.doctor import all_checks, folder, machine, scheduler, software
-from launcher.doctor.finding import Check, Finding, Level, ok, problem, run_all, start, warning, worst
-from launcher.doctor.scheduler import Answer
+from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.diagnose.doctor import all_checks, folder, machine, scheduler, software
+from launcher.diagnose.doctor.finding import (
+    Check,
+    Finding,
+    Level,
+    ok,
+    problem,
+    run_all,
+    start,
+    warning,
+    worst,
+)
+from launcher.diagnose.doctor.scheduler import Answer
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.detect import Kind, Qsub
+from launcher.spec.limits import NodeGroup, Partition, Queue
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

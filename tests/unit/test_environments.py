@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher import __version__, environments, snapshot
-from launcher.config import Env, Scheduler
+from launcher import __version__
+from launcher.config.schema import Env, Scheduler
+from launcher.environment import interpreter, snapshot
 from launcher.errors import ConfigError
-from launcher.inputs import Inputs
 from launcher.own_module import own_module
-from launcher.plan import make_plan
-from launcher.render import setup_lines
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.script.render import setup_lines
+from launcher.spec.plan import make_plan
+from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -40,7 +41,7 @@ def test_an_environment_with_all_that_is_needed_is_taken_by_its_whole_path(
 ) -> None:
     python(tmp_path / "en v", "[[3, 12], []]")
     monkeypatch.chdir(tmp_path)
-    assert environments.checked("en v") == (str(tmp_path / "en v"), ())
+    assert interpreter.checked("en v") == (str(tmp_path / "en v"), ())
     config = make_config(env=Env(activate="en v"))
     config, notes = Inputs().with_environment(config)
     plan = make_plan(config, SITE)
@@ -60,13 +61,13 @@ def test_an_environment_with_all_that_is_needed_is_taken_by_its_whole_path(
 def test_one_that_ranks_could_not_run_in_is_refused(tmp_path: Path, make, told: str) -> None:  # type: ignore[no-untyped-def]
     make(tmp_path / "env")
     with pytest.raises(ConfigError, match=f"env.activate={tmp_path}/env.*{told}"):
-        environments.checked(str(tmp_path / "env"))
+        interpreter.checked(str(tmp_path / "env"))
 
 
 def test_the_script_of_an_environment_is_not_the_environment(tmp_path: Path) -> None:
     python(tmp_path / "env", "")
     with pytest.raises(ConfigError, match=rf"is a script: name the environment's folder, {tmp_path}/env"):
-        environments.checked(str(tmp_path / "env/bin/activate"))
+        interpreter.checked(str(tmp_path / "env/bin/activate"))
 
 
 @pytest.mark.parametrize("what", ["not seen", "does not start"])
@@ -74,7 +75,7 @@ def test_what_cannot_be_looked_into_is_told(tmp_path: Path, what: str) -> None:
     folder = tmp_path / ("scratch/env" if what == "not seen" else "env")
     if what == "does not start":
         python(folder, "no answer")
-    path, (note,) = environments.checked(str(folder))
+    path, (note,) = interpreter.checked(str(folder))
     assert path == str(folder)
     assert ("is not seen from here" in note) == (what == "not seen")
 
@@ -82,7 +83,7 @@ def test_what_cannot_be_looked_into_is_told(tmp_path: Path, what: str) -> None:
 def test_a_real_environment_is_asked_what_it_has(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     with pytest.raises(ConfigError, match="lacks torch, numpy, submitit"):
-        environments.checked(str(tmp_path / "env"))
+        interpreter.checked(str(tmp_path / "env"))
 
 
 def test_the_order_is_the_clusters_lines_modules_environment_own_lines() -> None:
@@ -130,7 +131,7 @@ def test_an_environment_is_activated_by_its_path(sandbox: Sandbox, kind: str) ->
     assert "PYTHONHOME" not in outcome.environment
     assert outcome.environment["VIRTUAL_ENV" if kind == "venv" else "CONDA_PREFIX"] == str(folder)
     assert outcome.environment.get("FROM_ACTIVATE_D") == (None if kind == "venv" else "yes")
-    assert outcome.arguments[-6:-1] == [f"{folder}/bin/python", "-u", *own_module("launcher.node")]
+    assert outcome.arguments[-6:-1] == [f"{folder}/bin/python", "-u", *own_module("launcher.agent")]
 
 
 def test_an_environment_that_a_node_does_not_see_is_named(sandbox: Sandbox) -> None:
@@ -146,13 +147,13 @@ def test_an_installed_launcher_comes_along(tmp_path: Path, monkeypatch: pytest.M
     plan = make_plan(config, Inputs().with_code(config, site))
     (tmp_path / "runs/run-1").mkdir(parents=True)
     snapshot.take(plan)
-    for name in ("launcher/node/__main__.py", "workloads/p2p.py"):
+    for name in ("launcher/agent/__main__.py", "workloads/p2p.py"):
         assert os.path.exists(f"{tmp_path}/runs/run-1/lib-{__version__}/{name}")
-    assert sys.version_info[:2] >= environments.OLDEST
+    assert sys.version_info[:2] >= interpreter.OLDEST
     monkeypatch.setattr(snapshot, "__version__", "99")  # a resumed run comes with the one that is installed by then
     plan = make_plan(config, Inputs().with_code(config, site))
     snapshot.take(plan)
-    assert os.path.exists(f"{tmp_path}/runs/run-1/lib-99/launcher/node/__main__.py")
+    assert os.path.exists(f"{tmp_path}/runs/run-1/lib-99/launcher/agent/__main__.py")
     assert Run.create(tmp_path / "runs/run-1").path.is_dir()  # one that was killed before its record was written
 
 

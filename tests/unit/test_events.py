@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file
-from launcher.node import events
-from launcher.node.events import FIRST, INTERVAL, Events, Reporter
-from launcher.runs import Attempt, Run
+from launcher.runs import event_file, event_writer
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_writer import FIRST, INTERVAL, Events, Reporter
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def test_the_first_are_all_kept_and_then_two_a_second(
     attempt: Attempt, event: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(events.time, "monotonic", lambda: now)
+    monkeypatch.setattr(event_writer.time, "monotonic", lambda: now)
     reporter = Reporter(attempt, 0)
 
     def tell(step: int) -> None:
@@ -79,7 +78,7 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
         append(*arguments, **values)
 
     monkeypatch.setattr(event_file, "append", failing)
-    monkeypatch.setattr(events.time, "time", lambda: now)
+    monkeypatch.setattr(event_writer.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
     tell("restart", rank=1)
     now += 1

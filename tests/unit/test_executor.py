@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.base import parts
+from launcher.schedulers.base import parts
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.agent.flight_recorder import Group, Recorder, Recorders, blame, from_json, parse, to_json
-from launcher.worker.torch_compat import destroy_without_gil
+from launcher.torch_compat import destroy_without_gil
+from launcher.worker.flight_recorder import (
+    Group,
+    Recorder,
+    Recorders,
+    blame,
+    from_json,
+    parse,
+    to_json,
+)
 
 REDUCE, GATHER = "nccl:all_reduce", "nccl:_all_gather_base"
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import grouping, render
-from launcher.config import Env, Program, Runtime, Scheduler, Workload
+from launcher.config.schema import Env, Program, Runtime, Scheduler, Workload
 from launcher.errors import ConfigError
-from launcher.plan import JobPlan
+from launcher.script import render
+from launcher.spec.plan import JobPlan
+from launcher.sweeps import grouping
 from tests.unit.plans import plan_of
 
 FOLDER = Path("/runs/lr-1")

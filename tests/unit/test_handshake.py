@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.node import handshake
-from launcher.node.handshake import SIZE, Stranger, as_client, as_server, exactly, proof
+from launcher.rendezvous import handshake
+from launcher.rendezvous.handshake import SIZE, Stranger, as_client, as_server, exactly, proof
 
 SECRET = b"s" * 32
 

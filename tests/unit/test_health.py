@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import Train
+from launcher.config.schema import Train
 from launcher.errors import ConfigError
-from launcher.health import Straggler, _median_without, preflight_words, preflights, stragglers
+from launcher.runs.health import Straggler, _median_without, preflight_words, preflights, stragglers
 from tests.unit.plans import plan_of
 
 FACTOR, PATIENCE = 1.5, 60.0

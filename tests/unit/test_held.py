@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.held import Held, allocation, require_room
+from launcher.schedulers.allocation import Held, allocation, require_room
 from tests.unit.plans import plan_of
 
 

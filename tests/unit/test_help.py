@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__, __version__
-from launcher.cli import schema
 from launcher.cli.help import FIRST
+from launcher.config import registration
 from launcher.paths import PACKAGE
 
 Say = Callable[..., str]
@@ -35,7 +35,7 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 LINES = [
     "", "--help", "help", "help --all", "help nodes", "help workload", "help cluster", "help wait", "help lr",
-    *(f"help workload={name}" for name in schema.WORKLOADS), "help launch=tasks", "help env=default",
+    *(f"help workload={name}" for name in registration.WORKLOADS), "help launch=tasks", "help env=default",
 ]  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def test_it_is_short_and_the_same_by_all_names(say: Say) -> None:
 
 def test_all_has_every_key_with_its_default(say: Say) -> None:
     text = say("help", "--all")
-    sections = {section.prefix.rstrip(".") for section in schema.SECTIONS}
-    for name in {*schema.all_keys()} - sections - {"tracking", "cluster.limits"}:
+    sections = {section.prefix.rstrip(".") for section in registration.SECTIONS}
+    for name in {*registration.all_keys()} - sections - {"tracking", "cluster.limits"}:
         assert re.search(rf"^  {re.escape(name)}(=|$| )", text, re.MULTILINE), name
     for words in ("nodes=1 ", "time=1h ", "cluster=local ", "launch.mode=agent ", "workload.lr=0.003 ", "env=default "):
         assert words in text
@@ -143,7 +143,8 @@ def test_the_name_alone_says_what_to_do_next(
 def test_neither_hydra_nor_torch_is_loaded(line: str) -> None:
     code = (
         f"import sys; from launcher.__main__ import main; main({line.split()})\n"
-        "print([name for name in ('hydra', 'omegaconf', 'torch', 'rich', 'launcher.runs') if name in sys.modules])"
+        "print([name for name in ('hydra', 'omegaconf', 'torch', 'rich', 'launcher.runs.directory') "
+        "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
     assert (done.stdout.splitlines()[-1], done.stderr) == ("[]", "")

@@ -18,25 +18,26 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file, run_files, unreadable
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.checkpoint import format as checkpoints
 from launcher.cli import checkpoint, post_mortem, status, sweep_status, why
 from launcher.cli.follow import outcome
 from launcher.cli.status_rows import Rows, plain
 from launcher.cli.status_table import table
 from launcher.cli.text import cause
+from launcher.diagnose.post_mortem.evidence import of
+from launcher.diagnose.why.of_run import explain
 from launcher.errors import LauncherError, RunError
-from launcher.live import Live, look, look_at_all
-from launcher.post_mortem.evidence import of
-from launcher.printed import Stream
+from launcher.files import run_files
+from launcher.files.shared_files import Wrong, read_json
+from launcher.monitoring.live import Live, look, look_at_all
 from launcher.report import collect, comparison, page
-from launcher.runs import Run
-from launcher.shared_files import Wrong, read_json
-from launcher.sweeps import Sweep
-from launcher.why.explanation import as_json
-from launcher.why.of_run import explain
+from launcher.runs import event_file, unreadable
+from launcher.runs.directory import Run
+from launcher.runs.output import Stream
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.explanation import as_json
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -49,7 +50,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", left=60)}
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
-    monkeypatch.setattr("launcher.post_mortem.evidence.history", lambda *_: [])
+    monkeypatch.setattr("launcher.diagnose.post_mortem.evidence.history", lambda *_: [])
 
 
 @pytest.fixture

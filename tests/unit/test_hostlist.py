@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.hostlist import expand, expand_counts
+from launcher.schedulers.hostlist import expand, expand_counts
 
 
 @pytest.mark.parametrize(

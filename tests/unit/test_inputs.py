@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launcher import datasets, texts
-from launcher.config import Config, DDPMnist, FSDPLm
+from launcher.config.schema import Config, DDPMnist, FSDPLm
 from launcher.errors import ConfigError
-from launcher.inputs import Inputs
+from launcher.submission.inputs import Inputs
 from tests.unit.plans import make_config
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.node import interfaces
-from launcher.node.interfaces import address_of
+from launcher.rendezvous import interfaces
+from launcher.rendezvous.interfaces import address_of
 
 
 @pytest.mark.parametrize(("stands_for", "mine", "address"), [

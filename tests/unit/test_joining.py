@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from launcher import errors
-from launcher.node import process_group, topology
+from launcher.schedulers import topology
+from launcher.worker import process_group
 from launcher.worker.joining import Facts, RanksDiffer, compare, facts_of, gpu_identity
 
 

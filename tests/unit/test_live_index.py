@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import event_file, live_index
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.cli import status_rows
 from launcher.cli.status_rows import RECENT, Rows
 from launcher.errors import DONE
-from launcher.runs import Run
+from launcher.runs import event_file, live_index
+from launcher.runs.directory import Run
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep
 

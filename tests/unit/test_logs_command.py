@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import event_file
 from launcher.cli import commands, logs
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
-from launcher.runs import Run
+from launcher.runs import event_file
+from launcher.runs.directory import Run
 from tests.unit.plans import plan_of
 
 
@@ -132,7 +132,7 @@ def test_a_quiet_run_is_asked_about_more_and_more_rarely() -> None:
 
 def test_output_alone_asks_no_scheduler_and_loads_nothing_heavy(run: Run, tmp_path: Path) -> None:
     attempt(run, 0, "7", out_0="a\n")
-    heavy = ("torch", "hydra", "omegaconf", "submitit", "rich", "yaml", "subprocess", "launcher.live")
+    heavy = ("torch", "hydra", "omegaconf", "submitit", "rich", "yaml", "subprocess", "launcher.monitoring.live")
     code = (
         f"import sys; from launcher.cli.commands import main; main(['logs', 'a', '--runs-dir', {str(tmp_path)!r}])\n"
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from launcher.agent.hangs import Stacks
-from launcher.node import memory_file, pulse
-from launcher.node.pulse import Pulse
+from launcher.files import memory_file
+from launcher.worker import heartbeat
+from launcher.worker.hangs import Stacks
+from launcher.worker.heartbeat import Pulse
 
 
 def unknown_to_the_kernel(_: str) -> int:
@@ -44,8 +45,8 @@ def test_a_file_in_memory_has_no_path_and_is_known_by_its_name() -> None:
 def test_an_agent_shares_memory_with_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     signs = Pulse(2)
     monkeypatch.setenv("LAUNCHER_PULSE", f"{os.getpid()}:{signs.share()}:1")
-    monkeypatch.setattr(pulse, "_mine", None)
-    slot = pulse.mine()
+    monkeypatch.setattr(heartbeat, "_mine", None)
+    slot = heartbeat.mine()
     assert slot is not None
     slot.beat(7)
     assert [sign.step for sign in signs.signs()] == [-1, 7]

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from launcher.cli.schema import WORKLOADS
+from launcher.config.registration import WORKLOADS
 from launcher.errors import ConfigError
-from launcher.inputs import Inputs
-from launcher.submit import planned
+from launcher.submission.inputs import Inputs
+from launcher.submission.submit import planned
 from tests.unit.plans import SITE, make_config
 
 OWN = {"program": {"script": "train.py"}, "function": {"target": "json:dumps", "kwargs": {"obj": 1}}}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.base import QueryError
-from launcher.backends.once import NoAnswer, Refused, submit_once
 from launcher.errors import SubmissionError
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused, submit_once
 
 SURE = Refused("fatal: no configuration", surely=True)
 REFUSED = Refused("invalid account")

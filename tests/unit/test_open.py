@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.open import copy_command, has_browser, stale
-from launcher.runs import Run
+from launcher.runs.directory import Run
 
 
 @pytest.mark.parametrize(

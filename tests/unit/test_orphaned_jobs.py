@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import orphaned_jobs
-from launcher.backends.base import JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.backends.slurm_query import parse_origins
-from launcher.live import Live
-from launcher.orphaned_jobs import Orphan, Orphans, family, folder_of, look_for, unaccounted
-from launcher.runs import Run, token_of
-from launcher.sweeps import Sweep
+from launcher.maintenance import orphaned_jobs
+from launcher.maintenance.orphaned_jobs import (
+    Orphan,
+    Orphans,
+    family,
+    folder_of,
+    look_for,
+    unaccounted,
+)
+from launcher.monitoring.live import Live
+from launcher.runs.directory import Run, token_of
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.slurm.client import parse_origins
 
 
 @pytest.mark.parametrize(

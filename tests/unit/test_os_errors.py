@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__ as command_line
-from launcher.os_errors import explain, naming
+from launcher.files.os_errors import explain, naming
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-import launcher.node
-from launcher import event_file, standing
+import launcher
 from launcher.cli.submit import opened
-from launcher.config import Function
-from launcher.node import agreed, process_group, stop
-from launcher.node.settings import Settings
-from launcher.worker.torch_compat import destroy_without_gil
+from launcher.config.schema import Function
+from launcher.monitoring import progress
+from launcher.runs import event_file
+from launcher.torch_compat import destroy_without_gil
+from launcher.worker import process_group, stop, stopping
+from launcher.worker.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
 
@@ -32,7 +33,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith(("LAUNCHER", "SLURM", "PBS", "RANK", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
     for name, value in {"_stop": None, "_stopped": False, "_steps": 0}.items():
-        monkeypatch.setattr(agreed, name, value)
+        monkeypatch.setattr(stopping, name, value)
     monkeypatch.setattr(process_group, "_env", None)
     before = [(number, signal.getsignal(number)) for number in HANDLED]
     yield
@@ -43,9 +44,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", HANDLED)
 def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -> None:
-    assert [launcher.node.stopping() for _ in range(3)] == [False] * 3
+    assert [launcher.stopping() for _ in range(3)] == [False] * 3
     os.kill(os.getpid(), number)
-    assert [launcher.node.stopping(step) for step in (4, 5)] == [True, True]
+    assert [launcher.stopping(step) for step in (4, 5)] == [True, True]
 
 
 def test_the_step_is_told_where_the_program_does_not_tell_more(
@@ -58,12 +59,12 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
     monkeypatch.setattr(process_group, "_reporter", None)
     monkeypatch.setattr(process_group, "_tells_progress", False)
     for step in (None, 7, 8):
-        launcher.node.stopping(step)
-    launcher.node.progress(9, 100)
-    launcher.node.stopping(9)
+        launcher.stopping(step)
+    launcher.progress(9, 100)
+    launcher.stopping(9)
     events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
-    far = standing._steps(events[1])
+    far = progress._steps(events[1])
     assert far == (8, None, None)
 
 
@@ -75,25 +76,25 @@ def test_without_a_group_each_rank_finds_the_stop_file_itself(
     place = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=here MASTER_PORT=21000"
     for word in place.split():
         monkeypatch.setenv(*word.split("="))
-    assert agreed._here().rank == 3
-    assert launcher.node.stopping() is False
+    assert stopping._here().rank == 3
+    assert launcher.stopping() is False
     (tmp_path / "stop").touch()
-    assert launcher.node.stopping() is True
+    assert launcher.stopping() is True
 
 
 def test_init_takes_the_group_that_is_there(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
-    env = launcher.node.init()
+    env = launcher.init()
     assert (env.rank, env.world_size, env.backend) == (0, 1, "gloo")
-    assert agreed._here() == env
+    assert stopping._here() == env
 
 
 def test_a_group_of_somebody_elses_is_enough_to_ask(fresh: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     destroy_without_gil(dist.group.WORLD)
-    assert launcher.node.stopping() is False
-    assert agreed._here().world_size == 1
+    assert launcher.stopping() is False
+    assert stopping._here().world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("3", False)])
@@ -102,11 +103,11 @@ def test_rank_zero_is_known_before_there_is_a_group(
 ) -> None:
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    assert launcher.node.rank_zero() is first
+    assert launcher.rank_zero() is first
 
 
 def test_every_name_of_the_public_face_is_there() -> None:
-    assert {name for name in launcher.node.__all__ if getattr(launcher.node, name, None) is None} == set()
+    assert {name for name in launcher.__all__ if getattr(launcher, name, None) is None} == set()
 
 
 # -- functions

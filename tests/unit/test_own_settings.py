@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.own_settings import parts
+from launcher.config.user_settings import parts
 from launcher.paths import GROUPS
 
 

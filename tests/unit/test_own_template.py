@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher import own_template, render
 from launcher.cli import commands
 from launcher.cli.template import with_everything
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import ConfigError
-from launcher.inputs import Inputs
-from launcher.own_template import Lost
 from launcher.paths import resource
-from launcher.plan import JobPlan, make_plan
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.script import custom_template, render
+from launcher.script.custom_template import Lost
+from launcher.spec.plan import JobPlan, make_plan
+from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str,
 )  # fmt: skip
 def test_values_outside_of_quotes_are_fine(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text}\n{{% endblock %}}\n")
-    assert own_template.problems(Path(path)) == []
+    assert custom_template.problems(Path(path)) == []
 
 
 def ran(folder: Path, source: str, value: str) -> bool:
@@ -117,12 +117,12 @@ COMMANDS = ["a[$(touch pwned)]", "$(touch pwned)", "\\'\\';touch pwned;\\'", "0;
 def test_a_value_that_bash_would_evaluate_is_refused(tmp_path: Path, text: str) -> None:
     assert any(ran(tmp_path, text, value) for value in COMMANDS), "there is no danger here"
     path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.name')}\n{{% endblock %}}\n")
-    (problem,) = own_template.problems(Path(path))
+    (problem,) = custom_template.problems(Path(path))
     assert "the quotes that the launcher puts around a value do not protect it there" in str(problem)
     path = write(
         tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.time | int')}\n{{% endblock %}}\n"
     )
-    assert own_template.problems(Path(path)) == []
+    assert custom_template.problems(Path(path)) == []
 
 
 # Words that bash takes as they are.
@@ -139,7 +139,7 @@ SAFE = [
 def test_a_value_that_bash_takes_as_it_is_is_fine(tmp_path: Path, text: str) -> None:
     assert not any(ran(tmp_path, text, value) for value in COMMANDS)
     path = write(tmp_path, f"{EXTENDS}{{% block before %}}\n{text.replace('value', 'plan.name')}\n{{% endblock %}}\n")
-    assert own_template.problems(Path(path)) == []
+    assert custom_template.problems(Path(path)) == []
 
 
 def test_those_that_it_extends_and_includes_are_looked_at_as_well(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_those_that_it_extends_and_includes_are_looked_at_as_well(tmp_path: Path
     included = f'{{% set mine = 1 %}}{{% include "{tmp_path}/more.j2" ignore missing %}}'
     (tmp_path / "base.j2").write_text(f"{EXTENDS}{{% block before %}}{included}{{% endblock %}}")
     path = write(tmp_path, f'{{% extends "{tmp_path}/base.j2" %}}\n')
-    quoted, unknown = map(str, own_template.problems(Path(path)))
+    quoted, unknown = map(str, custom_template.problems(Path(path)))
     assert quoted.startswith(f"{tmp_path}/more.j2:3: {{{{ plan.name }}}} is within double quotes")
     assert unknown.startswith(f"{tmp_path}/more.j2:4: there is no theirs.")
 
@@ -164,7 +164,7 @@ def test_one_that_cannot_be_read_or_has_no_end_is_told_with_its_name(tmp_path: P
 
 def test_ours_keep_the_same_rules() -> None:
     files = [path for path in resource("templates").rglob("*.j2") if path.name != "qsub_function.sh.j2"]
-    assert [str(problem) for path in files for problem in own_template.problems(path)] == []
+    assert [str(problem) for path in files for problem in custom_template.problems(path)] == []
     assert len(files) > 5
 
 
@@ -172,11 +172,11 @@ def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monk
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"there is no file {tmp_path}/config/my\.j2 or {tmp_path}/my\.j2"):
-        own_template.found("my.j2")
+        custom_template.found("my.j2")
     (tmp_path / "config").mkdir()
     (tmp_path / "config/my.j2").touch()
     (tmp_path / "my.j2").touch()
-    assert own_template.found("my.j2") == tmp_path / "config/my.j2"
+    assert custom_template.found("my.j2") == tmp_path / "config/my.j2"
 
 
 def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(tmp_path: Path) -> None:
@@ -192,48 +192,48 @@ def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(t
     script = (sandbox.folder / "script.sh").read_text()
     assert "#SBATCH --nice=5\n" in script
     assert "#SBATCH --nodes=1\n" in script
-    assert own_template.of_plan(plan, "token") == []
+    assert custom_template.of_plan(plan, "token") == []
 
 
 def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
     plan = with_everything(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
-    lost = own_template.of_plan(plan, "token")
+    lost = custom_template.of_plan(plan, "token")
     parts = {each.part for each in lost}
-    assert parts >= set(own_template.PARTS) - {"ranks", *OF_PBS}
+    assert parts >= set(custom_template.PARTS) - {"ranks", *OF_PBS}
     assert "ranks" not in parts
     assert {"set-up line 1 of the cluster's profile", "export A", "#SBATCH --job-name=job"} <= parts
     assert "#SBATCH --nodes=1" not in parts
     assert Lost("export A", "cluster.environment has no effect") in lost
-    (told,) = own_template.notes(plan, "token")
+    (told,) = custom_template.notes(plan, "token")
     assert "lacks private files, lease" in told
 
 
 def test_every_name_is_known() -> None:
-    assert set(own_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+    assert set(custom_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
 
 
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
     """Or lint would not see that one is lost."""
     script = render.script(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)), token="t")
-    missing = {each.part for each in own_template.lost(make_plan(make_config(), SITE), "", script)}
+    missing = {each.part for each in custom_template.lost(make_plan(make_config(), SITE), "", script)}
     others = {Scheduler.pbs: {OF_SRUN}, Scheduler.slurm: OF_PBS, Scheduler.allocation: {*OF_PBS, OF_SRUN},
               Scheduler.local: {*OF_PBS, OF_SRUN}}  # fmt: skip
-    assert set(own_template.PARTS) - missing == others[scheduler]
+    assert set(custom_template.PARTS) - missing == others[scheduler]
 
 
 @pytest.mark.parametrize("env", [{"container": "/a.sif"}, {"archive": "/a.tar"}])
 def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: dict[str, str]) -> None:
     path = write(tmp_path, EXTENDS + "{% block start %}\nsrun python x.py\n{% endblock %}\n")
     plan = dataclasses.replace(planned(path), **env)  # type: ignore[arg-type]
-    assert own_template.of_plan(plan, "t") == [Lost("ranks", "nothing starts the ranks")]
+    assert custom_template.of_plan(plan, "t") == [Lost("ranks", "nothing starts the ranks")]
     path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
-    assert own_template.of_plan(plan, "t") == []
+    assert custom_template.of_plan(plan, "t") == []
 
 
 def test_the_names_are_those_that_a_template_gets() -> None:
-    assert set(own_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+    assert set(custom_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
 
 
 def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
 
 def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:
     """So that a template is rendered where it was submitted."""
-    from launcher.backends.slurm import SlurmExecutor
+    from launcher.schedulers.slurm.executor import SlurmExecutor
 
     plan = planned(write(tmp_path, EXTENDS), check=False)
     plan = make_plan_in(plan, tmp_path)

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher import live_index, ownership, run_files
 from launcher.__main__ import main
-from launcher.backends.processes import Process
 from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
-from launcher.live import Live
-from launcher.ownership import Folder, User, problem, replaceable, why_not_own
-from launcher.runs import Run
-from launcher.sweeps import Sweep
+from launcher.files import ownership, run_files
+from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
+from launcher.monitoring.live import Live
+from launcher.processes.groups import Process
+from launcher.runs import live_index
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep
 from tests.unit.plans import bare_plan
 
 ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000

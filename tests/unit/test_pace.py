@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.node import pace, pulse
-from launcher.node.pace import Pace
-from launcher.node.pulse import Pulse
+from launcher.worker import heartbeat, step_timing
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.step_timing import Pace
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ class Clock:
 
 @pytest.fixture
 def signs(monkeypatch: pytest.MonkeyPatch) -> Pulse:
-    monkeypatch.setattr(pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(step_timing, "INTERVAL", 0.0)
     return Pulse(1)
 
 
@@ -70,7 +70,7 @@ def test_the_median_of_the_steps_since_the_last_word_is_told(signs: Pulse, monke
     clock = Clock()
     own = Pace(CPU, signs.slot(0), clock)
     do("b9cb", own, clock)
-    monkeypatch.setattr(pace, "INTERVAL", 3600.0)
+    monkeypatch.setattr(step_timing, "INTERVAL", 3600.0)
     own._next_word = time.monotonic() + 3600
     do("2cb4cb3cb", own, clock)
     assert signs.paces() == [(9.0, 1)]
@@ -98,7 +98,7 @@ def test_a_device_that_never_comes_costs_no_memory(signs: Pulse) -> None:
     clock.there = -1.0
     own = Pace(CPU, signs.slot(0), clock)
     do("b" + "1cb" * 1000, own, clock)
-    assert len(own._owed) == pace.BEHIND
+    assert len(own._owed) == step_timing.BEHIND
 
 
 def test_unequal_numbers_of_parts_are_divided_by(signs: Pulse) -> None:
@@ -110,7 +110,7 @@ def test_unequal_numbers_of_parts_are_divided_by(signs: Pulse) -> None:
 
 
 def test_without_an_agent_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "_mine", None)
+    monkeypatch.setattr(heartbeat, "_mine", None)
     model, clock = nn.Linear(2, 2), Clock()
     own = Pace(CPU, None, clock)
     own.watch_gradients(model)

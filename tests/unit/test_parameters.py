@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.parameters import Parameters, folder_of
 from launcher.errors import ConfigError
-from launcher.node.pbs_task import exports
 from launcher.own_module import own_module
+from launcher.schedulers.pbs.parameters import Parameters, folder_of
+from launcher.schedulers.pbs.task import exports
 from tests.unit.test_qsub import read
 
 GIB = 1024**3
@@ -321,7 +321,7 @@ def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
     sandbox = Sandbox(root, root / name / "%j")
     done = sandbox.run(sandbox.script(), PBS_O_WORKDIR="/elsewhere")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert sandbox.arguments == ["-u", *own_module("launcher.node.function"), str(sandbox.folder)]
+    assert sandbox.arguments == ["-u", *own_module("launcher.schedulers.pbs.function"), str(sandbox.folder)]
     assert sandbox.cwd == str(sandbox.work)
     assert sandbox.environment["LAUNCHER_PAYLOAD"] == f"{sandbox.whole}/payload_0.pkl"
     assert sandbox.environment["FROM_SUBMITTER"] == "it's $(touch pwned)"
@@ -374,9 +374,9 @@ def test_several_tasks_are_started_by_pbsdsh(sandbox: Sandbox) -> None:
     done = sandbox.run(sandbox.script(nodes=2, tasks_per_node=3, stderr_to_stdout=True))
     assert (done.returncode, done.stderr) == (0, "")
     words = [str(sandbox.folder), "--merge-output"]
-    function = [str(sandbox.python), "-u", *own_module("launcher.node.function"), *words]
+    function = [str(sandbox.python), "-u", *own_module("launcher.schedulers.pbs.function"), *words]
     assert sandbox.arguments == [
-        *own_module("launcher.node.spawn"), "--go-on", "--pbsdsh", "2", "3", "8", *function,
+        *own_module("launcher.schedulers.tasks"), "--go-on", "--pbsdsh", "2", "3", "8", *function,
     ]  # fmt: skip
     files = Path(sandbox.environment["LAUNCHER_TASK_FILES"])
     assert files.parent == sandbox.whole and files.name.startswith(".tasks-")

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.once import NoAnswer, Refused
-from launcher.backends.pbs_query import (
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.pbs.client import (
     HINTS,
     LETTERS,
     NEWEST,
@@ -30,7 +30,7 @@ from launcher.backends.pbs_query import (
     section,
     short,
 )
-from launcher.check import Queue
+from launcher.spec.limits import Queue
 
 # -- ids
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import held
 from launcher.errors import ConfigError
-from launcher.node import pbs_task, pbsdsh
-from launcher.node.hostlist import hosts_of
-from launcher.node.pbs_task import PATIENCE, Handed, PbsTask, exports
-from launcher.shared_files import IN_A_JOB
+from launcher.files.shared_files import IN_A_JOB
+from launcher.schedulers import allocation
+from launcher.schedulers.hostlist import hosts_of
+from launcher.schedulers.pbs import pbsdsh
+from launcher.schedulers.pbs import task as pbs_task
+from launcher.schedulers.pbs.task import PATIENCE, Handed, PbsTask, exports
 from tests.unit.faults import FileServer
 
 
@@ -79,25 +80,27 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
     ("environ", "found", "nodes"),
     [
         ({}, None, 1),
-        (SLURM, held.Held(3, "srun"), 3),
-        ({"SLURM_JOB_ID": "1"}, held.Held(1, "srun"), 1),
-        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, held.Held(2, "pbsdsh"), 2),
-        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, held.Held(3, "srun"), 3),
+        (SLURM, allocation.Held(3, "srun"), 3),
+        ({"SLURM_JOB_ID": "1"}, allocation.Held(1, "srun"), 1),
+        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Held(2, "pbsdsh"), 2),
+        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Held(3, "srun"), 3),
         ({"PBS_JOBID": "1.s"}, None, 1),
         ({"PBS_NODEFILE": "{file}"}, None, 1),
     ],
 )
-def test_who_holds_the_allocation(tmp_path: Path, environ: dict[str, str], found: held.Held | None, nodes: int) -> None:
+def test_who_holds_the_allocation(
+    tmp_path: Path, environ: dict[str, str], found: allocation.Held | None, nodes: int
+) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
     environ = {name: value.format(file=tmp_path / "nodes") for name, value in environ.items()}
-    assert (held.allocation(environ), held.nodes(environ)) == (found, nodes)
+    assert (allocation.allocation(environ), allocation.nodes(environ)) == (found, nodes)
 
 
 def test_a_node_file_that_is_not_there_is_told_and_no_default(tmp_path: Path) -> None:
     environ = {"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "none")}
-    assert held.nodes(environ) == 1
+    assert allocation.nodes(environ) == 1
     with pytest.raises(ConfigError, match="start the launcher on the job's first node"):
-        held.allocation(environ)
+        allocation.allocation(environ)
 
 
 @pytest.mark.parametrize("on_path", [True, False])

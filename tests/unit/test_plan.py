@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import (
+from launcher.config.schema import (
     P2P,
     Backend,
     Cluster,
@@ -24,7 +24,15 @@ from launcher.config import (
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
-from launcher.plan import CONTROL, GPU_DIRECTIVES, JobPlan, as_dict, check_name, from_dict, make_plan
+from launcher.spec.plan import (
+    CONTROL,
+    GPU_DIRECTIVES,
+    JobPlan,
+    as_dict,
+    check_name,
+    from_dict,
+    make_plan,
+)
 from tests.unit.plans import SITE, make_config, plan_of
 
 GIB = 1024**3

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import Env, Scheduler
-from launcher.post_mortem import notices, symptoms, traces
-from launcher.post_mortem.advice import Case, advice
-from launcher.post_mortem.kinds import Kind
-from launcher.post_mortem.verdict import Evidence, Verdict, classify
-from launcher.state import RunState
+from launcher.config.schema import Env, Scheduler
+from launcher.diagnose.post_mortem import notices, traces
+from launcher.diagnose.post_mortem.advice import Case, advice
+from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
+from launcher.failures import symptoms
+from launcher.failures.kinds import Kind
+from launcher.monitoring.state import RunState
 from tests.unit.plans import plan_of
 
 GIB = 1024**3
@@ -347,7 +348,7 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
          "no rank said why; Slurm says TIMEOUT"),
         (failed(ended=None, word="NODE_FAIL"), Kind.NODE_LOST, "no rank said why; Slurm says NODE_FAIL"),
         (failed(ended=137), Kind.KILLED, "no rank said why (exit code 137)"),
-        (failed(ended=1, output=("/usr/bin/python3: No module named launcher.node", "", "ImportError: no torch", "x")),
+        (failed(ended=1, output=("/usr/bin/python3: No module named launcher.agent", "", "ImportError: no torch", "x")),
          Kind.IMPORT_ERROR, "no rank said why (exit code 1); its last words: ImportError: no torch"),
         (failed(ended=93, output=("the end",)), Kind.CONFIG_ERROR, None),
         (failed(ended=3, output=("bash: line 4: oh", " ")), Kind.UNKNOWN,
@@ -543,7 +544,7 @@ def test_where_a_rank_crashed() -> None:
 
 
 def test_memory_of_a_cgroup_is_read(tmp_path: Path) -> None:
-    from launcher.node import memory
+    from launcher.agent import memory
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

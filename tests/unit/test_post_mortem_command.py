@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file, live
-from launcher.backends import slurm_history
-from launcher.backends.base import JobState
-from launcher.backends.slurm_history import Past
 from launcher.cli import commands
 from launcher.cli.text import cause, outcome
+from launcher.diagnose.post_mortem import evidence, findings
 from launcher.errors import LauncherError
-from launcher.post_mortem import evidence, findings
-from launcher.runs import Attempt, Run
+from launcher.monitoring import live
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.base import JobState
+from launcher.schedulers.slurm import history
+from launcher.schedulers.slurm.history import Past
 from tests.unit.plans import plan_of
 
 TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in main\n    f()\nValueError: no'
@@ -276,14 +277,14 @@ SACCT = """\
 
 
 def test_accountings_answer_is_read() -> None:
-    first, second = slurm_history.parse(SACCT)
+    first, second = history.parse(SACCT)
     assert first == Past("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
     assert (second.word, second.by, second.used) == ("CANCELLED", "1000", None)
-    assert slurm_history.parse("") == []
+    assert history.parse("") == []
 
 
 def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> None:
-    pasts = slurm_history.parse(SACCT)
+    pasts = history.parse(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
     event_file.append(first.events_file("script"), "started", job="7")

@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from launcher import errors
-from launcher.agent.rendezvous import Member
-from launcher.node import interfaces
-from launcher.node import preflight_checks as checks
-from launcher.node import preflight_together as together
-from launcher.node.preflight import nodes_of, verdict_of
-from launcher.node.preflight_checks import MIB, Check, Level, Problem, check
-from launcher.node.preflight_verdict import Node, Then, Verdict, decide
+from launcher.preflight import checks, together
+from launcher.preflight.attempt import nodes_of, verdict_of
+from launcher.preflight.checks import MIB, Check, Level, Problem, check
+from launcher.preflight.verdict import Node, Then, Verdict, decide
+from launcher.rendezvous import interfaces
+from launcher.rendezvous.protocol import Member
 from tests.unit.plans import bare_plan
 
 # -- the verdict

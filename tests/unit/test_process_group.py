@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from launcher.node import process_group, stop
-from launcher.node.debug import FOREVER
-from launcher.node.settings import Settings, settings
-from launcher.node.topology import Nodes, Topology
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.schedulers.topology import Nodes, Topology
+from launcher.worker import process_group, stop
+from launcher.worker.debugger import FOREVER
+from launcher.worker.settings import Settings, settings
 from tests.unit.plans import bare_plan
 from tests.unit.test_training import env_of
 from workloads.groups import members_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.config import Function, Program
+from launcher.config.schema import Function, Program
+from launcher.environment.programs import Place, checked_function, checked_program
 from launcher.errors import ConfigError
-from launcher.programs import Place, checked_function, checked_program
 
 FILES = {
     "train.py": "import no_such_module\nraise SystemExit(3)\n",  # neither is looked at here

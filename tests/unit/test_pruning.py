@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file, live, pruning
-from launcher.backends.base import JobState
 from launcher.cli import commands
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import ConfigError
-from launcher.plan import JobPlan
-from launcher.pruning import Old, kept_because, needs
-from launcher.runs import SUBMITTING, Run, only_submitter
+from launcher.maintenance import pruning
+from launcher.maintenance.pruning import Old, kept_because, needs
+from launcher.monitoring import live
+from launcher.runs import event_file
+from launcher.runs.directory import SUBMITTING, Run, only_submitter
+from launcher.schedulers.base import JobState
+from launcher.spec.plan import JobPlan
 from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep

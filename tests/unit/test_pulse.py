@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.node.pulse import Pulse, Sign
+from launcher.worker.heartbeat import Pulse, Sign
 
 
 def test_a_forked_rank_is_heard() -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import render
-from launcher.backends.qsub import (
+from launcher.config.schema import GpuDirective, LaunchMode, Scheduler
+from launcher.errors import ConfigError
+from launcher.schedulers.pbs.directives import (
     LONGEST_NAME,
     TAKEN,
     Request,
@@ -25,9 +26,8 @@ from launcher.backends.qsub import (
     select,
     size,
 )
-from launcher.config import GpuDirective, LaunchMode, Scheduler
-from launcher.errors import ConfigError
-from launcher.plan import CONTROL, JobPlan
+from launcher.script import render
+from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = [

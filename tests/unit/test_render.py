@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import render
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
-from launcher.plan import CONTROL, JobPlan
+from launcher.script import render
+from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
 
@@ -73,7 +73,7 @@ def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler
     assert outcome.cwd == str(sandbox.work)
     assert outcome.environment["LAUNCHER_RUN_DIR"] == str(sandbox.run_dir)
     assert outcome.environment["PYTHONPATH"] == f"{sandbox.folder}/code"
-    agent = ["-u", *own_module("launcher.node"), str(sandbox.run_dir)]
+    agent = ["-u", *own_module("launcher.agent"), str(sandbox.run_dir)]
     assert outcome.arguments[-len(agent) :] == agent
     assert outcome.arguments[-len(agent) - 1].endswith(str(sandbox.python))
     assert not list(tmp_path.rglob("pwned"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import render
 from launcher.own_module import own_module
+from launcher.script import render
 from tests.unit.sandbox import Sandbox
 
 HOST = socket.gethostname()
@@ -40,14 +40,14 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
                    "--kill-on-bad-exit=1"]),
         ("allocation", ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--unbuffered",
                         "--kill-on-bad-exit=1", "--overlap"]),
-        ("pbs", ["py thon", *own_module("launcher.node.spawn"), "--pbsdsh", "2", "1", "35"]),
-        ("local", ["py thon", *own_module("launcher.node.spawn"), "2", "1", "35"]),
+        ("pbs", ["py thon", *own_module("launcher.schedulers.tasks"), "--pbsdsh", "2", "1", "35"]),
+        ("local", ["py thon", *own_module("launcher.schedulers.tasks"), "2", "1", "35"]),
     ],
 )  # fmt: skip
 def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str, started: list[str]) -> None:
     plan = sandbox.plan(scheduler=scheduler, nodes=2, min_nodes=2, cpus_per_proc=3, grace=30)
     outcome = sandbox.execute(plan)
-    node = [str(sandbox.python), "-u", *own_module("launcher.node"), str(sandbox.run_dir)]
+    node = [str(sandbox.python), "-u", *own_module("launcher.agent"), str(sandbox.run_dir)]
     assert outcome.arguments == [*started, *node]
     assert outcome.cwd == str(sandbox.work)
 
@@ -177,7 +177,7 @@ def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
 @pytest.mark.parametrize(("code", "ended"), [(137, 75), (254, 75), (255, 255), (1, 1)])
 def test_a_run_goes_on_after_all_agents_were_killed_by_a_signal(sandbox: Sandbox, code: int, ended: int) -> None:
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
-    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.node.again
+    sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.job.requeue
     outcome = sandbox.execute(sandbox.plan(checkpoint_dir=f"{sandbox.run_dir}/checkpoints"), code=code)
     assert (outcome.code, outcome.events()[-1]) == (ended, {"event": "ended", "code": ended})
 

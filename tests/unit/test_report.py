@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.live import Live, look
+from launcher.monitoring.live import Live, look
 from launcher.paths import PACKAGE
 from launcher.report import comparison, page, words
 from launcher.report.collect import RunData, collect
@@ -27,7 +27,7 @@ from launcher.report.figures import Figure
 from launcher.report.parts import Page
 from launcher.report.ranks import pace_figure
 from launcher.report.timeline import Moment, Span, timeline
-from launcher.runs import Run
+from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 
 HOSTILE = "</script><script>alert(1)</script><img src=x>"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.node.settings import Settings
+from launcher.worker.settings import Settings
 from tests.unit.test_training import env_of
 from workloads import resumable, training
 from workloads.ranks import WorkloadError

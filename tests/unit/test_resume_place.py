@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launcher.cli import resume, schema, submit
-from launcher.runs import Run
+from launcher.cli import resume, submit
+from launcher.config import registration
+from launcher.runs.directory import Run
 
 NAMES = [
     "plain", "${oc.env:HOME}", "${HOME}", "$HOME", "a\\b", "a\\\\b", "a\\", "\\${x}", "\\\\${x}", "it's", "\"so\"",
@@ -18,7 +19,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
-    schema.register()
+    registration.register()
     run = Run(tmp_path / name / "run-1")
     config = submit.compose_run(["workload=p2p", *resume._place(run)])
     assert config is not None

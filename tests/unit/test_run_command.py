@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from launcher.cli.run import name_of, overrides
-from launcher.plan import check_name
+from launcher.spec.plan import check_name
 
 
 @pytest.mark.parametrize(

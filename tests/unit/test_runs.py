@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import event_file
 from launcher.errors import ConfigError, RunError
-from launcher.lookup import all_runs, find
-from launcher.runs import Attempt, Run, new_id
+from launcher.runs import event_file
+from launcher.runs.directory import Attempt, Run, new_id
+from launcher.runs.lookup import all_runs, find
 from tests.unit.plans import plan_of
 
 
@@ -309,7 +309,7 @@ def test_a_link_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path) -> None
 
 def test_one_process_at_a_time_submits_a_run(tmp_path: Path) -> None:
     run, order = make(tmp_path, "a"), []
-    imports = "import sys; from pathlib import Path; from launcher.runs import Run"
+    imports = "import sys; from pathlib import Path; from launcher.runs.directory import Run"
     code = f"{imports}\nwith Run(Path(sys.argv[1])).only_submitter(): print('in')"
     with run.only_submitter():
         other = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends.sbatch import FAMILIES, TAKEN, directives, srun_arguments
-from launcher.config import GpuDirective, LaunchMode, Resume, ResumeHow, Scheduler
+from launcher.config.schema import GpuDirective, LaunchMode, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
+from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives, srun_arguments
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import command
-from launcher.backends.base import NoAnswerInTime, QueryError
-from launcher.backends.command import PrintsTooMuch, ask, hand_over
+from launcher.schedulers import command
+from launcher.schedulers.base import NoAnswerInTime, QueryError
+from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

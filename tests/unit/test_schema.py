@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from launcher import config
-from launcher.cli import schema
+from launcher.config import registration
+from launcher.config import schema as config
 from launcher.paths import resource
 
 KINDS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
@@ -22,13 +22,13 @@ KINDS = [value for value in vars(config).values() if dataclasses.is_dataclass(va
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_key_says_what_it_means(kind: type) -> None:
-    keys = list(schema.keys_of(kind))
+    keys = list(registration.keys_of(kind))
     assert [key.name for key in keys] == [field.name for field in dataclasses.fields(kind)]
     assert [key.name for key in keys if not key.doc.strip() or "type: ignore" in key.doc] == []
 
 
 def test_every_key_has_its_full_name() -> None:
-    names = schema.all_keys()
+    names = registration.all_keys()
     assert {"nodes", "time", "cluster.partition", "cluster.limits.time", "launch.grace", "workload.lr"} <= set(names)
 
 
@@ -38,7 +38,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    schema.register()
+    registration.register()
 
     def run(*overrides: str, **files: str) -> DictConfig:
         for name, text in files.items():
@@ -79,14 +79,14 @@ def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm", "allocation"])
-@pytest.mark.parametrize("workload", list(schema.WORKLOADS))
+@pytest.mark.parametrize("workload", list(registration.WORKLOADS))
 @pytest.mark.parametrize("launch", ["agent", "tasks"])
 def test_every_choice_composes_to_the_dataclasses(
     composed: Callable[..., DictConfig], cluster: str, workload: str, launch: str
 ) -> None:
     typed: Any = OmegaConf.to_object(composed(f"workload={workload}", f"cluster={cluster}", f"launch={launch}"))
     assert isinstance(typed, config.Config)
-    assert type(typed.workload) is schema.WORKLOADS[workload]
+    assert type(typed.workload) is registration.WORKLOADS[workload]
     assert (typed.cluster.name, typed.launch.mode.value, typed.name) == (cluster, launch, workload)
 
 

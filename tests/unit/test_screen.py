@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import event_file
 from launcher.__main__ import main
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.cli import screen
 from launcher.cli.progress import Bars
 from launcher.cli.screen import Cleaned, Screen, raw, write_output
 from launcher.escapes import clean, coloured, one_line
+from launcher.runs import event_file
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.sweep_runs import begin, make_sweep
 from tests.unit.test_hostile_files import sample
 

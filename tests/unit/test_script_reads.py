@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import render
+from launcher.script import render
 from tests.unit.sandbox import Outcome, Sandbox, make_faulty
 
 EVER = 10**6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.scrub import job_environment, pbs_environment
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
+from launcher.schedulers.job_environment import job_environment, pbs_environment
 from tests.unit.plans import plan_of
 
 USERS = {

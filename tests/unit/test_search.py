@@ -11,13 +11,13 @@ import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from launcher import sweeps
 from launcher.cli.multirun import Multirun
 from launcher.cli.override_errors import explain
 from launcher.cli.search import PointFailed, Search, objectives, values_of
-from launcher.config import BestIs, Config, Scheduler, Sweep
+from launcher.config.schema import BestIs, Config, Scheduler, Sweep
 from launcher.errors import ConfigError
-from launcher.submit_sweep import Wanted
+from launcher.runs import sweep_directory
+from launcher.sweeps.submit import Wanted
 from tests.unit.plans import make_config
 
 COMMAND = ["workload.lr=interval(0,1)"]
@@ -153,7 +153,7 @@ def test_a_point_with_a_secret_is_a_trial_again(
     _, written = multirun.sweep_of(["a=0.5", *(f"{key}={value}" for key, value in fixed.items())])
     assert written == ("a=0.5", "+cluster.environment.API_TOKEN=${oc.env:API_TOKEN}")
     fixed = optuna_search.fixed_of(written, searched)
-    assert optuna_search.params_of(sweeps.canonical(written), searched, fixed) == {"a": 0.5}
+    assert optuna_search.params_of(sweep_directory.canonical(written), searched, fixed) == {"a": 0.5}
 
 
 def test_a_trial_that_was_asked_for_is_asked_for_again_to_the_letter(optuna_search: Any) -> None:

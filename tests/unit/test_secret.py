@@ -18,19 +18,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from launcher import public, secret, submit
-from launcher.backends.pbs_query import PBS
-from launcher.backends.slurm_query import Slurm
-from launcher.cli import schema
 from launcher.cli import submit as composing
 from launcher.cli.submit import show
-from launcher.config import Env, Scheduler
+from launcher.config import registration
+from launcher.config.schema import Env, Scheduler
+from launcher.environment import redaction, secrets
 from launcher.errors import ConfigError, SubmissionError
-from launcher.node import pbs_task
-from launcher.plan import JobPlan
-from launcher.runs import Run
-from launcher.submit_sweep import Wanted, prepare_sweep, submit_sweep
-from launcher.sweeps import Sweep
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.pbs import task
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm
+from launcher.spec.plan import JobPlan
+from launcher.submission import submit
+from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
 
@@ -50,7 +51,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z
     ],
 )
 def test_which_names_are_secret(name: str, hidden: bool) -> None:
-    assert public.secret(name) is hidden
+    assert redaction.secret(name) is hidden
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_which_names_are_secret(name: str, hidden: bool) -> None:
 def test_names_of_a_users_own_are_added(more: list[str], name: str, hidden: bool) -> None:
     plan = plan_of(env=Env(secrets=more), cluster={"environment": {name: "value"}})
     assert plan.secrets == ((name,) if hidden else ())
-    assert public.secret(name, plan.secret_names) is hidden
+    assert redaction.secret(name, plan.secret_names) is hidden
 
 
 class Submitted:
@@ -99,12 +100,14 @@ class Submitted:
     def _stand_ins(self, mine: str) -> Iterator[None]:
         environ = {"HF_TOKEN": mine, "LAUNCHER_SECRETS_DIR": str(self.folder / "own"), "LAUNCHER_RUNS_DIR": "/nowhere"}
         changes: dict[str, Any] = {
-            "launcher.submit.require_commands": lambda _: None,
-            "launcher.submit_sweep.require_commands": lambda _: None,
-            "launcher.submit_sweep.start_here": lambda _: self.environment.update(os.environ),
-            "launcher.submit.default_runs_dir": lambda: self.folder / "runs", "sys.executable": str(self.python),
-            "launcher.submit_sweep.default_runs_dir": lambda: self.folder / "runs",
-            "launcher.submit.facts_of_here": lambda _: {}, "launcher.submit_sweep.facts_of_here": lambda _: {},
+            "launcher.submission.submit.require_commands": lambda _: None,
+            "launcher.sweeps.submit.require_commands": lambda _: None,
+            "launcher.sweeps.submit.start_here": lambda _: self.environment.update(os.environ),
+            "launcher.submission.submit.default_runs_dir": lambda: self.folder / "runs",
+            "sys.executable": str(self.python),
+            "launcher.sweeps.submit.default_runs_dir": lambda: self.folder / "runs",
+            "launcher.submission.submit.facts_of_here": lambda _: {},
+            "launcher.sweeps.submit.facts_of_here": lambda _: {},
         }  # fmt: skip
 
         def taken(_: object, script: str, environment: dict[str, str], *options: str) -> str:
@@ -122,7 +125,7 @@ class Submitted:
             stack.enter_context(mock.patch.object(PBS, "submit", taken))
             for kind in (Slurm, PBS):
                 stack.enter_context(mock.patch.object(kind, "max_array_size", lambda *_: None))
-            stack.enter_context(mock.patch("launcher.backends.local.subprocess.Popen", begun))
+            stack.enter_context(mock.patch("launcher.schedulers.local.executor.subprocess.Popen", begun))
             stack.enter_context(mock.patch.dict(os.environ, environ))
             yield
 
@@ -195,13 +198,13 @@ def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
     assert record["config"]["cluster"]["environment"] == {"API_KEY": "(secret)", "PLAIN": "plain"}
     assert record["plan"]["secrets"] == ["API_KEY"]
     with pytest.raises(SubmissionError, match="API_KEY: secrets are in no record, so set it in this shell"):
-        secret.require(["API_KEY"], {})
+        secrets.require(["API_KEY"], {})
 
 
 def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
     Submitted(tmp_path, Scheduler.pbs, "12345678", "87654321", points=3)
     sweep = next(path.parent for path in (tmp_path / "runs").glob("*/sweep.json")).resolve()
-    files = [secret.file_of(str(Sweep(sweep).run(number).path), str(tmp_path / "own")) for number in range(3)]
+    files = [secrets.file_of(str(Sweep(sweep).run(number).path), str(tmp_path / "own")) for number in range(3)]
     assert sorted((tmp_path / "own").rglob("*.sh")) == sorted(files)
     assert (
         f'LAUNCHER_SECRETS_FILE={files[0].parent}/"$launcher_element".sh' in next(sweep.glob("arrays/*.sh")).read_text()
@@ -229,8 +232,8 @@ def test_files_of_runs_that_are_over_do_not_stay(
 ) -> None:
     """`after`: seconds from when the file was written to the run's end."""
     base, run_dir = tmp_path / "own", tmp_path / "runs" / run_id
-    path = secret.file_of(str(run_dir), str(base))
-    secret.write(f"# {run_dir}\nexport A_KEY=x\n", path)
+    path = secrets.file_of(str(run_dir), str(base))
+    secrets.write(f"# {run_dir}\nexport A_KEY=x\n", path)
     if made is not None:
         (tmp_path / "runs" / made).mkdir(parents=True)
     if run_id == "cancelled":
@@ -239,7 +242,7 @@ def test_files_of_runs_that_are_over_do_not_stay(
         event = {"time": path.stat().st_mtime + after, "event": "ended", "code": code}
         (run_dir / "attempts/0/events").mkdir(parents=True)
         (run_dir / "attempts/0/events/script.jsonl").write_text(json.dumps(event) + "\n")
-    secret.prune(base)
+    secrets.prune(base)
     assert (path.exists(), path.parent.exists()) == (kept, kept)
 
 
@@ -251,20 +254,20 @@ def test_a_folder_that_another_submission_removes_meanwhile_is_made_again(
             folder.rmdir()
             (tmp_path / "removed").touch()
 
-    monkeypatch.setattr(secret, "require_private", looked_at)
-    secret.write("export A_KEY=x\n", tmp_path / "own/runs/run-1.sh")
+    monkeypatch.setattr(secrets, "require_private", looked_at)
+    secrets.write("export A_KEY=x\n", tmp_path / "own/runs/run-1.sh")
     assert (tmp_path / "own/runs/run-1.sh").read_text() == "export A_KEY=x\n"
 
 
 @pytest.mark.parametrize("folder", ["own", "own/{runs}"])
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, folder: str) -> None:
     base, run_dir = tmp_path / "own", str(tmp_path / "runs/run-1")
-    runs = secret.file_of(run_dir, str(base)).parent
+    runs = secrets.file_of(run_dir, str(base)).parent
     runs.mkdir(parents=True)
     (runs / "run-2.sh").touch()
     (tmp_path / folder.format(runs=runs.name)).chmod(0o770)
     with pytest.raises(SubmissionError, match=r"others can write to .*LAUNCHER_SECRETS_DIR"):
-        secret.hand_over([run_dir], {"A_KEY": "x"}, "export A_KEY=x\n", str(base))
+        secrets.hand_over([run_dir], {"A_KEY": "x"}, "export A_KEY=x\n", str(base))
 
 
 @pytest.mark.parametrize(
@@ -276,8 +279,8 @@ def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
 ) -> None:
     sandbox = Sandbox(tmp_path)
     plan = sandbox.plan(scheduler="pbs", secrets_dir=str(tmp_path / "own"))
-    path = secret.file_of(plan.run_dir, str(tmp_path / "own"))
-    secret.write("export HF_TOKEN=x\n", path)
+    path = secrets.file_of(plan.run_dir, str(tmp_path / "own"))
+    secrets.write("export HF_TOKEN=x\n", path)
     assert sandbox.execute(plan, code=code, STAND_IN_TELLS=tells).environment["HF_TOKEN"] == "x"
     assert path.exists() is kept
 
@@ -285,7 +288,7 @@ def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> None:
     sandbox = Sandbox(tmp_path)
-    plan = sandbox.plan(scheduler=scheduler, secret_names=public.patterns(["PIN"]))
+    plan = sandbox.plan(scheduler=scheduler, secret_names=redaction.patterns(["PIN"]))
     outcome = sandbox.execute(plan)
     assert outcome.environment["LAUNCHER_SECRETS"] == ",".join(plan.secret_names)
 
@@ -308,12 +311,12 @@ def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> Non
     ],
 )  # fmt: skip
 def test_overrides_refer_to_the_environment(word: str, written: str) -> None:
-    assert secret.public_overrides([word], public.SECRETS) == [written]
+    assert secrets.public_overrides([word], redaction.SECRETS) == [written]
 
 
 def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> None:
     words = ["+cluster.environment.API_KEY=abcdefgh", "cluster.environment.API_KEY=null"]
-    written = secret.public_overrides(words, public.SECRETS)
+    written = secrets.public_overrides(words, redaction.SECRETS)
     assert written == ["+cluster.environment.API_KEY=${oc.env:API_KEY}", words[1]]
 
 
@@ -322,7 +325,7 @@ def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> Non
 )
 def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
     with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as \+cluster\.environment\.API_KEY=") as caught:
-        secret.public_overrides([f"+cluster.environment={section}"], public.SECRETS)
+        secrets.public_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
     assert "abcdefgh" not in str(caught.value)
 
 
@@ -337,17 +340,17 @@ def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> No
 )
 def test_a_secret_where_it_cannot_be_left_out_is_refused(values: dict[str, Any], value: str, where: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(where)} has the value of WANDB_API_KEY"):
-        secret.require_absent(values, {"WANDB_API_KEY": value})
+        secrets.require_absent(values, {"WANDB_API_KEY": value})
 
 
 def test_paths_and_short_words_are_no_secrets(tmp_path: Path) -> None:
-    secret.require_absent({"a": f"{tmp_path}/key", "b": "yes"}, {"A_KEY": str(tmp_path), "B_KEY": "yes"})
+    secrets.require_absent({"a": f"{tmp_path}/key", "b": "yes"}, {"A_KEY": str(tmp_path), "B_KEY": "yes"})
 
 
 def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "own"))
     (tmp_path / "tasks").mkdir()
-    handed = pbs_task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
+    handed = task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
     assert "o'ne" not in "".join(path.read_text() for path in (tmp_path / "tasks").iterdir())
     done = subprocess.run(
         ["bash", "-c", f'{handed.shell}\necho "$HF_TOKEN $PLAIN"'], capture_output=True, text=True, check=True, env={}
@@ -359,7 +362,7 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     assert (tmp_path / "tasks").is_dir()
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "file"))  # a home that cannot be written to
-    assert "/given" in pbs_task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
+    assert "/given" in task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
 
 
 @pytest.mark.parametrize(("words", "key"), [
@@ -375,12 +378,12 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     """A value of three characters is found anywhere: so it is the variable that counts."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    schema.register()
+    registration.register()
     config = composing.compose_run(["workload=program", "workload.script=x.py", *words])
     assert config is not None
     composing.typed(config)
     if key is None:
-        secret.require_not_interpolated(public.SECRETS)
+        secrets.require_not_interpolated(redaction.SECRETS)
     else:
         with pytest.raises(ConfigError, match=f"^{re.escape(key)} has the value of MY_TOKEN, a secret"):
-            secret.require_not_interpolated(public.SECRETS)
+            secrets.require_not_interpolated(redaction.SECRETS)

@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from launcher import locks, shared_files
 from launcher.errors import RunError, UnavailableError
-from launcher.shared_files import IN_A_COMMAND, IN_A_JOB, Ok, Unavailable, Wrong, exists, known, names, read_bytes
+from launcher.files import locks, shared_files
+from launcher.files.shared_files import (
+    IN_A_COMMAND,
+    IN_A_JOB,
+    Ok,
+    Unavailable,
+    Wrong,
+    exists,
+    known,
+    names,
+    read_bytes,
+)
 from tests.unit.faults import FOR_EVER, FileServer
 
 PASSING = [errno.EIO, errno.ESTALE]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import shared_folder
 from launcher.errors import ConfigError
+from launcher.files import shared_folder
 
 HERE = ("login", "localhost")
 

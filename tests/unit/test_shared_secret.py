@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import shared_secret
-from launcher.shared_secret import SIZE, SecretError, of_file, of_user
+from launcher.files import shared_secret
+from launcher.files.shared_secret import SIZE, SecretError, of_file, of_user
 
 
 def test_whoever_comes_first_makes_it_and_all_others_read_the_same(tmp_path: Path) -> None:

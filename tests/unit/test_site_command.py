@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends.base import QueryError
-from launcher.backends.pbs_query import PBS
-from launcher.backends.slurm_query import Slurm
-from launcher.check import NodeGroup, Partition, Queue
 from launcher.cli import commands
-from launcher.config import Cluster, GpuDirective, Scheduler
+from launcher.config import profiles
+from launcher.config.schema import Cluster, GpuDirective, Scheduler
 from launcher.errors import ConfigError, RunError
-from launcher.sites import folders, profile, survey
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm
+from launcher.sites import profile, survey
 from launcher.sites.survey import Account, PBSSite, SlurmSite
+from launcher.spec.limits import NodeGroup, Partition, Queue
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
@@ -259,26 +260,26 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_overwritten_unless_that_is_wanted(own: Path) -> None:
-    path = folders.save("mine", "name: one\n", force=False)
+    path = profiles.save("mine", "name: one\n", force=False)
     with pytest.raises(RunError, match=r"mine.yaml is there already: `--force` replaces it"):
-        folders.save("mine", "name: two\n", force=False)
+        profiles.save("mine", "name: two\n", force=False)
     assert path.read_text() == "name: one\n"
-    folders.save("mine", "name: two\n", force=True)
+    profiles.save("mine", "name: two\n", force=True)
     assert [file.name for file in own.iterdir()] == ["mine.yaml"]
     assert path.read_text() == "name: two\n"
     for name in ("slurm", "../x", ".x", "-x"):
         with pytest.raises(ConfigError):
-            folders.save(name, "", force=True)
+            profiles.save(name, "", force=True)
 
 
 def test_profiles_of_the_user_take_the_place_of_ours(own: Path) -> None:
-    folders.save("polaris", "defaults: [derecho, _self_]\nname: polaris\n", force=False)
-    folders.save("odd", "defaults:\n  - odd\n", force=False)
-    found = {each.name: each for each in folders.profiles()}
+    profiles.save("polaris", "defaults: [derecho, _self_]\nname: polaris\n", force=False)
+    profiles.save("odd", "defaults:\n  - odd\n", force=False)
+    found = {each.name: each for each in profiles.profiles()}
     assert (found["polaris"].own, found["polaris"].scheduler) == (True, "pbs")
     assert (found["derecho"].own, found["lumi-g"].scheduler, found["odd"].scheduler) == (False, "slurm", "")
     with pytest.raises(ConfigError, match=r"there is no profile 'derech'\. Did you mean derecho"):
-        folders.find("derech")
+        profiles.find("derech")
 
 
 def test_the_command_writes_what_it_prints(

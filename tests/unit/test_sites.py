@@ -13,15 +13,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from launcher import render
-from launcher.cli import schema
 from launcher.cli.submit import typed
-from launcher.config import Config, LaunchMode
+from launcher.config import registration
+from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
-from launcher.inputs import Inputs
 from launcher.paths import resource
-from launcher.plan import Site
-from launcher.submit import planned
+from launcher.script import render
+from launcher.spec.plan import Site
+from launcher.submission.inputs import Inputs
+from launcher.submission.submit import planned
 
 FOLDER = resource("conf") / "cluster"
 OURS = ("allocation", "local", "pbs", "slurm")
@@ -36,7 +36,7 @@ NODE = {
 @functools.cache
 def profile(name: str) -> Config:
     """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
-    schema.register()
+    registration.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 

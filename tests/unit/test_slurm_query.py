@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.once import Refused
-from launcher.backends.slurm import SlurmInfoWatcher
-from launcher.backends.slurm_query import (
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.slurm.client import (
     STATES,
     Slurm,
     parse_accounting,
@@ -20,7 +19,8 @@ from launcher.backends.slurm_query import (
     parse_partitions,
     quiet_environment,
 )
-from launcher.check import NodeGroup, Partition
+from launcher.schedulers.slurm.executor import SlurmInfoWatcher
+from launcher.spec.limits import NodeGroup, Partition
 
 MIB = 1024**2
 SINFO = """\

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from launcher import snapshot
-from launcher.config import Config, Env, Function, Program, Workload
+from launcher.config.schema import Config, Env, Function, Program, Workload
+from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError
-from launcher.inputs import Inputs
-from launcher.plan import JobPlan, Site, make_plan
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.spec.plan import JobPlan, Site, make_plan
+from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 

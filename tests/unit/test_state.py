@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.backends.base import JobState
-from launcher.live import Seen
-from launcher.runs import Run
-from launcher.state import RunState, Story, run_state, tell
+from launcher.monitoring.live import Seen
+from launcher.monitoring.state import RunState, Story, run_state, tell
+from launcher.runs.directory import Run
+from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 
 P, R, S, D, F, C, G, U = (

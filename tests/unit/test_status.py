@@ -17,21 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launcher import event_file, live, standing
-from launcher.backends.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
-from launcher.backends.pbs_query import PBS
-from launcher.backends.slurm_query import Slurm, parse_jobs, parse_records
 from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, brief, table
-from launcher.config import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective, Scheduler
+from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
-from launcher.live import Live, Seen, look, look_at_all
-from launcher.runs import Run
-from launcher.state import RunState, tell
-from launcher.submit import require_over
-from launcher.sweep_live import SweepLive
-from launcher.why.of_run import explain
+from launcher.monitoring import live
+from launcher.monitoring import progress as standing
+from launcher.monitoring.live import Live, Seen, look, look_at_all
+from launcher.monitoring.state import RunState, tell
+from launcher.monitoring.sweep import SweepLive
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
+from launcher.submission.submit import require_over
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 
@@ -336,8 +338,8 @@ def test_a_follower_asks_less_often_while_nothing_changes(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
-    monkeypatch.setattr("launcher.live.time", ticking)
-    monkeypatch.setattr("launcher.answers.time", ticking)
+    monkeypatch.setattr("launcher.monitoring.live.time", ticking)
+    monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
     asked, follower = says({"1": RUNNING}), Live()
     for _ in range(300):
         look(run, follower)
@@ -354,7 +356,7 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     run, clock = make(tmp_path, "a", "1"), itertools.count(int(time.time()) + 3600)
     end(run, 1, job="1")
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
-    for module in ("launcher.live", "launcher.answers"):
+    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}), Live()
     assert {look(run, follower).state for _ in range(300)} == {RunState.FAILED}
@@ -367,7 +369,7 @@ def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
-    for module in ("launcher.live", "launcher.answers", "launcher.sweep_live"):
+    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}, {"1": FAILED}), kind()
     assert {look(run, follower).state for _ in range(100)} == {RunState.FAILED}
@@ -381,7 +383,9 @@ def test_runs_that_nobody_remembers_are_asked_about_together_again_and_again(
     for number in range(9):
         make(tmp_path, f"run-{number}", str(number))
     asked, clock, watched = says({"0": RUNNING}), [time.time()], Rows([], tmp_path, False)
-    monkeypatch.setattr("launcher.live.time", SimpleNamespace(time=lambda: clock[0], monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        "launcher.monitoring.live.time", SimpleNamespace(time=lambda: clock[0], monotonic=lambda: clock[0])
+    )
     for _ in range(3):
         watched.look()
         clock[0] += 100
@@ -403,12 +407,12 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     here = make(tmp_path, "here", "local-x", cluster={"scheduler": Scheduler.local})
     here.journal("process", pid=10**7, start=1, host="elsewhere")
     now = time.time()
-    for module in ("launcher.live", "launcher.answers"):
+    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
     assert states == {"run-0": "running", "done": "done"}
-    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
     asked = says(SILENT)
     now += 7
     told = rows(tmp_path)
@@ -481,9 +485,9 @@ def test_who_waits_for_a_scheduler_says_so_once(
         def cancel(self) -> None:
             pass
 
-    monkeypatch.setattr("launcher.live.threading", SimpleNamespace(Timer=Passed))
+    monkeypatch.setattr("launcher.monitoring.live.threading", SimpleNamespace(Timer=Passed))
     monkeypatch.setattr(Slurm, "jobs", lambda _: {"1": SchedulerJob("1", *RUNNING)})
-    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
     run, asks = make(tmp_path, "a", "1"), Live()
     for _ in range(2):
         look(run, asks)
@@ -524,7 +528,7 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
         return RECORDS
 
     monkeypatch.setattr(Slurm, "run", run)
-    monkeypatch.setattr("launcher.backends.slurm_query.os.getuid", lambda: 1001)
+    monkeypatch.setattr("launcher.schedulers.slurm.client.os.getuid", lambda: 1001)
     assert list(Slurm().jobs()) == ["16"]
 
 
@@ -539,7 +543,7 @@ def test_what_is_watched_is_looked_at_less_often_while_nothing_happens(calm: int
 def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
     run = make(tmp_path, "a", "1")
     says({"1": (JobState.PENDING, "PENDING")})
 

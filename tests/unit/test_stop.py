@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from launcher.agent.stop_agreement import Cause, Proposal, RankState, Want
-from launcher.node import pulse, stop
-from launcher.node.pulse import Pulse
-from launcher.node.settings import Settings
-from launcher.node.stop import GO_ON, Stop, Verdict, interval
+from launcher.worker import heartbeat, stop
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.settings import Settings
+from launcher.worker.stop import GO_ON, Stop, Verdict, interval
+from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.test_training import env_of
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -105,7 +105,7 @@ def test_files_ask_to_stop_and_to_save(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_agent_hears_that_the_rank_listens_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Pulse(2)
-    monkeypatch.setattr(pulse, "_mine", shared.slot(1))
+    monkeypatch.setattr(heartbeat, "_mine", shared.slot(1))
     flag = Stop(env_of(), Settings())
     flag.boundary(7)
     idle, mine = shared.signs()
@@ -119,7 +119,7 @@ def with_agent(monkeypatch: pytest.MonkeyPatch, world_size: int = 2) -> Pulse:
     """This process is one of so many ranks, all of one agent."""
     shared = Pulse(1)
     shared.clear(world_size)
-    monkeypatch.setattr(pulse, "_mine", shared.slot(0))
+    monkeypatch.setattr(heartbeat, "_mine", shared.slot(0))
     return shared
 
 

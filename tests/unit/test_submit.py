@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file
-from launcher.backends.processes import Process
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import SubmissionError
-from launcher.live import read
-from launcher.runs import Run
-from launcher.submit import Submitted, prepare, submit
+from launcher.monitoring.live import read
+from launcher.processes.groups import Process
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.submission.submit import Submitted, prepare, submit
 from tests.launch import PYTHON, ROOT, until
 from tests.unit.faults import FileServer
 from tests.unit.plans import make_config

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from launcher import submit_sweep, sweeps
-from launcher.config import Limits, ResumeHow, Scheduler
+from launcher.config.schema import Limits, ResumeHow, Scheduler
 from launcher.errors import ConfigError, SubmissionError
-from launcher.live import read
-from launcher.runs import Run
-from launcher.submit_sweep import SubmittedSweep, Wanted, id_of, prepare_sweep, resubmit
-from launcher.sweeps import Sweep
+from launcher.monitoring.live import read
+from launcher.runs import sweep_directory
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep
+from launcher.sweeps import submit as submit_sweep
+from launcher.sweeps.submit import SubmittedSweep, Wanted, id_of, prepare_sweep, resubmit
 from tests.unit.plans import make_config
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_runs import begin, end
@@ -351,7 +352,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def _sweep(**keys: Any) -> Any:
-    from launcher.config import Sweep as Keys
+    from launcher.config.schema import Sweep as Keys
 
     return Keys(**keys)
 
@@ -394,14 +395,14 @@ def test_keys_of_a_sweep(site: Site, points: list[str], keys: dict[str, Any], wo
 
 
 def test_a_chain_of_jobs_is_for_one_run(site: Site) -> None:
-    from launcher.config import Resume
+    from launcher.config.schema import Resume
 
     assert "point 0" in (words := site.refused(seeds(2), resume=Resume(how=ResumeHow.chain, max_attempts=3)))
     assert "resume.how=chain is for single runs" in words
 
 
 def test_points_do_not_share_checkpoints(site: Site) -> None:
-    from launcher.config import Checkpoint
+    from launcher.config.schema import Checkpoint
 
     words = site.refused(seeds(2), checkpoint=Checkpoint(dir=str(site.folder / "shared")))
     assert "point 1 (seed=1): checkpoint.dir" in words
@@ -444,4 +445,4 @@ def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
     assert started == [done.sweep]
     assert list(done.sweep.asked()) == [2, 3]
-    assert sweeps.all_sweeps(site.folder / "runs") == [done.sweep]
+    assert sweep_directory.all_sweeps(site.folder / "runs") == [done.sweep]

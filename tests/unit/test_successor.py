@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.pbs_query import PBS
-from launcher.backends.successor import submit_after
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.successor import submit_after
 from tests.unit.plans import bare_plan
 
 

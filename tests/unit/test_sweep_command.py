@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import submit_sweep, sweep_control
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.cli import commands, resume, sweep_change, sweep_results, sweep_status
-from launcher.config import Scheduler
+from launcher.config.schema import Scheduler
 from launcher.errors import LauncherError
-from launcher.runs import Run
-from launcher.submit import prepare
-from launcher.submit_sweep import SubmittedSweep
-from launcher.sweep_live import PointSeen
-from launcher.sweeps import Manifest, Point, Sweep
+from launcher.monitoring.sweep import PointSeen
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Manifest, Point, Sweep
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
+from launcher.submission.submit import prepare
+from launcher.sweeps import control, submit
+from launcher.sweeps.submit import SubmittedSweep
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sweep_runs import begin, end, make_sweep
 from tests.unit.test_commands import make as make_run
@@ -318,7 +318,7 @@ def test_rerun_tells_what_was_submitted(call: Call, sweep: Sweep, monkeypatch: p
         asked.append(points)
         return SubmittedSweep(sweep, (("200", (4,)),), (), (), ((5,), "sbatch: submit limit"))
 
-    monkeypatch.setattr(submit_sweep, "resubmit", resubmit)
+    monkeypatch.setattr(submit, "resubmit", resubmit)
     answer = call("sweep rerun lr-1")
     assert (answer.code, asked) == (1, [[4, 5]])
     assert answer.lines[0] == "asks for   2 x 1 node x 1 CPU x 1h = 2 node-hours, 2 core-hours"
@@ -346,7 +346,7 @@ def test_cancel_of_points(call: Call, sweep: Sweep, line: str) -> None:
 
 
 def test_a_throttle_that_cannot_be_kept_is_told(call: Call, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_control, "throttle", lambda *_: [("100", 1), ("200", 1)])
+    monkeypatch.setattr(control, "throttle", lambda *_: [("100", 1), ("200", 1)])
     assert call("sweep throttle lr-1 1").lines == [
         "lr-1: at most 1 point at once", "  1 of array 100", "  1 of array 200",
         "  2 arrays wait, and each runs one point at least",

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from launcher import sweep_control
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.pbs_query import PBS, short
-from launcher.backends.slurm_query import Slurm
-from launcher.config import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective, Scheduler
 from launcher.errors import RunError
-from launcher.sweep_live import look_at
-from launcher.sweeps import Sweep
+from launcher.monitoring.sweep import look_at
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.pbs.client import PBS, short
+from launcher.schedulers.slurm.client import Slurm
+from launcher.sweeps import control
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
@@ -61,7 +61,7 @@ def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant
     sweep = make_sweep(tmp_path, 4)
     end(sweep.run(0), 0)
     site = Site(monkeypatch, Slurm, elements("100", 2, 2))
-    cancelled = sweep_control.cancel(sweep, points)
+    cancelled = control.cancel(sweep, points)
     assert site.told == told
     assert marked(sweep, 4) == list(cancelled) == [index for index in points or range(4) if index]
     assert sweep.cancelled() is (points is None)
@@ -71,7 +71,7 @@ def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant
 def test_an_array_of_pbs_is_cancelled_by_its_id_with_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, 3, array="150.pbs-srv", plan=PBS_PLAN)
     site = Site(monkeypatch, PBS, {"150[0].pbs-srv": JobState.RUNNING, "150[1].pbs-srv": JobState.PENDING})
-    sweep_control.cancel(sweep)
+    control.cancel(sweep)
     assert site.told == [("150[].pbs-srv",)]
 
 
@@ -84,13 +84,13 @@ def test_points_that_were_handed_over_again_are_cancelled_where_they_are(
     sweep.run(3).journal("submitted", job="300")
     jobs = {**elements("100", 4), "200_0": JobState.PENDING, "200_1": JobState.PENDING, "300": JobState.PENDING}
     site = Site(monkeypatch, Slurm, jobs)
-    assert sweep_control.cancel(sweep) == {0: "waiting", 1: "queued", 2: "queued", 3: "queued", 4: "running"}
+    assert control.cancel(sweep) == {0: "waiting", 1: "queued", 2: "queued", 3: "queued", 4: "running"}
     assert sorted(site.told) == [("100",), ("200",), ("300",)]
 
 
 def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None)
-    assert sweep_control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
+    assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
     sweep.mark_cancelled(False)  # as `rerun 1` does
     sweep.run(1).clear_marks()
     sweep.ask([1], again=True)
@@ -102,7 +102,7 @@ def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     end(sweep.run(0), 0)
     end(sweep.run(1), 1)
     site = Site(monkeypatch, Slurm, {})
-    assert (sweep_control.cancel(sweep), site.told, marked(sweep, 2)) == ({}, [], [])
+    assert (control.cancel(sweep), site.told, marked(sweep, 2)) == ({}, [], [])
 
 
 def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatc
         end(sweep.run(index), 0)
     jobs = {**elements("100", 1, 5), **elements("200", 0, 2), "400": JobState.RUNNING}
     site = Site(monkeypatch, Slurm, jobs)
-    given = sweep_control.throttle(sweep, 5)
+    given = control.throttle(sweep, 5)
     assert given == site.told == [("100", 3), ("200", 1)]  # and the job of its own is the fifth
     assert sweep.manifest().parallelism == 5
 
@@ -122,7 +122,7 @@ def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatc
 def test_an_array_that_has_begun_as_a_whole_needs_no_throttle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, 3)
     site = Site(monkeypatch, Slurm, elements("100", 3))
-    assert (sweep_control.throttle(sweep, 2), site.told) == ([], [])
+    assert (control.throttle(sweep, 2), site.told) == ([], [])
 
 
 # state of a point -> is it run again by default, and when it is named
@@ -150,21 +150,21 @@ def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
     seen = look_at(every_state)
-    assert sweep_control.again(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
+    assert control.again(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
     for number, (state, allowed) in enumerate(AGAIN.items()):
         if allowed:
-            assert sweep_control.again(seen, [number]) == [number]
+            assert control.again(seen, [number]) == [number]
         else:
             with pytest.raises(RunError, match=rf"\({number} {state}\)"):
-                sweep_control.again(seen, [number, 0])
+                control.again(seen, [number, 0])
 
 
 def test_points_that_were_never_made_are_not_run_again(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None)
     (sweep.run(1).path / "record.json").unlink()
     with pytest.raises(RunError, match="points 1 have not been made: repeat the command"):
-        sweep_control.rerun(sweep, None)
-    assert sweep_control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
+        control.rerun(sweep, None)
+    assert control.cancel(sweep) == dict.fromkeys(range(3), "waiting")
 
 
 def test_an_array_whose_submitter_was_killed_is_found_before_it_is_cancelled(
@@ -174,5 +174,5 @@ def test_an_array_whose_submitter_was_killed_is_found_before_it_is_cancelled(
     sweep.submitting("t", [0, 1])
     site = Site(monkeypatch, Slurm, elements("100", 0, 2))
     monkeypatch.setattr(Slurm, "find", lambda _, token, name: {"t": "100"}[token])
-    assert sweep_control.cancel(sweep) == {0: "queued", 1: "queued"}
+    assert control.cancel(sweep) == {0: "queued", 1: "queued"}
     assert site.told == [("100",)]

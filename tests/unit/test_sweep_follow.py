@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.base import JobState, SchedulerJob
-from launcher.backends.slurm_query import Slurm
 from launcher.cli import sweep_follow
 from launcher.errors import DONE, FAILED, RESUME
-from launcher.runs import being_submitted, only_submitter
-from launcher.sweep_live import STATES, WAITING, PointSeen, look_at
-from launcher.sweeps import Sweep
+from launcher.monitoring.sweep import STATES, WAITING, PointSeen, look_at
+from launcher.runs.directory import being_submitted, only_submitter
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.sweep_runs import begin, end, make_sweep
 
 
@@ -124,7 +124,7 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
 ) -> None:
     sweep, sent = make_sweep(tmp_path, 2, array=None), []
     sweep.ask([0, 1], again=False)
-    monkeypatch.setattr("launcher.submit_sweep.start_here", sent.append)
+    monkeypatch.setattr("launcher.sweeps.submit.start_here", sent.append)
     monkeypatch.setattr(sweep_follow, "POLL", 0.0)
     assert sweep_follow.to_the_end(sweep) == 1
     assert sent == [sweep] * sweep_follow.TRIES
@@ -157,7 +157,7 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
         cancelled.append(kill)
         end(sweep.run(0), 0)
 
-    monkeypatch.setattr(sweep_follow.sweep_control, "cancel", cancel)
+    monkeypatch.setattr(sweep_follow.control, "cancel", cancel)
     monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     assert sweep_follow.to_the_end(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])

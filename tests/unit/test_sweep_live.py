@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import live
-from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.pbs_query import PBS
-from launcher.backends.processes import Process
-from launcher.backends.slurm_query import Slurm
-from launcher.config import GpuDirective, Scheduler
-from launcher.sweep_live import DAMAGED, SweepLive, counts, look_at, not_begun, summary
-from launcher.sweeps import Sweep
+from launcher.config.schema import GpuDirective, Scheduler
+from launcher.monitoring import live
+from launcher.monitoring.sweep import DAMAGED, SweepLive, counts, look_at, not_begun, summary
+from launcher.processes.groups import Process
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
@@ -97,8 +97,8 @@ def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
 ) -> None:
     sweep, same = make_sweep(tmp_path, 2), SweepLive()
-    monkeypatch.setattr("launcher.live.SCHEDULER_INTERVAL", -1.0)
-    monkeypatch.setattr("launcher.sweep_live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
+    monkeypatch.setattr("launcher.monitoring.sweep.SCHEDULER_INTERVAL", -1.0)
     says({"100_0": JobState.RUNNING}, {"100_0": JobState.RUNNING, "100_1": JobState.FAILED})
     assert [each.state for each in look_at(sweep, same)] == ["running", "failed"]
     says({}, {"100_0": JobState.CANCELLED, "100_1": JobState.FAILED})

@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import lookup, sweeps
 from launcher.errors import ConfigError, RunError
-from launcher.runs import Run
-from launcher.state import tell
-from launcher.sweeps import Manifest, Sweep, canonical, differing, label, of_ranges, to_ranges, values_of
+from launcher.monitoring.state import tell
+from launcher.runs import lookup, sweep_directory
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import (
+    Manifest,
+    Sweep,
+    canonical,
+    differing,
+    label,
+    of_ranges,
+    to_ranges,
+    values_of,
+)
 from tests.unit.sweep_runs import begin, hand_over, make_sweep
 
 
@@ -223,7 +232,7 @@ def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected
 def test_a_run_whose_id_is_a_number_is_no_point(tmp_path: Path, run_id: str) -> None:
     run = Run.create(tmp_path / "runs" / run_id)
     assert (run.id, run.is_point) == (run_id, False)
-    assert sweeps.sweep_of(run) is None
+    assert sweep_directory.sweep_of(run) is None
 
 
 def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -> None:
@@ -231,7 +240,7 @@ def test_a_sweep_whose_id_is_a_number_is_found_with_its_points(tmp_path: Path) -
     assert (sweep.id, sweep.run(3).id) == ("7", "7/3")
     assert Run(sweep.path).id == "7"
     assert lookup.find("7/3", tmp_path).path == sweep.run(3).path
-    assert sweeps.sweep_of(sweep.run(3)) == sweep
+    assert sweep_directory.sweep_of(sweep.run(3)) == sweep
 
 
 def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
@@ -249,16 +258,16 @@ def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
 
 def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     sweep, other = make_sweep(tmp_path, name="lr-1"), make_sweep(tmp_path, name="lr-2")
-    assert {each.id for each in sweeps.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
+    assert {each.id for each in sweep_directory.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
     assert lookup.all_runs(tmp_path) == []
-    assert sweeps.find("lr-1", tmp_path) == sweep
-    assert sweeps.find(str(other.path), tmp_path) == other
+    assert sweep_directory.find("lr-1", tmp_path) == sweep
+    assert sweep_directory.find(str(other.path), tmp_path) == other
     assert lookup.find("lr-2/3", tmp_path).path == other.path / "3"
     for name, words in [
         ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
-            lookup.find(name, tmp_path) if "/" in name else sweeps.find(name, tmp_path)
+            lookup.find(name, tmp_path) if "/" in name else sweep_directory.find(name, tmp_path)
     Run(sweep.path).link(tmp_path)
     with pytest.raises(RunError, match=r"latest is lr-1, a sweep: name one of its points \(lr-1/0\)"):
         lookup.find("latest", tmp_path)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import texts
-from launcher.config import Backend, FSDPLm
+from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
 from launcher.texts import Text, TextError
 from workloads import text

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import minder, time_left
-from launcher.node.minder import Minder
-from launcher.node.settings import settings
-from launcher.node.time_left import TimeLeft, judge
-from launcher.runs import Run
+from launcher.agent import program_stop
+from launcher.agent.program_stop import Minder
+from launcher.runs import time_left
+from launcher.runs.directory import Run
+from launcher.runs.time_left import TimeLeft, judge
+from launcher.worker.settings import settings
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Sandbox
 
@@ -71,7 +72,7 @@ def test_an_agent_whose_clock_is_ahead_does_not_end_the_attempt_while_others_kno
     environ = on_a_node(monkeypatch, tmp_path, boot_id, AHEAD)
     plan = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program")
     assert Minder(plan, environ, first=first, now=time.monotonic()).cause(time.monotonic()) == cause
-    monkeypatch.setattr(minder, "LOOK", 0.0)
+    monkeypatch.setattr(program_stop, "LOOK", 0.0)
     if boot_id == "a":  # and it does when the time has come
         (tmp_path / "uptime").write_text(f"{5000 + HOUR - 59} 1.0\n")
         assert (

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.topology import SOURCES, Nodes, Topology, TopologyError, derive, in_order, numbered
+from launcher.schedulers.topology import (
+    SOURCES,
+    Nodes,
+    Topology,
+    TopologyError,
+    derive,
+    in_order,
+    numbered,
+)
 
 NODE_FILES = {
     "/aux/two": "n1.site\nn1.site\nn2.site\nn2.site\n\n",

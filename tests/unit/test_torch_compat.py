@@ -17,10 +17,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from launcher.config import FSDPLm
-from launcher.node import Env
-from launcher.node.settings import Settings
-from launcher.worker import torch_compat, torch_compat_dcp
+from launcher import Env, torch_compat, torch_compat_dcp
+from launcher.config.schema import FSDPLm
+from launcher.worker.settings import Settings
 from workloads import fsdp
 from workloads.ranks import WorkloadError
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher import trackers
+from launcher.environment import trackers
 from launcher.errors import ConfigError
-from launcher.node import tracking
-from launcher.node.events import Reporter
-from launcher.node.tracking import About, Entry, Tracking, flat, numbers_in
-from launcher.runs import Run
+from launcher.runs.directory import Run
+from launcher.runs.event_writer import Reporter
+from launcher.worker import tracking
+from launcher.worker.tracking import About, Entry, Tracking, flat, numbers_in
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
 
 
@@ -251,7 +251,7 @@ def two_attempts(make: Callable[[About], tracking.Tracker], run: Run) -> None:
 def test_tensorboard_shows_no_step_twice(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.node.tracking_tensorboard import TensorBoard
+    from launcher.worker.tracking_tensorboard import TensorBoard
 
     two_attempts(TensorBoard, run)
     shown = EventAccumulator(str(run.path / "tensorboard"))
@@ -267,7 +267,7 @@ def test_tensorboard_shows_no_step_twice(run: Run) -> None:
 def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from launcher.node.tracking_tensorboard import TensorBoard
+    from launcher.worker.tracking_tensorboard import TensorBoard
 
     attempts = (((2, "train/loss"), (3, "train/loss")), ((3, "eval/accuracy"), (4, "train/loss")))
     for attempt, entries in enumerate(attempts):
@@ -282,7 +282,7 @@ def test_tensorboard_keeps_a_step_whose_evaluation_was_left_to_the_next_attempt(
 
 
 def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
-    from launcher.node.tracking_mlflow import MLflow
+    from launcher.worker.tracking_mlflow import MLflow
 
     two_attempts(MLflow, run)
     from mlflow.tracking import MlflowClient
@@ -299,7 +299,7 @@ def test_mlflow_goes_on_with_the_same_run(run: Run) -> None:
 
 
 def test_a_run_that_mlflow_has_lost_is_made_again(run: Run) -> None:
-    from launcher.node.tracking_mlflow import RUN, MLflow
+    from launcher.worker.tracking_mlflow import RUN, MLflow
 
     (run.path / RUN).write_text("http://another.server.example 1234\n")
     tracker = MLflow(about(run, 0))

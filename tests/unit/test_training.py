@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from launcher import datasets
-from launcher.node import Env
-from launcher.worker.torch_compat import destroy_without_gil
+from launcher import Env, datasets
+from launcher.torch_compat import destroy_without_gil
 from workloads import bench, names, training
 from workloads.buckets import GradientBuckets, _groups
 from workloads.data import load

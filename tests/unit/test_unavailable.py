@@ -11,27 +11,30 @@ from typing import Any
 
 import pytest
 
-from launcher import after, errors, live_index, runs, saves, secret
-from launcher.backends import executor as executor_module
-from launcher.backends import points
-from launcher.backends.base import JobState, QueryError, SchedulerJob
-from launcher.backends.executor import RunExecutor
-from launcher.backends.pbs import PBSInfoWatcher
-from launcher.backends.slurm_query import Slurm
+from launcher import errors
+from launcher.agent.program_stop import Minder
 from launcher.cli import follow
 from launcher.cli.status_rows import Rows
-from launcher.config import Program
+from launcher.config.schema import Program
+from launcher.environment import secrets
 from launcher.errors import RESUME, RunError, UnavailableError
-from launcher.lookup import all_runs, find
-from launcher.node import after as gate
-from launcher.node import again, lease
-from launcher.node.again import What
-from launcher.node.events import not_begun
-from launcher.node.minder import Minder
-from launcher.runs import Attempt, Run
-from launcher.sweep_control import again as started_again
-from launcher.sweep_live import look_at
-from launcher.sweeps import Manifest, Sweep
+from launcher.job import dependencies as gate
+from launcher.job import requeue
+from launcher.job.requeue import What
+from launcher.monitoring.sweep import look_at
+from launcher.runs import directory, lease, live_index, saves
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_writer import not_begun
+from launcher.runs.lookup import all_runs, find
+from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.schedulers import executor as executor_module
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.executor import RunExecutor
+from launcher.schedulers.pbs.submitit_executor import PBSInfoWatcher
+from launcher.schedulers.slurm.client import Slurm
+from launcher.submission import dependencies
+from launcher.sweeps import local_points
+from launcher.sweeps.control import again as started_again
 from launcher.worker import main as rank
 from tests.unit.faults import FOR_EVER, FileServer
 from tests.unit.plans import bare_plan, plan_of
@@ -151,11 +154,11 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
     for number in range(attempts):
         events = begin(run, "7", number=number)
         if number < attempts - 1:
-            again.Events(Attempt(run, number), "again")("stopped", step=number, saved=-1)
+            requeue.Events(Attempt(run, number), "again")("stopped", step=number, saved=-1)
         assert events
     in_attempt(run, monkeypatch, attempts - 1)
-    monkeypatch.setattr(again, "_ending", lambda *_: None)
-    monkeypatch.setattr(again, "_go_on", lambda *_: "its job was requeued")
+    monkeypatch.setattr(requeue, "_ending", lambda *_: None)
+    monkeypatch.setattr(requeue, "_go_on", lambda *_: "its job was requeued")
     return run
 
 
@@ -168,12 +171,12 @@ def test_a_run_is_neither_started_again_nor_given_up_by_what_cannot_be_read(
 ) -> None:
     run = stopped(tmp_path, monkeypatch)
     (run.path / "checkpoints" / "step-5").mkdir(parents=True)
-    monkeypatch.setattr(again.checkpoints, "newest_step", lambda _: 5)
+    monkeypatch.setattr(requeue.checkpoints, "newest_step", lambda _: 5)
     server.fail(part, FOR_EVER, number)
-    assert again.main(str(run.path), told=False) == What.STAYS == RESUME
+    assert requeue.main(str(run.path), told=False) == What.STAYS == RESUME
     server.recover()
     server.fail(part, 2, number)
-    assert again.main(str(run.path), told=False) == What.ELSEWHERE
+    assert requeue.main(str(run.path), told=False) == What.ELSEWHERE
 
 
 def test_a_cancelled_run_is_not_started_again_when_its_mark_is_hard_to_read(
@@ -181,9 +184,9 @@ def test_a_cancelled_run_is_not_started_again_when_its_mark_is_hard_to_read(
 ) -> None:
     run = stopped(tmp_path, monkeypatch)
     run.mark("cancelled")
-    monkeypatch.setattr(again.checkpoints, "newest_step", lambda _: 5)
+    monkeypatch.setattr(requeue.checkpoints, "newest_step", lambda _: 5)
     server.fail("run/cancelled", 2)
-    assert again.main(str(run.path), told=False) == What.STAYS
+    assert requeue.main(str(run.path), told=False) == What.STAYS
 
 
 def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
@@ -233,11 +236,11 @@ def test_a_run_is_not_failed_for_another_one_that_cannot_be_read(
 
 def test_those_who_wait_are_told_or_named(tmp_path: Path, server: FileServer) -> None:
     run = make_run(tmp_path)
-    assert after.repoint(run.path) == []
-    (run.path / after.FOLLOWERS).mkdir()
-    (run.path / after.FOLLOWERS / "next").write_text(str(tmp_path / "next"))
-    server.fail(after.FOLLOWERS)
-    assert "cannot be read now" in after.repoint(run.path)[0]
+    assert dependencies.repoint(run.path) == []
+    (run.path / dependencies.FOLLOWERS).mkdir()
+    (run.path / dependencies.FOLLOWERS / "next").write_text(str(tmp_path / "next"))
+    server.fail(dependencies.FOLLOWERS)
+    assert "cannot be read now" in dependencies.repoint(run.path)[0]
 
 
 # -- sweeps
@@ -286,10 +289,10 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
         started.append(index)
         sweep.run(index).journal("process", pid=1, start=0, host="node1")
 
-    monkeypatch.setattr(points, "_start", start)
-    monkeypatch.setattr(points.time, "sleep", lambda _: server.recover())
+    monkeypatch.setattr(local_points, "_start", start)
+    monkeypatch.setattr(local_points.time, "sleep", lambda _: server.recover())
     server.fail(part)
-    assert points.main(str(sweep.path)) == 0
+    assert local_points.main(str(sweep.path)) == 0
     assert started == [1]
 
 
@@ -300,16 +303,16 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
 def test_secrets_of_a_run_that_cannot_be_seen_stay(tmp_path: Path, server: FileServer, number: int) -> None:
     run = make_run(tmp_path)
     base = tmp_path / "secrets"
-    path = secret.file_of(str(run.path), str(base))
-    secret.write(f"# {run.path}\n", path)
+    path = secrets.file_of(str(run.path), str(base))
+    secrets.write(f"# {run.path}\n", path)
     for part in (f"{run.path}", f"{run.path}/cancelled", f"{run.path}/attempts"):
         server.recover()
         server.fail(part, FOR_EVER, number)
-        secret.prune(base)
+        secrets.prune(base)
         assert path.exists()
     server.recover()
     run.mark("cancelled")
-    secret.prune(base)
+    secrets.prune(base)
     assert not path.exists()
 
 
@@ -392,7 +395,7 @@ def test_a_folder_of_which_nobody_can_tell_is_not_called_unsafe(
     server.recover()
     run.path.chmod(0o777)
     with pytest.raises(RunError, match="others can write"):
-        runs.require_private(run.path)
+        directory.require_private(run.path)
 
 
 def test_nothing_is_submitted_while_nobody_can_tell_whether_it_was(

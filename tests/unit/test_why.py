@@ -10,9 +10,9 @@ import pytest
 
 from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
-from launcher.runs import Run
-from launcher.why.explanation import Explanation, Option
-from launcher.why.of_run import explain
+from launcher.diagnose.why.of_run import explain
+from launcher.runs.directory import Run
+from launcher.schedulers.explanation import Explanation, Option
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import make_sweep
 

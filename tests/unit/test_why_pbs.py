@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import pbs_facts
-from launcher.backends.base import QueryError
-from launcher.backends.pbs_facts import Node
-from launcher.backends.pbs_query import PBS
-from launcher.config import GpuDirective, Scheduler
-from launcher.plan import JobPlan
-from launcher.why import pbs, pbs_changes
-from launcher.why.pbs_comments import Kind, in_words
+from launcher.config.schema import GpuDirective, Scheduler
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs import facts as pbs_facts
+from launcher.schedulers.pbs import pending, suggestions
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.comments import Kind, in_words
+from launcher.schedulers.pbs.facts import Node
+from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 
 GIB = 1024**3
@@ -117,7 +117,7 @@ def test_names_and_amounts_are_in_the_words(comment: str, words: str) -> None:
     ],
 )
 def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], words: str, do: str) -> None:
-    found = pbs.state_in_words(record, "Not Running: Not enough free nodes available")
+    found = pending.state_in_words(record, "Not Running: Not enough free nodes available")
     assert words in found.words
     assert do in found.do
 
@@ -136,7 +136,7 @@ def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], wo
 )  # fmt: skip
 def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], words: str) -> None:
     """Its own record has no comment, and that of an array that has begun says only that."""
-    assert words in pbs.array_in_words(array, "Not Running: Not enough free nodes available").words
+    assert words in pending.array_in_words(array, "Not Running: Not enough free nodes available").words
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[s
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
     nodes = pbs_facts.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
     plan = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus}, **keys)
-    found = pbs.for_ever(in_words(text), plan, nodes, "workq")
+    found = pending.for_ever(in_words(text), plan, nodes, "workq")
     assert found.words == words
     assert found.never == words.startswith("it can never start")
 
@@ -172,7 +172,7 @@ def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[s
     ],
 )  # fmt: skip
 def test_a_folder_that_nodes_do_not_see_is_named(record: dict[str, str], told: str) -> None:
-    found = pbs.not_startable(record, dataclasses.replace(pbs_plan(), run_dir="/runs/a"))
+    found = pending.not_startable(record, dataclasses.replace(pbs_plan(), run_dir="/runs/a"))
     assert (found.words if found else "").startswith(told)
     assert (found is None) == (not told)
 
@@ -237,7 +237,7 @@ def pbs_plan(**keys: Any) -> JobPlan:
 def test_sizes_that_would_fit_now_are_offered_from_the_smallest_change_on(
     keys: dict[str, Any], nodes: list[Node], offered: list[str]
 ) -> None:
-    found = pbs_changes.options(pbs_plan(**keys), nodes, 100.0)
+    found = suggestions.options(pbs_plan(**keys), nodes, 100.0)
     assert found[0].overrides == ()
     assert [" ".join(each.overrides) for each in found[1:]] == offered
 
@@ -262,11 +262,11 @@ class Recorded(pbs_facts.Facts):
         return pbs_facts.queue_facts("pbs-srv", {"max_run": "[u:PBS_GENERIC=5]"})
 
 
-def explained(comment: str, queue: dict[str, Any] | None = None) -> pbs.Explanation:
+def explained(comment: str, queue: dict[str, Any] | None = None) -> pending.Explanation:
     record = {"job_state": "Q", "comment": comment, "queue": "workq"}
     facts = Recorded(record, queue)
     plan = pbs_plan(nodes=2, cpus_per_proc=4)
-    return pbs.explain("run-1", plan, "7.pbs-srv", facts=facts, program="launcher")
+    return pending.explain("run-1", plan, "7.pbs-srv", facts=facts, program="launcher")
 
 
 def test_a_job_without_room_is_offered_what_fits() -> None:
@@ -281,7 +281,7 @@ def test_a_run_that_may_lose_nodes_waits_for_all_of_them_when_it_is_queued_again
     record = {"job_state": "Q", "run_count": "1", "Exit_status": "-20", "queue": "workq",
               "comment": "Not Running: Not enough free nodes available"}  # fmt: skip
     plan = pbs_plan(nodes=2, min_nodes=1, cpus_per_proc=4)
-    found = pbs.explain("run-1", plan, "7.pbs-srv", facts=Recorded(record), program="launcher")
+    found = pending.explain("run-1", plan, "7.pbs-srv", facts=Recorded(record), program="launcher")
     assert "PBS waits for all 2 nodes to start it again, whatever min_nodes says" in found.notes
     assert found.commands[1] == "launcher resume run-1 cpus_per_proc=2"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import slurm_facts
-from launcher.backends.base import QueryError
-from launcher.backends.slurm_facts import Nodes, PartitionFacts, Pending, Reservation, Trial
-from launcher.why import slurm, slurm_changes
-from launcher.why.explanation import Option, sooner
-from launcher.why.slurm_reasons import Kind, in_words
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.explanation import Option, sooner
+from launcher.schedulers.slurm import facts as slurm_facts
+from launcher.schedulers.slurm import pending, suggestions
+from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
+from launcher.schedulers.slurm.reasons import Kind, in_words
 from tests.unit.plans import plan_of
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
@@ -249,7 +249,7 @@ def test_changes_are_tried_from_the_smallest_on(
 ) -> None:  # fmt: skip
     plan = plan_of(**keys)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=plan.nodes, account="mine")
-    found = slurm_changes.changes(plan, job, partitions, nodes, windows, now=NOW)
+    found = suggestions.changes(plan, job, partitions, nodes, windows, now=NOW)
     assert [" ".join(each.overrides) for each in found] == tried
 
 
@@ -257,7 +257,7 @@ def test_fewer_nodes_are_not_offered_below_what_the_user_or_the_workload_wants()
     plan = plan_of(nodes=4)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4)
     for given, fixed in ((plan, True), (replace(plan, params={"min_ranks": 4}), False)):
-        found = slurm_changes.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
+        found = suggestions.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
         assert not any("nodes=" in each.overrides[0] for each in found)
 
 
@@ -265,7 +265,7 @@ def test_a_trial_asks_for_what_the_script_asks_for() -> None:
     plan = plan_of(
         nodes=2, cpus_per_proc=3, time="90m", cluster={"partition": "gpu", "directives": {"licenses": "a:1"}}
     )
-    options = slurm_changes.arguments(plan)
+    options = suggestions.arguments(plan)
     for option in ("--nodes=2", "--cpus-per-task=3", "--time=01:30:00", "--partition=gpu", "--licenses=a:1"):
         assert option in options
     assert not any(option.startswith(("--output", "--array", "--comment")) for option in options)
@@ -273,13 +273,13 @@ def test_a_trial_asks_for_what_the_script_asks_for() -> None:
 
 def test_nodes_are_counted_by_state_and_broken_ones_are_named() -> None:
     nodes = slurm_facts.parse_nodes(NODES)
-    assert slurm_changes.node_lines(nodes, "gpu", "") == (
+    assert suggestions.node_lines(nodes, "gpu", "") == (
         "partition gpu: 4 nodes: 2 allocated, 1 planned, 1 down",
         "node3 is down: bad | GPU",
     )
-    with_feature = slurm_changes.usable(nodes, ["gpu"], "a100&ib")
+    with_feature = suggestions.usable(nodes, ["gpu"], "a100&ib")
     assert [each.names for each in with_feature] == ["node[1-2]"]
-    assert slurm_changes.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
+    assert suggestions.node_lines([], "gpu", "h100") == ("partition gpu has no nodes with h100",)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +306,10 @@ def test_a_trial_does_not_wait_for_the_job_that_it_replaces() -> None:
     job = Pending("1", "PENDING", "Resources", starts=NOW + 1700, partition="gpu", nodes=4, cpus=16, time=3600)
     tried = (Option((), NOW + 5400), Option(("nodes=2",), NOW + 5400), Option(("cluster.partition=x",), NOW + 5400),
              Option(("nodes=1",), NOW + 60))  # fmt: skip
-    starts = [each.starts for each in slurm.corrected(tried, job, [GPU], [], NOW)]
+    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [], NOW)]
     assert starts == [NOW + 1700, NOW + 1800, NOW + 5400, NOW + 60]
     window = Reservation("maint", NOW + 900, NOW + 4500)
-    starts = [each.starts for each in slurm.corrected(tried, job, [GPU], [window], NOW)]
+    starts = [each.starts for each in pending.corrected(tried, job, [GPU], [window], NOW)]
     assert starts[1] == NOW + 4500  # not into the window
 
 
@@ -331,11 +331,11 @@ class Recorded(slurm_facts.Facts):
         return Trial(NOW if "--nodes=2" in options else NOW + 5400)  # type: ignore[operator]
 
 
-def explained(**answers: str) -> tuple[slurm.Explanation, Recorded]:
+def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
     told = {"show job": SHOWN, "show partition": PARTITIONS, "sinfo": NODES, "show reservation": RESERVATIONS}
     facts = Recorded(answers={**told, **answers})
     plan = plan_of(nodes=4, cpus_per_proc=4)
-    return slurm.explain("run-1", plan, "2", facts=facts, program="launcher", patience=60), facts
+    return pending.explain("run-1", plan, "2", facts=facts, program="launcher", patience=60), facts
 
 
 def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
@@ -352,14 +352,14 @@ def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner(
 def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
     told = {"show job": SHOWN}
     facts = Recorded(answers=told)
-    found = slurm.explain("run-1", plan_of(nodes=4), "2", facts=facts, program="launcher", patience=60)
+    found = pending.explain("run-1", plan_of(nodes=4), "2", facts=facts, program="launcher", patience=60)
     assert "in use" in found.why
     assert [note for note in found.notes if "did not answer" in note] == [
         "not answered: scontrol did not answer within 10 s"
     ]
     assert facts.asked == 2  # nobody waits for a third one
     with pytest.raises(QueryError):
-        slurm.explain("run-1", plan_of(), "2", facts=Recorded(), program="launcher", patience=60)
+        pending.explain("run-1", plan_of(), "2", facts=Recorded(), program="launcher", patience=60)
 
 
 @pytest.mark.parametrize(
@@ -402,12 +402,12 @@ def test_what_never_starts_is_not_said_to_start() -> None:
 def test_a_job_that_never_gets_a_reason_is_not_just_new(reason: str, waited: int, words: str) -> None:
     """24.05 without accounting, and an account that does not exist: `Reason=None` for ever."""
     job = Pending("1", "PENDING", reason, submitted=NOW, eligible=NOW, account="nope")
-    assert words in slurm.reason_of(job, NOW + waited).words
+    assert words in pending.reason_of(job, NOW + waited).words
 
 
 def test_time_before_a_job_may_begin_does_not_count() -> None:
     job = Pending("1", "PENDING", "", submitted=NOW, eligible=NOW + 9000)
-    assert slurm.reason_of(job, NOW + 9100) == in_words("")
+    assert pending.reason_of(job, NOW + 9100) == in_words("")
 
 
 def test_a_held_job_is_not_offered_changes() -> None:

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from launcher import errors, runs
+from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import failed_by
 from launcher.agent.control import AttemptOver, LeaderLost, Overtaken
-from launcher.agent.rendezvous import Meeting, Member, RendezvousError
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, NextRound
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
-from launcher.event_file import read
-from launcher.node.preflight_verdict import Then, Verdict
+from launcher.preflight.verdict import Then, Verdict
+from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
+from launcher.runs import directory
+from launcher.runs.event_file import read
 from tests.unit.plans import bare_plan
 
 MEMBERS = tuple(Member(index, index, f"node{index}", 1) for index in range(3))
@@ -106,13 +107,13 @@ class FakeSignals(Signals):
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path))
-    attempt = runs.Attempt(runs.Run(tmp_path), 0)
+    attempt = directory.Attempt(directory.Run(tmp_path), 0)
     for folder in (attempt.logs, attempt.events_file("x").parent):
         folder.mkdir(parents=True)
     place = SimpleNamespace(rank=0, node_rank=0, local_rank=0, hosts=("node0", "node1", "node2"), job="1", source="x")
     monkeypatch.setattr(module, "current_attempt", lambda: attempt)
-    monkeypatch.setattr(runs.Run, "plan", lambda self: plan)
-    monkeypatch.setattr(runs.Run, "secret", lambda self: b"secret")
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    monkeypatch.setattr(directory.Run, "secret", lambda self: b"secret")
     monkeypatch.setattr(module, "Signals", FakeSignals)
     monkeypatch.setattr(module.orphans, "adopt", lambda: None)
     monkeypatch.setattr(module.topology, "derive", lambda *_: place)
@@ -134,7 +135,7 @@ def ended(folder: Path) -> Any:
 
 
 def faults(folder: Path) -> list[str]:
-    events = read(runs.Attempt(runs.Run(folder), 0).events_file("node-0"))
+    events = read(directory.Attempt(directory.Run(folder), 0).events_file("node-0"))
     return [event["cause"] for event in events if event["event"] == "fault"]
 
 
@@ -200,7 +201,7 @@ def test_whatever_becomes_of_a_preflight_is_no_traceback(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[Any]], outcome: Any
 ) -> None:
     plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), preflight=True)
-    monkeypatch.setattr(runs.Run, "plan", lambda self: plan)
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
     script.steps.update({name: list(each) for name, each in steps.items()})
     assert ended(tmp_path) == outcome
 
@@ -258,7 +259,7 @@ def test_the_secret_of_a_run_that_cannot_be_read(
     def secret(self: object) -> bytes:
         raise error
 
-    monkeypatch.setattr(runs.Run, "secret", secret)
+    monkeypatch.setattr(directory.Run, "secret", secret)
     assert ended(tmp_path) == code
 
 
@@ -266,7 +267,7 @@ def test_a_plan_of_another_version_is_final(script: Script, tmp_path: Path, monk
     def plan(self: object) -> None:
         raise RunError("was written by another version")
 
-    monkeypatch.setattr(runs.Run, "plan", plan)
+    monkeypatch.setattr(directory.Run, "plan", plan)
     assert ended(tmp_path) == errors.NO_RETRY
 
 

@@ -13,9 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import launcher.agent
-from launcher.agent import channel as channel_module
-from launcher.agent.channel import LARGEST, MAC, MAGIC, NONCE, PROOF, Channel, ChannelError, NotAuthenticated, proof
+import launcher
+from launcher.rendezvous import channel as channel_module
+from launcher.rendezvous.channel import (
+    LARGEST,
+    MAC,
+    MAGIC,
+    NONCE,
+    PROOF,
+    Channel,
+    ChannelError,
+    NotAuthenticated,
+    proof,
+)
 
 SECRET = b"the attempt's"
 HEAD = 4 + MAC
@@ -460,9 +470,19 @@ def test_any_json_object_arrives_as_it_was_sent(message: dict[str, Any]) -> None
             each.close()
 
 
-@pytest.mark.parametrize("module", ["channel", "hub", "rendezvous", "coordinator", "control", "membership"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rendezvous/channel",
+        "rendezvous/hub",
+        "rendezvous/protocol",
+        "rendezvous/membership",
+        "agent/coordinator",
+        "agent/control",
+    ],
+)
 def test_no_module_between_agents_can_unpickle_or_evaluate(module: str) -> None:
-    tree = ast.parse((Path(launcher.agent.__file__).parent / f"{module}.py").read_text())
+    tree = ast.parse((Path(launcher.__file__).parent / f"{module}.py").read_text())
     imported = {
         name.split(".")[0]
         for node in ast.walk(tree)

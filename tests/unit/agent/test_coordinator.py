@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.coordinator import HEARSAY, STACKS, Coordinator, Limits, judged, may_be_cut_off
-from launcher.agent.hangs import Blamed
-from launcher.agent.rendezvous import Member
 from launcher.agent.restart_policy import History
+from launcher.rendezvous.protocol import Member
+from launcher.worker.hangs import Blamed
 
 HEARTBEAT = 10.0
 LIMITS = Limits(

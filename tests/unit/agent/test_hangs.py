@@ -10,9 +10,19 @@ import time
 
 import pytest
 
-from launcher.agent.flight_recorder import Group, Recorder, to_json
-from launcher.agent.hangs import BUSY, LOOK, Activity, Report, Stacks, StepWatch, blame, suspects, waits
-from launcher.node.pulse import Sign
+from launcher.worker.flight_recorder import Group, Recorder, to_json
+from launcher.worker.hangs import (
+    BUSY,
+    LOOK,
+    Activity,
+    Report,
+    Stacks,
+    StepWatch,
+    blame,
+    suspects,
+    waits,
+)
+from launcher.worker.heartbeat import Sign
 
 COLLECTIVE = """Thread 0x01 (most recent call first):
   File "/usr/lib/python3/threading.py", line 300 in wait
@@ -83,7 +93,7 @@ def test_silence_is_counted_from_the_last_beat_of_a_rank_that_has_done_a_step() 
 
 WRITER = """
 import sys, time
-from launcher.agent import hangs
+from launcher.worker import hangs
 hangs.serve(int(sys.argv[1]))
 def stuck():
     print(flush=True)
@@ -152,7 +162,7 @@ QUIET = Sign(True, 3, 1)
 def test_any_sign_of_any_rank_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by itself, printed, or CPU time used."""
     used = {1: 0.0, 2: 0.0}
-    monkeypatch.setattr("launcher.agent.hangs.cpu_seconds", used.get)
+    monkeypatch.setattr("launcher.worker.hangs.cpu_seconds", used.get)
     activity = Activity(2, 0.0)
     signs = [QUIET, QUIET]
     assert activity.idle(signs, [1, 2], [0, 0], 0.0) == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.agent.placement import environment_of, place_variables, placements
-from launcher.agent.rendezvous import Member
-from launcher.node.topology import derive
+from launcher.rendezvous.placement import environment_of, place_variables, placements
+from launcher.rendezvous.protocol import Member
+from launcher.schedulers.topology import derive
 
 AGENTS = [Member(0, 0, "a", 2), Member(1, 1, "b", 2), Member(2, 2, "c", 2)]
 SHRUNK = [AGENTS[0], AGENTS[2]]

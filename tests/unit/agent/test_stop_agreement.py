@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent import hangs
 from launcher.agent.coordinator import Coordinator, Limits
-from launcher.agent.rendezvous import Member
 from launcher.agent.restart_policy import History
-from launcher.agent.stop_agreement import (
+from launcher.rendezvous.protocol import Member
+from launcher.worker import hangs
+from launcher.worker.heartbeat import Pulse
+from launcher.worker.stop_agreement import (
     MOST_AHEAD,
     AgentSide,
     Cause,
@@ -31,7 +32,6 @@ from launcher.agent.stop_agreement import (
     joined,
     margin,
 )
-from launcher.node.pulse import Pulse
 
 TERM = Want(Cause.TERM, 3)
 

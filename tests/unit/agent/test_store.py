@@ -13,8 +13,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from launcher.agent import store
-from launcher.agent.store import RanksStore, sockets_connected_to
+from launcher.rendezvous import store
+from launcher.rendezvous.store import RanksStore, sockets_connected_to
 from tests.two_users import as_somebody_else
 
 ENOUGH = timedelta(seconds=60)  # on any machine; nobody waits for it

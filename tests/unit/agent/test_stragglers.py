@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher import event_file, runs
 from launcher.agent import stragglers
-from launcher.agent.rendezvous import Meeting, Member
 from launcher.agent.stragglers import Paces, interval
+from launcher.rendezvous.protocol import Meeting, Member
+from launcher.runs import directory, event_file
 from tests.unit.plans import bare_plan
 
 
@@ -26,7 +26,7 @@ def test_events_become_rarer(age: float, straggler_time: float, seconds: float) 
 def test_the_first_agent_names_a_slow_rank_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attempt = runs.Attempt(runs.Run(tmp_path), 0)
+    attempt = directory.Attempt(directory.Run(tmp_path), 0)
     attempt.path.mkdir(parents=True)
     plan = bare_plan(straggler_time=20, straggler_factor=1.5)
     meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
@@ -55,12 +55,12 @@ def test_the_first_agent_names_a_slow_rank_once(
 
 
 def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = runs.Attempt(runs.Run(tmp_path), 0)
+    attempt = directory.Attempt(directory.Run(tmp_path), 0)
     (attempt.path / "pace").mkdir(parents=True)
     for number in range(100):
         pace = {"round": 0, "rank": 0, "host": "node1", "seconds": [0.1]}
         event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number, **pace)
     assert len(attempt.paces()) == 100
-    monkeypatch.setattr(runs, "_END", 1000)
+    monkeypatch.setattr(directory, "_END", 1000)
     numbers = [event["number"] for event in attempt.paces()]
     assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))

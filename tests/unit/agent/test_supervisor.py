@@ -12,23 +12,24 @@ from typing import Any
 
 import pytest
 
-from launcher import errors, event_file, runs
-from launcher.agent import hangs
-from launcher.agent.channel import Message
+from launcher import errors
 from launcher.agent.coordinator import STACKS, Coordinator, Limits
-from launcher.agent.hangs import Blamed
-from launcher.agent.rendezvous import Meeting, Member
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
 from launcher.agent.supervisor import DECIDED, DIES, LATE, AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import WorkerExit
-from launcher.node.answers import Desk
-from launcher.node.events import Events
-from launcher.node.pulse import Pulse, Slot
-from launcher.node.time_left import TimeLeft
-from launcher.plan import JobPlan
-from launcher.shared_files import Ok, Unavailable
+from launcher.attach.answers import Desk
+from launcher.files.shared_files import Ok, Unavailable
+from launcher.rendezvous.channel import Message
+from launcher.rendezvous.protocol import Meeting, Member
+from launcher.runs import directory, event_file
+from launcher.runs.event_writer import Events
+from launcher.runs.time_left import TimeLeft
+from launcher.spec.plan import JobPlan
+from launcher.worker import hangs
 from launcher.worker.handover import WorkerError
+from launcher.worker.hangs import Blamed
+from launcher.worker.heartbeat import Pulse, Slot
 from tests.unit.plans import bare_plan
 
 HEARTBEAT, GRACE, HANG = 10, 20, 60
@@ -116,7 +117,7 @@ class FakeLine:
 class Agent:
     """One agent: its supervisor, what it works with, and how it has ended."""
 
-    def __init__(self, job: Job, index: int, attempt: runs.Attempt, history: History) -> None:
+    def __init__(self, job: Job, index: int, attempt: directory.Attempt, history: History) -> None:
         self.index, member = index, job.members[index]
         self.signals, self.pulse = FakeSignals(), Pulse(member.ranks)
         stacks = hangs.Stacks(member.ranks)
@@ -179,7 +180,7 @@ class Job:
             limits, names, self.members[0], claim=lambda *_: None, listen=lambda _: 1, blame=lambda _: self.blamed
         )
         history = history or History()
-        self.attempt = runs.Attempt(runs.Run(folder), 0)
+        self.attempt = directory.Attempt(directory.Run(folder), 0)
         self.attempt.logs.mkdir(parents=True)
         self.attempt.events_file("node-0").parent.mkdir()
         self.coordinator.gather(history, range(agents), 60, self.now)
@@ -591,7 +592,7 @@ PROGRAM = {"kind": "Program", "params": {"resumable": True, "stop_signal": "SIGI
 
 @pytest.fixture
 def program(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
     monkeypatch.delenv("LAUNCHER_DEADLINE", raising=False)
     return job(listen=False, **PROGRAM)
 
@@ -645,8 +646,8 @@ def of_time(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, seconds: float, *, sure: bool = True, lead: int = 30
 ) -> Job:
     """A program whose attempt has so many seconds left."""
-    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
-    monkeypatch.setattr("launcher.node.minder.time_left", lambda _: TimeLeft(seconds, sure))
+    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.agent.program_stop.time_left", lambda _: TimeLeft(seconds, sure))
     return job(listen=False, lead=lead, **PROGRAM)
 
 
@@ -672,9 +673,9 @@ def test_an_agent_that_guesses_a_deadline_does_not_end_the_attempt_of_others(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its clock is ahead; the first agent, on whose machine the job's script runs, knows better."""
-    monkeypatch.setattr("launcher.saves.newest", lambda _: 0.0)
+    monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
     known = [TimeLeft(10_000, sure=True), TimeLeft(0, sure=False)]
-    monkeypatch.setattr("launcher.node.minder.time_left", lambda _: known.pop(0))
+    monkeypatch.setattr("launcher.agent.program_stop.time_left", lambda _: known.pop(0))
     one = job(listen=False, **PROGRAM)
     one.run(30)
     assert [agent.workers.signals for agent in one.agents] == [[], []]
@@ -711,7 +712,7 @@ def test_a_stop_file_that_cannot_be_read_is_no_stop_request(program: Job, monkey
     unavailable = Unavailable("the file server does not answer", errno.EIO)
     answers: list[Ok[bool] | Unavailable] = [unavailable, unavailable, Ok(True)]
     monkeypatch.setattr(
-        "launcher.node.minder.exists", lambda *_, **__: answers.pop(0) if len(answers) > 1 else answers[0]
+        "launcher.agent.program_stop.exists", lambda *_, **__: answers.pop(0) if len(answers) > 1 else answers[0]
     )
     program.run(1.9)
     assert [agent.workers.signals for agent in program.agents] == [[], []]

@@ -1,0 +1,98 @@
+"""What a job starts on each node (or for each rank): `python -m launcher.agent RUN_DIR`.
+
+Checks that nobody else can write to the run directory, since a payload is unpickled from there, and hands over to
+submitit, so that the job is an ordinary submitit job with a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+
+def main(run_dir: str) -> int:
+    os.umask(0o077)
+    from launcher import errors
+    from launcher.processes import guard
+    from launcher.runs.directory import Run
+    from launcher.runs.event_writer import not_begun
+
+    run = Run(Path(run_dir))
+    if "LAUNCHER_JOB_ID" not in os.environ:
+        print("launcher: this is what a run's script starts; submit with `python -m launcher`", file=sys.stderr)
+        return errors.BAD_INPUT
+    try:
+        run.require_private()
+    except errors.UnavailableError as error:
+        return not_begun(None, "agent", error)
+    except (errors.RunError, OSError) as error:
+        print(f"launcher: {socket.gethostname()}: {error}", file=sys.stderr)
+        return errors.NO_RETRY
+
+    guard.start()
+    if "SLURM_JOB_ID" not in os.environ or os.environ.get("LAUNCHER_JOB_ID") != os.environ["SLURM_JOB_ID"]:
+        _pose_as_local_job()
+    else:
+        os.environ["SUBMITIT_EXECUTOR"] = "slurm"
+
+    from submitit.core.logger import get_logger
+    from submitit.core.submission import process_job
+
+    from launcher.agent import forks
+    from launcher.environment import archive_on_node
+
+    began = time.monotonic()
+    with forks.imports_without_collection():
+        from launcher.agent.attempt import AttemptFailed  # and torch
+        from launcher.runs.event_writer import current_attempt
+
+    archive_on_node.tell(time.monotonic() - began)
+
+    get_logger().setLevel("CRITICAL")
+    try:
+        process_job(run.submitit_folder)
+    except errors.UnavailableError as error:
+        return not_begun(None, "agent", error)
+    except AttemptFailed as failure:
+        if failure.ours:
+            print(f"launcher: {failure}", file=sys.stderr)
+        if failure.decides and (attempt := current_attempt()):
+            attempt.write_exit_code(failure.exit_code)
+        return failure.exit_code
+    finally:
+        archive_on_node.left()
+    return errors.DONE
+
+
+def _pose_as_local_job() -> None:
+    """The variables that submitit's own LocalJobEnvironment reads, for jobs that are ours to number."""
+    from launcher.schedulers import topology
+
+    place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+    os.environ.update(
+        SUBMITIT_EXECUTOR="local",
+        SUBMITIT_LOCAL_JOB_ID=os.environ["LAUNCHER_JOB_ID"],
+        SUBMITIT_LOCAL_NTASKS=str(place.world_size),
+        SUBMITIT_LOCAL_GLOBALID=str(place.rank),
+        SUBMITIT_LOCAL_LOCALID=str(place.local_rank),
+        SUBMITIT_LOCAL_JOB_NUM_NODES=str(place.nnodes),
+        SUBMITIT_LOCAL_NODEID=str(place.node_rank),
+    )
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process without Python's own shutdown: on a busy node that takes seconds of those that PBS leaves
+    between SIGTERM and SIGKILL, and whoever waits for this process has as much to record then."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1]))

@@ -1,1 +1,0 @@
-"""One module per scheduler, and what they share."""

@@ -1,0 +1,260 @@
+"""What may stand where the cursor is, on the command line of the launcher; for bash, zsh and fish.
+
+Read from the sub-commands' parsers, the schema, and the names of files in conf/ and of runs, without Hydra, which needs
+half a second to be loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import types
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from launcher.cli.commands import COMMANDS, Parser
+from launcher.paths import GROUPS
+
+if TYPE_CHECKING:
+    from argparse import Action
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+FLAGS = (
+    "--help",
+    "--multirun",
+    "-m",
+    "--cfg",
+    "--resolve",
+    "--info",
+    "--config-dir",
+    "--hydra-help",
+    "--version",
+    "--yes",
+)
+VALUES_OF = {"--cfg": ("job", "hydra", "all"), "--info": ("all", "config", "defaults", "plugins", "searchpath")}
+ACTIONS = {"checkpoint": ("list", "inspect", "verify", "extract"), "data": ("fetch",)}
+MOST = 200  # runs that are offered; a terminal shows no more
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """What the last word may become, whole words.
+
+    Args:
+        words: behind the program's name, the last one as far as it has been typed.
+    """
+    *before, word = words or [""]
+    if not before and not word.startswith("-") and "=" not in word:
+        return [*_starting(COMMANDS, word), *overrides(word, before)]
+    if before and before[0] in COMMANDS:
+        return _of_command(before[0], before[1:], word)
+    if before and before[-1] in VALUES_OF:
+        return _starting(VALUES_OF[before[-1]], word)
+    if before and before[-1] == "--config-dir":
+        return []
+    return _starting(FLAGS, word) if word.startswith("-") else overrides(word, before)
+
+
+# -- sub-commands
+
+
+def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
+    if "--" in before and name == "run":
+        return []  # the script's own arguments; the shell offers files
+    module = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
+    parser = Parser(name, None)
+    module.configure(parser)
+    if before and (option := parser._option_string_actions.get(before[-1])) is not None and _takes_value(option):
+        return _starting(option.choices or (), word) or _for(option, module, name, word)
+    if word.startswith("-"):
+        return _starting(sorted(parser._option_string_actions), word)
+    places = [action for action in parser._actions if not action.option_strings]
+    if not places:
+        return []
+    number = _places_taken(before, parser._option_string_actions)
+    if number >= len(places) and places[-1].nargs not in ("*", "+"):
+        return []
+    return _for(places[min(number, len(places) - 1)], module, name, word)
+
+
+def _takes_value(option: Action) -> bool:
+    return option.nargs != 0
+
+
+def _places_taken(before: Sequence[str], options: Mapping[str, Action]) -> int:
+    """How many arguments there are among words that are no options and no values of options."""
+    taken, value = 0, False
+    for each in before:
+        if value:
+            value = False
+        elif each.startswith("-"):
+            value = each in options and _takes_value(options[each])
+        else:
+            taken += 1
+    return taken
+
+
+def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
+    """What an argument with this name in the help may be."""
+    name, text = str(action.metavar or ""), action.help or ""
+    if name == "RUN":
+        return runs(word, sweeps="a sweep," in text)
+    if name == "SWEEP":
+        return runs(word, sweeps=True, points=False)
+    if name == "ACTION" or name == "fetch":
+        return _starting(getattr(module, "ACTIONS", ACTIONS.get(command, ())), word)
+    if name == "WHAT":
+        group, equals, _ = word.partition("=")
+        named = overrides(word, ()) if not equals or group in GROUPS else []
+        return [*_starting(COMMANDS, word), *(each if each in _CHOOSES else each.removesuffix("=") for each in named)]
+    if name == "KEY=VALUE":
+        return overrides(word, ("workload=program",) if command == "run" else ())
+    if name == "NAME" and command == "doctor":
+        return _starting(choices("cluster"), word)
+    if name == "NAME" and command == "data":
+        from launcher.datasets import KNOWN
+
+        return _starting(KNOWN, word)
+    return []
+
+
+# -- runs
+
+
+def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
+    """Ids of runs that begin with a word, the newest ones; of sweeps, too, and of a sweep's points behind its slash.
+
+    Args:
+        word: how they begin.
+        sweeps: whether a sweep may stand there.
+        points: whether a run may stand there.
+    """
+    from launcher.paths import default_runs_dir
+
+    folder = default_runs_dir()
+    sweep, slash, point = word.rpartition("/")
+    if slash:
+        if sweep.startswith((".", "~", "/")) or not points:
+            return []
+        numbers = sorted(int(name) for name in _names(folder / sweep) if name.isdecimal() and name.startswith(point))
+        return [f"{sweep}/{number}" for number in numbers[:MOST]]
+    kinds = [*(["record.json"] if points else []), *(["sweep.json"] if sweeps else [])]
+    latest = any((folder / "latest" / kind).exists() for kind in kinds) and "latest".startswith(word)
+    found = ["latest"] if latest else []
+    for name in sorted((name for name in _names(folder) if name.startswith(word)), key=_moment, reverse=True):
+        if len(found) >= MOST:
+            break
+        if name == "latest":
+            continue
+        if points and (folder / name / "record.json").exists():
+            found.append(name)
+        elif (folder / name / "sweep.json").exists():
+            found += [*([name] if sweeps else []), *([f"{name}/"] if points else [])]
+    return found
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        names = (entry.name for entry in os.scandir(folder))
+        yield from (name for name in names if name.isprintable() and not name.startswith("."))
+    except OSError:
+        return
+
+
+def _moment(name: str) -> str:
+    """The time in a run's id (`ddp_mnist-20261121-074601-3f9c`), by which the newest come first. Pure."""
+    parts = name.split("-")[-3:-1]
+    return "-".join(parts) if "".join(parts).isdecimal() else ""
+
+
+# -- overrides
+
+
+def overrides(word: str, before: Iterable[str]) -> list[str]:
+    """KEY= and KEY=VALUE that begin with a word.
+
+    Args:
+        word: as far as it has been typed.
+        before: the words before it, which may choose a workload.
+    """
+    plain = word.lstrip("+~")
+    mark = word[: len(word) - len(plain)]
+    key, equals, value = plain.partition("=")
+    if equals:
+        *kept, last = value.split(",")
+        opened, bare = ("[", last[1:]) if last.startswith("[") and not kept else ("", last)
+        start = f"{mark}{key}=" + "".join(f"{each}," for each in kept) + opened
+        return [f"{start}{choice}" for choice in values_of(key, before) if choice.startswith(bare)]
+    known = keys(before)
+    section, dot, _ = plain.rpartition(".")
+    if not dot:
+        sections = sorted({name.partition(".")[0] for name in known if "." in name})
+        found = [f"{name}=" for name in (*GROUPS, *(name for name in known if "." not in name))]
+        found += [f"{name}." for name in sections]
+    else:
+        inside = [name for name in known if name.startswith(f"{section}.")]
+        depth = section.count(".") + 2
+        cut = {".".join(name.split(".")[:depth]): name.count(".") + 1 == depth for name in inside}
+        found = [f"{name}{'=' if whole else '.'}" for name, whole in cut.items()]
+    return [f"{mark}{name}" for name in dict.fromkeys(found) if name.startswith(plain)]
+
+
+_CHOOSES = tuple(f"{group}=" for group in GROUPS)
+
+
+def choices(group: str) -> list[str]:
+    """The names in one of our config groups, the user's own included."""
+    from launcher.paths import resource, user_config_dir
+
+    files = [*_names(resource("conf") / group), *_names(user_config_dir() / group)]
+    return sorted({name.removesuffix(".yaml") for name in files if name.endswith(".yaml")})
+
+
+def keys(before: Iterable[str]) -> dict[str, Any]:
+    """Every key with the type of its value, those of the chosen workload only."""
+    from launcher.config import schema
+    from launcher.config.registration import WORKLOADS
+
+    found: dict[str, Any] = {}
+    for name, kind in get_type_hints(schema.Config).items():
+        if name == "workload":
+            chosen = [word.partition("=")[2] for word in before if word.startswith("workload=")]
+            kinds = [WORKLOADS[each] for each in chosen[-1:] if each in WORKLOADS] or list(WORKLOADS.values())
+        else:
+            kinds = [kind]
+        for each in kinds:
+            found.update(_keys_below(name, each))
+    return found
+
+
+def _keys_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(kind, "__dataclass_fields__"):
+        for inner, each in get_type_hints(kind).items():
+            yield from _keys_below(f"{name}.{inner}", each)
+    else:
+        yield name, kind
+
+
+def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
+    """What a key may be set to, where that is known."""
+    if key in GROUPS:
+        return choices(key)
+    if key == "track":
+        from launcher.environment.trackers import KNOWN
+
+        return list(KNOWN)
+    if key in ("baseline", "after", "sweep.after"):
+        return runs("")
+    kind = keys(before).get(key)
+    alternatives = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    found: list[str] = []
+    for each in alternatives:
+        if each is bool:
+            found += ["true", "false"]
+        elif isinstance(each, type) and issubclass(each, Enum):
+            found += [member.value for member in each]
+    return found
+
+
+def _starting(names: Iterable[Any], word: str) -> list[str]:
+    return [str(name) for name in names if str(name).startswith(word)]

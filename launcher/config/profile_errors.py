@@ -1,0 +1,93 @@
+"""What is wrong in a file of the configuration, in our words: the file, the key, and what could be meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.cli.completion import choices
+from launcher.config import registration
+from launcher.errors import near
+from launcher.paths import resource, user_config_dir
+
+IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
+WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")
+NO_CHOICE = re.compile(r"Invalid value '(.*?)', expected one of \[(.*)\]")
+SHAPE = re.compile(r"Invalid value assigned: \w+ is not a (ListConfig|DictConfig)")
+NULL = re.compile(r"Invalid type assigned: NoneType is not a subclass of (str|int|float|bool)\b")
+SHAPES = {"ListConfig": "a list ([one, two])", "DictConfig": "a section of its own ({NAME: VALUE})"}
+KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
+
+
+def explain(text: str) -> str | None:
+    """A composition error that Hydra found in a file; None: it is none.
+
+    Args:
+        text: Hydra's words (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+    """
+    match = IN_FILE.match(text)
+    if match is None:
+        return None
+    name, told = match[1], match[2]
+    where = str(file_of(name))
+    group = name.rpartition("/")[0]
+    if missing := re.search(r"Could not (?:load|find) '([^']+)'", told):
+        if not group:  # the main file: it was chosen on the command line
+            return None
+        wanted = missing[1].rpartition("/")[2]
+        known = [each for each in choices(group) if each != name.rpartition("/")[2]]
+        return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
+    key = next(iter(re.findall(r"full_key: (\S+)", told)), "")
+    if re.search(r"Key '[^']+' (is )?not in", told):
+        return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher help --all` lists all"
+    if why := wrong_value(told):
+        value = NO_CHOICE.search(told) or WRONG_TYPE.search(told)
+        return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
+    if "Cannot merge" in told:
+        at = f"{_short(key, group)}: " if key else ""
+        return f"{where}: {at}a list stands where a section of its own ({{NAME: VALUE}}) must be, or vice versa"
+    if "is not a subclass of" in told:
+        return f"{where}: {f'{_short(key, group)}: it' if key else 'it'} must have lines of the form KEY: VALUE"
+    lines = [line.strip() for line in told.splitlines()[1:] if line.strip()]
+    first = next((line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), told)
+    return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
+
+
+def wrong_value(told: str) -> str | None:
+    """What a value must be, for a composition error about its type; None: it is about something else."""
+    if choice := NO_CHOICE.search(told):
+        known = [word.strip() for word in choice[2].split(",")]
+        return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
+    if value := WRONG_TYPE.search(told):
+        return f"it must be {KINDS.get(value[2], value[2])}"
+    if NULL.search(told):
+        return "null cannot be one of its values: leave it out, or quote the word ('null')"
+    shape = SHAPE.search(told)
+    return f"it must be {SHAPES[shape[1]]}" if shape else None
+
+
+def in_yaml(error: Exception) -> str:
+    """A file that is no YAML: which, where, and why."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    why = getattr(error, "problem", None) or str(error)
+    if why.startswith("found duplicate key"):
+        why += ". Give single keys of a section lines of their own (`cluster.account: me`), also beside `cluster: NAME`"
+    if mark is None:
+        return f"a file of the configuration is no YAML: {why}"
+    return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"
+
+
+def file_of(name: str) -> Path:
+    """The file of a config, of which the user's own takes the place of ours."""
+    own = user_config_dir() / f"{name}.yaml"
+    return own if own.exists() else resource("conf") / f"{name}.yaml"
+
+
+def _short(key: str, group: str) -> str:
+    """`limits.nodes` for cluster.limits.nodes: as it stands in a file of the group."""
+    return key.removeprefix(f"{group}.")
+
+
+def _near(key: str, group: str) -> str:
+    known = [_short(each, group) for each in registration.all_keys() if each.startswith(f"{group}.") or not group]
+    return near(_short(key, group), known)

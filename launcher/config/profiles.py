@@ -1,0 +1,100 @@
+"""Where profiles are: our own, and those of the user, which take the place of ours with the same name."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import ConfigError, RunError, near
+from launcher.files import run_files
+from launcher.paths import resource, user_config_dir
+
+BASES = ("allocation", "local", "pbs", "slurm")  # what other profiles start from
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile: its file, whether it is the user's own, and its scheduler (empty: it cannot be read)."""
+
+    name: str
+    path: Path
+    own: bool
+    scheduler: str
+
+
+def own_folder() -> Path:
+    return user_config_dir() / "cluster"
+
+
+def profiles() -> list[Profile]:
+    """All profiles that `cluster=` knows, by name."""
+    files: dict[str, tuple[Path, bool]] = {}
+    for folder, own in ((resource("conf") / "cluster", False), (own_folder(), True)):
+        if folder.is_dir():
+            files.update((path.stem, (path, own)) for path in sorted(folder.glob("*.yaml")))
+    return [Profile(name, path, own, _scheduler(name, files)) for name, (path, own) in sorted(files.items())]
+
+
+def find(name: str) -> Profile:
+    """The profile of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {each.name: each for each in profiles()}
+    if name not in known:
+        raise ConfigError(f"there is no profile {name!r}.{near(name, known)} Known: {', '.join(known)}")
+    return known[name]
+
+
+def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
+    """What the file says of its scheduler, or that of the profile that it starts from."""
+    for _ in range(10):  # a file may start from itself by mistake
+        if name not in files:
+            return ""
+        try:
+            text = files[name][0].read_text(errors="replace")
+        except OSError:
+            return ""
+        if match := re.search(r"^ *scheduler: *(\w+)", text, re.MULTILINE):
+            return match[1]
+        match = re.search(r"^defaults: *\[ *([\w.+/-]+)", text, re.MULTILINE) or re.search(
+            r"^defaults:[^\n]*\n *- ([\w.+/-]+)", text, re.MULTILINE
+        )
+        if match is None:
+            return ""
+        name = match[1]
+    return ""
+
+
+def save(name: str, text: str, *, force: bool) -> Path:
+    """Writes a profile into the user's folder; its path.
+
+    Raises:
+        ConfigError: the name is one that profiles start from, or cannot be a file's.
+        RunError: it is there already, or cannot be written.
+    """
+    if name in BASES:
+        raise ConfigError(f"{name} is what profiles start from: give yours another name (`site init NAME`)")
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", name):
+        raise ConfigError(f"{name!r} cannot be the name of a profile: use letters, digits and _ - + .")
+    path = own_folder() / f"{name}.yaml"
+    try:
+        run_files.make_folder(path.parent)
+        temporary = path.with_name(run_files.temporary_name(path.name))
+        with temporary.open("x") as file:
+            file.write(text)
+        try:
+            if force:
+                temporary.replace(path)
+            else:
+                os.link(temporary, path)  # fails when there is one, unlike a rename
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        raise RunError(f"{path} is there already: `--force` replaces it, `--print` only shows the new one") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}; `--print` shows it instead") from None
+    return path

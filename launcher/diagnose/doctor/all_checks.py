@@ -1,0 +1,98 @@
+"""The checks of one `doctor`, in the order of the report."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.config.schema import Cluster, Config, Scheduler
+from launcher.diagnose.doctor import folder, machine, scheduler, software
+from launcher.diagnose.doctor.finding import Check, Finding, ok, problem
+from launcher.paths import user_config_dir
+
+TORCH = 60.0  # seconds for its import
+ASK = 8.0  # seconds for one question to a scheduler
+
+
+def first() -> list[Check]:
+    """What needs no configuration."""
+    return [
+        Check("launcher", software.launcher),
+        Check("python", _python),
+        Check("packages", lambda: software.packages(software.installed)),
+        Check("machine", machine.probe_machine),
+    ]
+
+
+def rest(config: Config) -> list[Check]:
+    """What depends on the profile."""
+    cluster, queued = config.cluster, config.cluster.scheduler in (Scheduler.slurm, Scheduler.pbs)
+    return [
+        Check("profile", lambda: _profile(cluster)),
+        Check("scheduler", lambda: scheduler.probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
+        Check("host", machine.probe_host),
+        Check("ports", lambda: _ports(cluster)),
+        Check("interface", lambda: _interface(cluster, queued=queued)),
+        Check("runs_dir", lambda: folder.probe(Path(config.runs_dir).expanduser().absolute(), queued=queued), 15.0),
+        Check("tmp", machine.probe_temporary),
+        Check("data", _data),
+        Check("gpus", software.probe_nvidia),
+    ]
+
+
+def torch() -> Check:
+    """The one that takes longest."""
+    return Check("torch", lambda: software.probe_torch(TORCH), TORCH + 5)
+
+
+def _python() -> Iterator[Finding]:
+    import sys
+
+    yield from software.python(sys.version_info[:3], sys.executable)
+
+
+def _profile(cluster: Cluster) -> Iterator[Finding]:
+    own = user_config_dir()
+    told = "no folder of your own settings"
+    if own.is_dir():
+        profiles = sorted(path.stem for path in (own / "cluster").glob("*.yaml"))
+        told = f"your own settings are in {own}" + (f" (profiles {', '.join(profiles)})" if profiles else "")
+    else:
+        told += f" ({own})"
+    keys = ("partition", "queue", "account", "project", "qos", "constraint", "reservation", "exclude")
+    given = [f"{key}={getattr(cluster, key)}" for key in keys if getattr(cluster, key)]
+    yield ok(
+        "config", f"cluster={cluster.name} ({cluster.scheduler.value}{', ' if given else ''}{', '.join(given)}); {told}"
+    )
+
+
+def _ports(cluster: Cluster) -> Iterator[Finding]:
+    low, _, high = cluster.port_range.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1024 <= int(low) < int(high) <= 65535):
+        yield problem(
+            "ports", f"cluster.port_range={cluster.port_range!r} is not LOW-HIGH with 1024 <= LOW < HIGH <= 65535",
+            "write it as 20000-32767",
+        )  # fmt: skip
+        return
+    yield from machine.probe_ports((int(low), int(high)))
+
+
+def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
+    known = [name for _, name in socket.if_nameindex()]
+    yield from machine.interface(cluster.interface, known, queued=queued)
+
+
+def _data() -> Iterator[Finding]:
+    from launcher import datasets
+
+    told = []
+    for name in datasets.KNOWN:
+        try:
+            told.append(f"{name} ({datasets.find(name).how})")
+        except datasets.DatasetError as error:
+            if "Get it with: " not in str(error):
+                yield problem("data", f"{name}: {error}", f"launcher data fetch {name}")
+    missing = [name for name in datasets.KNOWN if not any(each.startswith(f"{name} ") for each in told)]
+    rest = f"; `data fetch` gets {', '.join(missing)}" if missing else ""
+    yield ok("data", f"here: {', '.join(told) or 'none'}{rest}")

@@ -1,0 +1,200 @@
+"""Checks of the folder of runs: what it is on, how much is free, and whether it does what the launcher builds on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
+from launcher.diagnose.doctor.machine import GIB, MIB
+from launcher.files.shared_folder import OWN, kind_of
+from launcher.units import long_size
+
+LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: with less nothing works, with less there is a warning
+FEW_INODES = 10_000
+SKEW = 5.0  # seconds that the clock of a file server may differ
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where a folder is: the type of its file system, bytes and inodes free (None: not counted)."""
+
+    kind: str
+    free: int
+    inodes: int | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was tried in the folder: what did not work, each with the error; and how its clock differs (seconds)."""
+
+    failed: tuple[tuple[str, str], ...]
+    skew: float
+    took: float
+
+
+def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
+    """The file system of the folder.
+
+    Args:
+        folder: runs_dir, or the folder in which it will be made.
+        found: where it is.
+        queued: the profile's scheduler starts runs on other machines.
+    """
+    inodes = "" if found.inodes is None else f", {found.inodes} inodes"
+    told = f"{folder} on {found.kind or 'an unknown file system'}, {long_size(found.free)}{inodes} free"
+    if found.free < LEAST:
+        yield problem("runs_dir", told, "make room there, or set runs_dir to another folder")
+    elif found.free < ENOUGH:
+        yield warning("runs_dir", told, "checkpoints need more: make room there, or set runs_dir")
+    elif found.inodes is not None and found.inodes < FEW_INODES:
+        yield warning("runs_dir", told, "each run has dozens of files: remove what is not needed, or set runs_dir")
+    elif queued and found.kind in OWN:
+        yield warning(
+            "runs_dir", f"{told}: this type is mostly one machine's own, and all nodes must see the folder",
+            "fine if it is exported to the nodes; else set runs_dir (or LAUNCHER_RUNS_DIR) to a shared folder",
+        )  # fmt: skip
+    else:
+        yield ok("runs_dir", told)
+
+
+def trial(folder: str, tried: Trial) -> Iterator[Finding]:
+    """What the launcher builds on: private folders, whole files, one submitter, one writer of a line."""
+    if tried.failed:
+        told = "; ".join(f"{what} does not work ({why})" for what, why in tried.failed)
+        only_locks = all(what.endswith("lock") for what, _ in tried.failed)
+        if only_locks:
+            yield warning(
+                "files", f"{folder}: {told}", "two submissions of one run id at the same time are told apart by the "
+                "scheduler only; mount it with locks (NFS: without nolock)",
+            )  # fmt: skip
+        else:
+            yield problem("files", f"{folder}: {told}", "set runs_dir (or LAUNCHER_RUNS_DIR) to another folder")
+    elif abs(tried.skew) > SKEW:
+        yield warning(
+            "files", f"{folder}: its clock differs from this machine's by {tried.skew:.0f} s",
+            "times of events and signs of life come from both: have the clocks set (NTP)",
+        )  # fmt: skip
+    else:
+        yield ok("files", f"private folders, atomic renames, links and locks work ({tried.took * 1000:.0f} ms)")
+
+
+def probe(folder: Path, *, queued: bool) -> Iterator[Finding]:
+    """Looks at the folder, or at the nearest one above it that is there. What is made is removed."""
+    there = folder
+    while not there.is_dir() and there != there.parent:
+        there = there.parent
+    shown = str(there) if there == folder else f"{there} (for {folder}, which the first run makes)"
+    try:
+        yield from space(shown, probe_space(there), queued=queued)
+        if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
+            yield warning(
+                "runs_dir", f"others can write to {folder} (mode {mode:04o}): they could put runs there",
+                f"chmod go-w {folder}",
+            )  # fmt: skip
+        yield from trial(shown, try_out(there))
+    except OSError as error:
+        yield problem(
+            "runs_dir", f"{shown}: {error.strerror or error}",
+            "set runs_dir (or LAUNCHER_RUNS_DIR) to a folder that you can write to and that all nodes share",
+        )  # fmt: skip
+
+
+def probe_space(folder: Path) -> Space:
+    """
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    found = os.statvfs(folder)
+    return Space(kind_of(folder), shutil.disk_usage(folder).free, found.f_favail if found.f_files else None)
+
+
+def try_out(folder: Path) -> Trial:
+    """Does in a folder of its own what runs do.
+
+    Raises:
+        OSError: not even a folder can be made.
+    """
+    began = time.monotonic()
+    place = Path(tempfile.mkdtemp(prefix=".launcher-doctor-", dir=folder))
+    failed: list[tuple[str, str]] = []
+    skew = 0.0
+    try:
+        for what, attempt in _ATTEMPTS.items():
+            try:
+                attempt(place)
+            except OSError as error:
+                failed.append((what, error.strerror or str(error)))
+        with contextlib.suppress(OSError):
+            (place / "clock").touch()
+            skew = (place / "clock").stat().st_mtime - time.time()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Trial(tuple(failed), skew, time.monotonic() - began)
+
+
+def _private(place: Path) -> None:
+    (place / "private").mkdir(mode=0o700)
+    mode = stat.S_IMODE((place / "private").stat().st_mode)
+    if mode & 0o077:
+        raise OSError(0, f"a folder made 0700 is {mode:04o}")
+
+
+def _rename(place: Path) -> None:
+    (place / "old").write_text("old")
+    (place / "new").write_text("new")
+    (place / "new").replace(place / "old")
+    if (place / "old").read_text() != "new":
+        raise OSError(0, "a renamed file has its old content")
+
+
+def _link(place: Path) -> None:
+    (place / "target").write_text("x")
+    (place / "link").symlink_to("target")
+    os.link(place / "target", place / "hard")  # the lease of a run is taken by one
+
+
+def _once(place: Path) -> None:
+    (place / "once").mkdir()
+    try:
+        (place / "once").mkdir()
+    except FileExistsError:
+        return
+    raise OSError(0, "a folder can be made twice")
+
+
+def _append(place: Path) -> None:
+    for word in ("a\n", "b\n"):
+        with open(os.open(place / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
+    if (place / "lines").read_text() != "a\nb\n":
+        raise OSError(0, "lines that were appended are missing")
+
+
+def _locked(lock: Callable[[int, int], None], name: str) -> Callable[[Path], None]:
+    def attempt(place: Path) -> None:
+        with open(place / name, "w") as file:
+            lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    return attempt
+
+
+_ATTEMPTS: dict[str, Callable[[Path], None]] = {
+    "a private folder": _private,
+    "an atomic rename": _rename,
+    "links": _link,
+    "making a folder once": _once,
+    "appending": _append,
+    "flock": _locked(fcntl.flock, "flock"),
+    "lockf lock": _locked(fcntl.lockf, "lockf"),
+}

@@ -1,0 +1,171 @@
+"""Checks of Python, torch and the libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from launcher import __version__, paths
+from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
+from launcher.schedulers import command
+
+OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
+# Distributions and the versions that are known to work (pyproject.toml): from, below; None: any.
+NEEDED: Mapping[str, tuple[str, str] | None] = {
+    "hydra-core": ("1.3.4", "1.4"), "omegaconf": ("2.3", "2.4"), "submitit": ("1.5.4", "1.6"), "jinja2": None,
+    "rich": None, "numpy": None,
+}  # fmt: skip
+OPTIONAL = ("hydra-optuna-sweeper", "tensorboard", "mlflow")
+OLDEST_TORCH = (2, 4)  # as in pyproject.toml; of a vendor's 2.9.0a0+50eac811a6 only 2.9 counts
+TORCH = f"torch>={'.'.join(map(str, OLDEST_TORCH))}"
+SLOW_IMPORT = 15.0  # seconds for `import torch` after which its file system is slow
+LOOK_AT_TORCH = """
+import json, time
+began = time.perf_counter()
+import torch
+took = time.perf_counter() - began
+import torch.distributed as d
+def has(name):
+    there = getattr(d, "is_" + name + "_available", None)
+    return bool(d.is_available() and there is not None and there())
+names = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if has(name)]
+gpus = []
+if torch.cuda.is_available():
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "took": took,
+                  "backends": names, "gpus": gpus, "file": torch.__file__}))
+"""
+
+
+def python(version: tuple[int, ...], executable: str) -> Iterator[Finding]:
+    """The interpreter, which jobs use as well."""
+    text = ".".join(map(str, version[:3]))
+    known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    if OLDEST <= version[:2] <= NEWEST:
+        yield ok("python", f"{text}, {executable}")
+    else:
+        yield problem("python", f"{text}, {executable}", f"use Python {known}: the libraries are known to work with it")
+
+
+def packages(version_of: Callable[[str], str | None]) -> Iterator[Finding]:
+    """The libraries, by the version that is installed (None: it is not)."""
+    told, wrong = [], []
+    for name, span in NEEDED.items():
+        version = version_of(name)
+        told.append(f"{name} {version or 'missing'}")
+        if version is None:
+            wrong.append(f"pip install {name}")
+        elif span is not None and not _parts(span[0]) <= _parts(version) < _parts(span[1]):
+            wrong.append(f"pip install '{name}>={span[0]},<{span[1]}'")
+    if wrong:
+        yield problem("packages", ", ".join(told), "; ".join(wrong))
+    else:
+        yield ok("packages", ", ".join(told))
+    extra = [f"{name} {version}" for name in OPTIONAL if (version := version_of(name))]
+    yield ok("extras", ", ".join(extra) if extra else f"none of {', '.join(OPTIONAL)}")
+
+
+def installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """The numbers of a version, for comparisons: 1.3.4rc1 -> 1, 3, 4."""
+    numbers = []
+    for part in version.split(".")[:4]:
+        digits = "".join(each for each in part if each.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def launcher() -> Iterator[Finding]:
+    """This program and the machine."""
+    where = "a checkout" if paths.code_root() else "installed"
+    yield ok("launcher", f"{__version__}, {paths.PACKAGE.parent} ({where})")
+    yield ok("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs")
+
+
+def torch(found: Mapping[str, Any] | str) -> Iterator[Finding]:
+    """torch as a process of its own has found it; a text: why it has not."""
+    if isinstance(found, str):
+        yield problem("torch", f"cannot be imported: {found}", f"{sys.executable} -m pip install '{TORCH}'")
+        return
+    build = f"CUDA {found['cuda']}" if found["cuda"] else f"ROCm {found['hip']}" if found["hip"] else "CPU only"
+    backends = ", ".join(found["backends"]) or "no backend of torch.distributed"
+    gpus = found["gpus"]
+    told = f"{found['version']} ({build}), {backends}; {len(gpus)} GPU{'' if len(gpus) == 1 else 's'} here"
+    told += f"; import took {found['took']:.1f} s"
+    if not found["backends"]:
+        yield problem("torch", told, "install a torch with gloo")
+    elif _parts(found["version"])[:2] < OLDEST_TORCH:
+        yield problem("torch", told, f"pip install '{TORCH}'")
+    elif found["took"] > SLOW_IMPORT:
+        yield warning(
+            "torch", told, "its file system is slow: every rank reads it; put the environment on a faster one, or into "
+            "an image",
+        )  # fmt: skip
+    else:
+        yield ok("torch", told)
+
+
+def probe_torch(limit: float) -> Iterator[Finding]:
+    """Imports torch in another process, which is ended after `limit` seconds."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK_AT_TORCH], cwd="/", capture_output=True, text=True, timeout=limit, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield from torch(f"its import took more than {limit:g} s: a slow file system, or one that hangs")
+        return
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        yield from torch(lines[-1] if lines else f"exit code {done.returncode}")
+        return
+    yield from torch(json.loads(done.stdout.splitlines()[-1]))
+
+
+def nvidia(answer: str | None) -> Iterator[Finding]:
+    """GPUs as nvidia-smi lists them (name, memory, driver; a line each); None: there is no nvidia-smi."""
+    if answer is None:
+        yield ok("gpus", "no nvidia-smi here; login nodes often have none")
+        return
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip()]
+    if not rows or any(len(row) != 3 for row in rows):
+        told = " ".join(answer.split())[:200] or "nothing"
+        yield warning("gpus", f"nvidia-smi says {told}", "the driver may not be loaded: ask who runs this machine")
+        return
+    counts: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        counts[tuple(row)] = counts.get(tuple(row), 0) + 1
+    told = ", ".join(
+        f"{number} x {name}, {memory} MiB, driver {driver}" for (name, memory, driver), number in counts.items()
+    )
+    yield ok("gpus", told)
+
+
+def probe_nvidia() -> Iterator[Finding]:
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = command.run(words, timeout=8)
+    except command.NOT_ON_PATH:
+        yield from nvidia(None)
+        return
+    except subprocess.TimeoutExpired:
+        yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask who runs this machine")
+        return
+    except command.PrintsTooMuch as error:
+        yield problem("gpus", str(error), "it is not NVIDIA's: look at PATH")
+        return
+    yield from nvidia(done.stdout if done.returncode == 0 else done.stdout + done.stderr)

@@ -1,0 +1,335 @@
+"""What to do about an end: lines whose commands can be copied. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from launcher.config.schema import LaunchMode, Scheduler
+from launcher.diagnose.post_mortem.verdict import Verdict
+from launcher.failures.kinds import Kind
+from launcher.spec.plan import JobPlan
+from launcher.units import format_hours, rough_size
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What advice depends on.
+
+    Attributes:
+        name: what the user calls the run by.
+        program: how this program is called.
+        plan, verdict: of the run and of the attempt.
+        memory: as in the evidence.
+        host: where it happened first; empty: nobody knows.
+        saved: there is a checkpoint to go on from.
+        code: exit code of the rank that failed.
+        log: the file with the failed rank's errors; empty: there is none.
+        limit: the key whose time is over, of a hang; empty: it was none.
+    """
+
+    name: str
+    program: str
+    plan: JobPlan
+    verdict: Verdict
+    memory: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
+    saved: bool = False
+    code: int | None = None
+    log: str = ""
+    limit: str = ""
+
+    @property
+    def telling(self) -> str:
+        """The line by which it was recognised."""
+        return self.verdict.sign or self.verdict.cause or ""
+
+    def resume(self, *overrides: str) -> str:
+        return " ".join([f"{self.program} resume {self.name}", *overrides])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do, and the command that does it; empty: it takes more than one."""
+
+    words: str
+    command: str = ""
+
+
+Steps = list["str | Step"]
+
+
+def advice(case: Case) -> list[Step]:
+    """What to do; empty for a run that is done."""
+    return [each if isinstance(each, Step) else Step(each) for each in _ADVICE[case.verdict.kind](case)]
+
+
+def _memory(case: Case) -> Steps:
+    used, limit = (
+        max((case.memory.get(key, 0) for key in ("used", "peak", "largest")), default=0),
+        case.memory.get("limit", 0),
+    )
+    told = f" (it used {rough_size(used)} of {rough_size(limit)})" if used and limit else ""
+    if not told and used:
+        told = f" (its largest process had {rough_size(used)})"
+    lines: list[str | Step] = []
+    if case.plan.queued:
+        base = max(limit, case.plan.mem or 0, used)
+        wanted = _twice(base) if base else "MORE"
+        default = "" if base else " (it asked for none, so it had the site's default)"
+        lines.append(Step(f"ask for more memory{told or default}", case.resume(f"mem={wanted}")))
+    elif told:
+        lines.append(f"it took more memory than this machine could give{told}")
+    return [*lines, *_smaller(case), "DataLoader workers count as well: each holds a copy of what it reads"]
+
+
+def _twice(size: int) -> str:
+    """As the key mem is written, in whole gigabytes."""
+    return f"{max(1, -(-2 * size // GIB))}G"
+
+
+def _smaller(case: Case) -> Steps:
+    params = case.plan.params
+    if isinstance(batch := params.get("micro_batch_size") or params.get("batch_size"), int) and batch > 1:
+        key = "micro_batch_size" if "micro_batch_size" in params else "batch_size"
+        return [Step("use less at a time", case.resume(f"workload.{key}={max(1, batch // 2)}"))]
+    return ["have each rank use less at a time (a smaller batch), or use fewer ranks on a node (procs_per_node)"]
+
+
+def _gpu_memory(case: Case) -> Steps:
+    return [
+        *_smaller(case),
+        "or save memory: bfloat16, recomputed activations, weights divided over ranks (workload=fsdp_lm shows how)",
+        "where much is reserved and not used: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ]
+
+
+def _shared_memory(case: Case) -> Steps:
+    return [
+        "use fewer DataLoader workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        f"see how full it is: df -h /dev/shm{_on(case)}",
+    ]
+
+
+def _disk(case: Case) -> Steps:
+    return [
+        f"see what is full: df -h {case.plan.run_dir} (and the site's quota command, and TMPDIR{_on(case)})",
+        Step("make room, e.g. fewer checkpoints, and go on", case.resume("checkpoint.keep=1")),
+    ]
+
+
+def _limit(case: Case) -> Steps:
+    return [
+        f"see the limits{_on(case)}: ulimit -n -u",
+        "use fewer DataLoader workers or threads, or raise them by a set-up line of the profile "
+        "(cluster.setup: ulimit -n 65536)",
+    ]
+
+
+def _wall_time(case: Case) -> Steps:
+    more = case.resume(f"time={format_hours(2 * case.plan.time)}")
+    if case.saved:
+        return [Step("go on from the last checkpoint", case.resume()), Step("or with more time", more)]
+    return [
+        Step("ask for more time", more),
+        "it saved nothing and would begin anew: a training with launcher.worker.stop.Stop is stopped, saved and goes "
+        "on by itself (docs/your-own.md)",
+    ]
+
+
+def _again(*before: str) -> Callable[[Case], Steps]:
+    def lines(case: Case) -> Steps:
+        where = "from the last checkpoint" if case.saved else "from its beginning"
+        return [*before, Step(f"go on {where}", case.resume())]
+
+    return lines
+
+
+def _node(case: Case) -> Steps:
+    more: Steps = []
+    if case.host and case.plan.scheduler == Scheduler.slurm.value:
+        hosts = f"{case.plan.exclude},{case.host}" if case.plan.exclude else case.host
+        value = f"cluster.exclude={hosts}" if "," not in hosts else f"\"cluster.exclude='{hosts}'\""
+        more = [Step("or without that node", case.resume(value))]
+    spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
+    return [
+        Step("go on, on the nodes that it gets", case.resume()),
+        *more,
+        *([Step("let it go on without a node next time", case.resume(spare))] if spare else []),
+    ]
+
+
+def _gpu_error(case: Case) -> Steps:
+    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.telling):
+        return [f"that GPU is broken{_on(case)}: tell the site", *_node(case)]
+    return [
+        "run it once with the place of the error: CUDA_LAUNCH_BLOCKING=1 (cluster.environment)",
+        "an assert or an illegal access is mostly an index out of range in the code, or its data",
+        "if other nodes run it well, this one may be bad: preflight=true checks",
+    ]
+
+
+def _hang(case: Case) -> Steps:
+    limit = case.limit or "launch.hang_timeout"
+    return [
+        "look at the stacks below: who is in no collective holds up the others",
+        Step("if that may take so long", case.resume(f"{limit}={2 * getattr(case.plan, limit.partition('.')[2])}")),
+        *_node(case)[1:2],
+    ]
+
+
+def _collective(case: Case) -> Steps:
+    return [
+        "some rank did not take part in time: the ranks that did are named, so look at the others' logs",
+        "do all ranks call the same collectives in the same order, and the same number of times?",
+        Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.timeout}")),
+    ]
+
+
+def _rendezvous(case: Case) -> Steps:
+    patience = case.resume(f"launch.rendezvous_timeout={2 * case.plan.rendezvous_timeout}")
+    return [
+        Step("is a node slow to start, or an import slow? Then wait longer", patience),
+        Step(
+            "is it the network? Name the interface (cluster.interface), or check all nodes",
+            case.resume("preflight=true"),
+        ),
+        *_node(case)[1:2],
+    ]
+
+
+def _connection(case: Case) -> Steps:
+    return ["another rank or its node went away first: see the logs of all ranks", *_node(case)]
+
+
+def _killed(case: Case) -> Steps:
+    number = re.search(r"SIG[A-Z]+", case.telling)
+    log = [f"its last words: {case.log}"] if case.log else []
+    words = {
+        "SIGKILL": ["nobody says who did it: probably the kernel, for lack of memory, or somebody's kill -9"],
+        "SIGSEGV": ["native code went wrong (an extension, a library, a mix of versions): see where in its stack"],
+        "SIGABRT": ["a library gave up (NCCL, CUDA, glibc); its words stand just before the end of the log"],
+        "SIGILL": ["a library was built for another kind of CPU than this node has"],
+        "SIGFPE": ["native code divided by zero"],
+    }.get(number[0] if number else "", ["nobody of the launcher sent this signal"])  # fmt: skip
+    limit = case.memory.get("limit") or case.plan.mem
+    memory: Steps = []
+    if "SIGKILL" in case.telling and limit and case.plan.queued:
+        memory = [
+            Step(f"if it was memory, of which it may have {rough_size(limit)}", case.resume(f"mem={_twice(limit)}"))
+        ]
+    return [*words, *memory, *log, Step("try again", case.resume())]
+
+
+def _exited(case: Case) -> Steps:
+    hint = "it left without an exception (os._exit, sys.exit, or a library's exit)"
+    if case.code is not None and case.code > 128:
+        hint += f"; a shell says {case.code} for a program that was killed by signal {case.code - 128}"
+    return [hint, *([f"its last words: {case.log}"] if case.log else []), Step("then", case.resume())]
+
+
+def _code(case: Case) -> Steps:
+    debug = "breakpoint() in a batch job: debug.rank=0 (docs/debugging.md)"
+    return ["mend the code; its own frames are in the traceback", Step("then", case.resume()), debug]
+
+
+def _import(case: Case) -> Steps:
+    return [
+        _installed(case),
+        f"is the code on its path? The job starts in {case.plan.workdir}; PYTHONPATH may be set in cluster.environment",
+        Step("then", case.resume()),
+    ]
+
+
+def _installed(case: Case) -> str:
+    """Where to look for a package that is not found."""
+    plan = case.plan
+    if plan.container is not None:
+        return f"is it installed in {plan.container} (env.container)? {plan.container_python} -c 'import ...' inside"
+    if plan.archive is not None:
+        made = f", made of {plan.archive_of}" if plan.archive_of else ""
+        return f"is it installed in what {plan.archive} (env.archive) was packed from{made}?"
+    return f"is it installed for the job's Python? {plan.node_python} -c 'import ...'{_on(case)}"
+
+
+def _config(case: Case) -> Steps:
+    return [Step("change the setting that it names", case.resume("KEY=VALUE"))]
+
+
+def _file(case: Case) -> Steps:
+    return [
+        f"is it there on the compute nodes, and may you read it? ls -l ...{_on(case)}",
+        Step("which data sets are here, and how to get one", f"{case.program} data"),
+        Step("then", case.resume()),
+    ]
+
+
+def _setup(case: Case) -> Steps:
+    return [f"try that line in a shell{_on(case)}; it is of cluster.setup, or of env",
+            Step("then", case.resume())]  # fmt: skip
+
+
+def _no_progress(case: Case) -> Steps:
+    if "restarts got no further" in case.telling or "max_restarts" in case.telling:
+        return ["the first cause is named: it comes again at the same place", Step("then", case.resume())]
+    return [Step("give each attempt more time", case.resume(f'time={format_hours(2 * case.plan.time)}')),
+            "or save more often (checkpoint.every)"]  # fmt: skip
+
+
+def _cancelled(case: Case) -> Steps:
+    return _again()(case)
+
+
+def _never(case: Case) -> Steps:
+    lines: Steps = [Step("try again", case.resume())]
+    if "RaisedSignal:53" in case.telling:
+        lines.insert(
+            0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
+        )
+    return lines
+
+
+def _unknown(case: Case) -> Steps:
+    per = "task" if case.plan.launch == LaunchMode.tasks.value else "node"
+    return [Step("see what it printed last", f"{case.program} logs {case.name}"),
+            f"a {per} that is killed as a whole says nothing; accounting (sacct) or job history would know more",
+            *_again()(case)]  # fmt: skip
+
+
+_ADVICE: dict[Kind, Callable[[Case], Steps]] = {
+    Kind.DONE: lambda _: [],
+    Kind.OUT_OF_MEMORY: _memory,
+    Kind.OUT_OF_GPU_MEMORY: _gpu_memory,
+    Kind.SHARED_MEMORY: _shared_memory,
+    Kind.DISK_FULL: _disk,
+    Kind.LIMIT: _limit,
+    Kind.WALL_TIME: _wall_time,
+    Kind.PREEMPTED: _again("the scheduler gave its nodes to somebody else, and starts it again where it may"),
+    Kind.CANCELLED: _cancelled,
+    Kind.STOPPED: _cancelled,
+    Kind.NODE_LOST: _node,
+    Kind.BAD_NODE: _node,
+    Kind.GPU_ERROR: _gpu_error,
+    Kind.CONNECTION_LOST: _connection,
+    Kind.COLLECTIVE_TIMEOUT: _collective,
+    Kind.RENDEZVOUS_TIMEOUT: _rendezvous,
+    Kind.HANG: _hang,
+    Kind.KILLED: _killed,
+    Kind.EXITED: _exited,
+    Kind.IMPORT_ERROR: _import,
+    Kind.CONFIG_ERROR: _config,
+    Kind.FILE_MISSING: _file,
+    Kind.EXCEPTION: _code,
+    Kind.SETUP_FAILED: _setup,
+    Kind.NO_PROGRESS: _no_progress,
+    Kind.NEVER_STARTED: _never,
+    Kind.LOST: _unknown,
+    Kind.UNKNOWN: _unknown,
+}
+
+
+def _on(case: Case) -> str:
+    return f" (on {case.host})" if case.host else ""

@@ -1,0 +1,200 @@
+"""Collects what is known of an attempt: the only part of a post-mortem that reads files or asks a scheduler."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher import errors
+from launcher.config.schema import Scheduler
+from launcher.diagnose.post_mortem import notices
+from launcher.diagnose.post_mortem.verdict import Evidence
+from launcher.files import run_files
+from launcher.monitoring.live import Seen
+from launcher.monitoring.state import RunState
+from launcher.runs import event_file
+from launcher.runs.carriage_returns import last_state
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.output import file_names
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.history import Past, history
+from launcher.spec.plan import JobPlan
+from launcher.units import parse_size
+
+TAIL = 64 * 1024  # bytes of an output's end that are read for one line
+LOG_LINES = 40  # of a rank's log in which a telling one is looked for: what is older may have been got over
+_NAMES = {Scheduler.slurm.value: "Slurm", Scheduler.allocation.value: "Slurm", Scheduler.pbs.value: "PBS"}
+Event = Mapping[str, Any]
+
+
+def of(seen: Seen) -> Evidence:
+    """What is known of the last attempt, without asking anybody anything more."""
+    story = seen.story
+    evidence = _from_events(
+        seen.plan, story.events, Evidence(seen.state, begun=story.attempt is not None, word=seen.word)
+    )
+    evidence = replace(evidence, cancelled=story.cancelled, ended=story.code)
+    if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
+        return evidence
+    attempt = None if story.attempt is None else Attempt(seen.run, story.attempt)
+    return _with_texts(seen.run, attempt, None, evidence)
+
+
+def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
+    """What is known of any attempt.
+
+    Args:
+        seen: the run.
+        attempt: one of its attempts.
+        following: the next one; None: it is the last. That one is over as well when the run is, or waits again.
+        past: what the scheduler remembers of its job.
+    """
+    if following is None and seen.state.over:
+        evidence = of(seen)
+        if not evidence.silent:
+            evidence = _with_texts(seen.run, attempt, None, evidence)
+    else:
+        events = attempt.events()
+        code = _code(attempt, events)
+        evidence = replace(_from_events(seen.plan, events, Evidence(_earlier(code, events))), ended=code)
+        evidence = _with_texts(seen.run, attempt, following, evidence)
+    if past is not None:
+        memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
+        evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
+    if seen.plan.mem and "limit" not in evidence.memory:
+        together = seen.plan.nodes if seen.plan.scheduler == Scheduler.pbs.value else 1  # PBS tells the sum of nodes
+        evidence = replace(evidence, memory={**evidence.memory, "limit": seen.plan.mem * together})
+    return evidence
+
+
+def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
+    """What an attempt ended with, by its script, or else by its agents."""
+    ended = next((event["code"] for event in reversed(events) if event["event"] == "ended"), None)
+    return attempt.exit_code() if ended is None else int(ended)
+
+
+def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
+    """The state that the run was in between this attempt and the next. Pure."""
+    if code is None:
+        told = any(event["event"] == "stop_requested" for event in events)
+        return RunState.STOPPED if told else RunState.LOST
+    return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
+
+
+def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
+    last = {event["event"]: event for event in events}
+    fault = next((event for event in events if event["event"] in ("fault", "setup_failed")), None)
+    setup = ""
+    if fault is not None and fault["event"] == "setup_failed":
+        number = int(fault.get("line", 0))
+        from launcher.script.render import setup_lines
+
+        lines = [line for line, _ in setup_lines(plan)]
+        setup = lines[number - 1].partition("\n")[0] if 0 < number <= len(lines) else "?"
+    return replace(
+        evidence,
+        fault=fault,
+        stop=last.get("stop"),
+        request=last.get("stop_requested"),
+        stays=last.get("stays"),
+        preempted=last.get("stopped", {}).get("preempted") is True,
+        scheduler=_NAMES.get(plan.scheduler, ""),
+        cluster=plan.cluster,
+        setup=setup,
+        memory=dict(fault.get("memory") or {}) if fault is not None else {},
+    )
+
+
+def _with_texts(run: Run, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
+    """With what schedulers, the job and the failed rank have written."""
+    output = output_lines(run, attempt, following)
+    found = notices.find(output)
+    amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
+    memory = dict(evidence.memory)
+    if amounts is not None and amounts[0] and amounts[1]:
+        memory |= {"used": amounts[0], "limit": amounts[1]}
+    rank = (evidence.fault or {}).get("rank")
+    log: tuple[str, ...] = ()
+    if attempt is not None and isinstance(rank, int):
+        log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-LOG_LINES:])
+    return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
+
+
+def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:
+    """The last lines that the job printed in an attempt; without one, in all."""
+    outputs = run.outputs()
+    begin, end = 0, None
+    if attempt is not None:
+        started = _started(attempt)
+        names = file_names(started.get("job"))
+        own = [path for path in outputs if path.name in names]
+        outputs = own or outputs
+        begin = int(started.get("output", 0))
+        if following is not None and (after := _started(following)).get("job") == started.get("job"):
+            end = int(after.get("output", 0)) or None
+    return tail(outputs[-1], begin, end) if outputs else []
+
+
+def _started(attempt: Attempt) -> Event:
+    events = event_file.read(attempt.events_file("script"))  # those of ranks may be many
+    return next((event for event in events if event["event"] == "started"), {})
+
+
+def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
+    """A rank's files of the last round that it had: what it printed, then its errors."""
+    found: dict[int, dict[str, Path]] = {}
+    for path in attempt.logs.glob(f"rank-{rank}.*"):
+        if match := re.fullmatch(rf"rank-{rank}(?:\.round-(\d+))?\.(\w+)", path.name):
+            found.setdefault(int(match[1] or 0), {})[match[2]] = path
+    newest = next((found[number] for number in sorted(found, reverse=True) if found[number].keys() & {*kinds}), {})
+    return [newest[kind] for kind in kinds if kind in newest]
+
+
+def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
+    """The last lines of a part of a file; empty when it cannot be read."""
+    try:
+        data, start = run_files.part(path, begin, end, most)
+    except OSError:
+        return []
+    lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]
+    return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
+
+
+def memories(seen: Seen, job_id: str | None) -> list[Past]:
+    """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
+    plan = seen.plan
+    if job_id is None or not plan.queued:
+        return []
+    if plan.scheduler == Scheduler.slurm.value:
+        return history(Slurm(plan.submit_timeout), job_id)
+    try:
+        record = PBS(plan.submit_timeout).record(job_id)
+    except QueryError:
+        return []
+    return [] if record is None else [_past(record)]
+
+
+def _past(record: Mapping[str, Any]) -> Past:
+    """What PBS remembers of a job: who deleted it, and the memory that it took on all nodes together."""
+    by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
+    used = record.get("resources_used")
+    text = str(used.get("mem", "")) if isinstance(used, dict) else ""
+    size = parse_size(text) if re.fullmatch(r"[1-9]\d*[kmgt]?b", text) else None
+    return Past("", by[1] if by else "", used=size)
+
+
+def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | None:
+    """Which of the runs of its job an attempt was."""
+    if last and pasts:
+        return pasts[-1]
+    started = _started(attempt).get("time")
+    if started is None:
+        return None
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(float(started) + 1))
+    return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)

@@ -1,0 +1,102 @@
+"""Tracebacks and stacks, cut to what a reader wants of them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+FRAMES = 6  # of a stack that are shown, the newest ones
+LONG = 8  # frames of a traceback from which on those of libraries are left out
+_HEAD = "Traceback (most recent call last):"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_FRAME = re.compile(r'  File "([^"]*)", line \d+')
+_IMPORT = re.compile(r"^<frozen |/importlib/__init__\.py$")
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen ")
+_LAUNCHER = re.compile(
+    r"/launcher/(agent|worker)/|/torch/distributed/elastic/|/torch/multiprocessing/|/multiprocessing/"
+)
+
+
+def own_frames(trace: str) -> str:
+    """A traceback with its own frames first: without those of the import machinery, and of a long one each run of a
+    library's frames as a line, but for the last, in which it was raised or which called the code again."""
+    lines = trace.strip().splitlines()
+    blocks = _blocks(lines)
+    frames = [at for at, (path, _) in enumerate(blocks) if path]
+    shown: list[str] = []
+    skipped = 0
+    for at, (path, text) in enumerate(blocks):
+        follows = blocks[at + 1][0] if at + 1 < len(blocks) else ""
+        library = bool(path and _LIBRARY.search(path))
+        if path and (_IMPORT.search(path) or (len(frames) > LONG and library and follows and _LIBRARY.search(follows))):
+            skipped += 1
+            continue
+        if skipped and len(frames) > LONG:
+            shown.append(f"  ... {skipped} frame{'s' if skipped > 1 else ''} of libraries")
+        skipped = 0
+        shown += text
+    return "\n".join(shown)
+
+
+def _blocks(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Frames as (file, lines); what stands between them as ("", lines)."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if match := _FRAME.match(line):
+            blocks.append((match[1], [line]))
+        elif blocks and (not blocks[-1][0] or line.startswith("   ")):
+            blocks[-1][1].append(line)
+        else:
+            blocks.append(("", [line]))
+    return blocks
+
+
+def before_traceback(lines: Sequence[str]) -> list[str]:
+    """A log's lines up to its last traceback, or chain of tracebacks."""
+    heads = [at for at, line in enumerate(lines) if line.startswith(_HEAD)]
+    while heads:
+        at = heads.pop()
+        between = "\n".join(lines[heads[-1] : at]) if heads else ""
+        if not any(words in between for words in _CHAIN):
+            return list(lines[:at])
+    return list(lines)
+
+
+def last_traceback(lines: Sequence[str]) -> str:
+    """The last traceback, or chain of tracebacks, in a log, up to the line of its error; empty: there is none."""
+    rest = list(lines[len(before_traceback(lines)) :])
+    heads = [at for at, line in enumerate(rest) if line.startswith(_HEAD)]
+    if not heads:
+        return ""
+    inside = range(heads[-1] + 1, len(rest))
+    end = next((at for at in inside if rest[at].strip() and not rest[at][0].isspace()), len(rest) - 1)
+    return "\n".join(rest[: end + 1])
+
+
+def crash(lines: Sequence[str]) -> tuple[str, ...]:
+    """The main thread's frames in what Python's faulthandler wrote at a crash; empty: it wrote nothing.
+
+    torch's agent turns the faulthandler on in ranks: `Fatal Python error: Segmentation fault`.
+    """
+    begin = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("Fatal Python error: ")), None)
+    if begin is None:
+        return ()
+    text = "\n".join(lines[begin:])
+    _, found, current = text.partition("Current thread ")
+    return main_frames(current.partition("\n\n")[0]) if found else ()
+
+
+def before_crash(lines: Sequence[str]) -> list[str]:
+    """A log's lines up to where the faulthandler wrote."""
+    begin = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")), len(lines))
+    return list(lines[:begin])
+
+
+def main_frames(stack: str) -> tuple[str, ...]:
+    """The newest frames of the main thread in what faulthandler wrote, down to the workload's own."""
+    main = re.split(r"\n\s*\n", stack.strip())[-1]
+    frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
+    end = next((at for at, line in enumerate(frames) if line.endswith("in _run_workload")), len(frames))
+    kept = frames[:end] or frames
+    own = [line for line in kept if not _LAUNCHER.search(line)]
+    return tuple((own or kept)[:FRAMES]) or tuple(stack.strip().splitlines()[:1])

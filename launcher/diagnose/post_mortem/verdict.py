@@ -1,0 +1,269 @@
+"""From what is known of an attempt to why it ended. Pure.
+
+The first line that fits counts:
+
+| what is known | the kind |
+|---|---|
+| the run was given up | no-progress |
+| a set-up line failed | setup-failed |
+| a rank raised an exception | what its last line is a sign of (`symptoms`), else exception |
+| ranks did not meet, hang, or their nodes are bad, as agents say | rendezvous-timeout, hang, bad-node |
+| a program left with an exit code, and its log ends with a traceback | as for an exception |
+| a rank or a node ended without a word, or was told to stop | what the scheduler says of the job, or has written into |
+| | its output, but no cancellation if a rank had left or crashed before; else what the kernel's counters say; else |
+| | the last telling line of the rank's log; else how it ended |
+| no agent said anything | the same, without a rank's log; else that it was told to stop; else the last telling line |
+| | of the job's output |
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher import errors
+from launcher.diagnose.post_mortem import notices
+from launcher.failures import symptoms
+from launcher.failures.kinds import Kind
+from launcher.monitoring.state import RunState
+from launcher.units import rough_size
+
+NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
+# How agents (elastic.py, agent.py) tell of ends that they cannot explain.
+_SILENT = re.compile(
+    r"^rank \d+ on \S+:? (killed by SIG|exited with code|lost another rank)|ended without a word|was told to stop"
+    r"|has not been heard of|lost contact with|left with exit code|did not leave in time|^stopped: "
+)
+_SIGNAL = re.compile(r"killed by (SIG\w+)")
+_NODE = re.compile(r"ended without a word|has not been heard of|lost contact with")
+_WORDS = {
+    "TIMEOUT": Kind.WALL_TIME,
+    "DEADLINE": Kind.WALL_TIME,
+    "PREEMPTED": Kind.PREEMPTED,
+    "NODE_FAIL": Kind.NODE_LOST,
+    "BOOT_FAIL": Kind.NODE_LOST,
+    "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
+    "CANCELLED": Kind.CANCELLED,
+}
+# How a rank ends when its job is cancelled: by one of these signals (negative), or as a shell tells of it.
+_CANCELLED = {code for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT) for code in (-number, 128 + number)}
+TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one attempt; everything but the state may be missing.
+
+    Attributes:
+        state: of the run, for its last attempt; of an earlier one, STOPPED if it was gone on from, else UNKNOWN.
+        fault, stop, stays: the first event `fault` or `setup_failed`, the last `stop` and `stays`.
+        request: the event `stop_requested`: the signal by which the attempt was asked to end, and the host that got it.
+        ended: its exit code.
+        begun: it has started.
+        scheduler: the scheduler's name for a sentence; empty: there is none.
+        word: its word on the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
+        notices: what it wrote into the output.
+        log: last lines of the failed rank's log.
+        output: last lines of the job's output.
+        cluster, setup: the profile's name, and the text of its set-up line that failed.
+        cancelled: `launcher cancel` was called for it.
+        preempted: its scheduler had begun to preempt its job when it stopped.
+        memory: bytes that were used and allowed, and kills, as `launcher.agent.memory` tells them; `used` and `limit`
+            as the scheduler does.
+    """
+
+    state: RunState
+    fault: Mapping[str, Any] | None = None
+    stop: Mapping[str, Any] | None = None
+    stays: Mapping[str, Any] | None = None
+    request: Mapping[str, Any] | None = None
+    ended: int | None = None
+    begun: bool = True
+    scheduler: str = ""
+    word: str = ""
+    notices: tuple[notices.Notice, ...] = ()
+    log: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    cluster: str = ""
+    setup: str = ""
+    cancelled: bool = False
+    preempted: bool = False
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def silent(self) -> bool:
+        """Whether what agents have told does not explain the end."""
+        if self.fault is None or self.fault["event"] == "setup_failed":
+            return self.fault is None
+        told = str(self.fault.get("cause", ""))
+        if symptoms.lost_peer(told):  # somebody else was gone before
+            return True
+        return _SILENT.search(told) is not None and not self.fault.get("traceback")
+
+    @property
+    def said(self) -> str:
+        """What the scheduler says of the job's end, in one word."""
+        word = self.word.partition(" ")[0]
+        return word if word in TELLING else notices.word_of(self.notices) or (word if word in _WORDS else "")
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the rank that failed first left with an exit code, or crashed: nobody had cancelled it."""
+        code = (self.fault or {}).get("code")  # None: it is not about one rank
+        return code is not None and code not in _CANCELLED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why an attempt ended.
+
+    Attributes:
+        kind: one of a closed list.
+        cause: in a line, as all commands tell it; None: there is nothing to tell.
+        sign: the line of a log or of an output by which it was recognised; empty: it is in the cause.
+        sure: else it is the most probable one.
+    """
+
+    kind: Kind
+    cause: str | None
+    sign: str = ""
+    sure: bool = True
+
+
+def classify(seen: Evidence) -> Verdict:
+    """The kind and the cause, by the table above."""
+    if seen.stays is not None and seen.stays.get("what") == "given_up":
+        return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays['why']}")
+    if seen.state is RunState.DONE:
+        return Verdict(Kind.DONE, None)
+    if seen.state is RunState.STOPPED and seen.stop is not None:
+        return _stopped(seen, seen.stop)
+    if seen.fault is None:
+        return _without_fault(seen)
+    if seen.fault["event"] == "setup_failed":
+        what = str(seen.fault.get("what", f"set-up line {seen.fault['line']} of the cluster's profile"))
+        what = what.replace("the cluster's profile", f"cluster={seen.cluster}")
+        where = f"{what} failed on {seen.fault['host']}"
+        return Verdict(Kind.SETUP_FAILED, f"{where}: {seen.setup}")
+    return _fault(seen, str(seen.fault.get("cause", "")).rstrip(" :"))
+
+
+def _fault(seen: Evidence, told: str) -> Verdict:
+    """What agents have told of a fault."""
+    assert seen.fault is not None
+    said = seen.said
+    cause = f"{told}; {seen.scheduler} says {said}" if said in TELLING and seen.silent else told
+    if seen.fault.get("limit"):  # of the time that ranks may be without a step, or without any sign of life
+        return Verdict(Kind.HANG, cause)
+    if told.startswith("preflight: "):
+        return Verdict(Kind.BAD_NODE, cause)
+    if not seen.silent:
+        of_script = seen.fault.get("exit_code") == errors.NO_RETRY and "rank" not in seen.fault
+        return Verdict(symptoms.kind_of(told) or (Kind.CONFIG_ERROR if of_script else Kind.EXCEPTION), cause)
+    if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
+        return Verdict(_WORDS[said], cause)
+    if seen.cancelled:
+        return Verdict(Kind.CANCELLED, cause)
+    if (by_kernel := _killed_for_memory(seen.memory)) and "SIGKILL" in told:
+        return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
+    error = symptoms.last_error("\n".join(seen.log)) if "exited with code" in told else ""
+    if error:  # a program of its own, whose exception no agent has seen
+        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}")
+    if found := symptoms.telling(seen.log):
+        return Verdict(found[0], cause, sign=found[1])
+    return _by_end(seen, told, cause)
+
+
+def _by_end(seen: Evidence, told: str, cause: str) -> Verdict:
+    """How it ended is all that is known."""
+    if _NODE.search(told):
+        return Verdict(Kind.NODE_LOST, cause, sure=False)
+    if match := _SIGNAL.search(told):
+        if match[1] == "SIGBUS":
+            return Verdict(Kind.SHARED_MEMORY, cause, sure=False)
+        if match[1] == "SIGKILL":
+            return Verdict(Kind.KILLED, cause, sure=False)
+        return Verdict(Kind.KILLED, cause)
+    if symptoms.lost_peer(told):
+        return Verdict(symptoms.kind_of(told) or Kind.CONNECTION_LOST, cause, sure=False)
+    if "was told to stop" in told:
+        return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)
+    if f"exited with code {errors.NO_RETRY}" in told:
+        return Verdict(Kind.CONFIG_ERROR, cause)
+    return Verdict(Kind.EXITED, cause)
+
+
+def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
+    """Whether a process that was killed was killed for lack of memory, in words; and whether that is sure."""
+    if memory.get("kills"):
+        return "the kernel killed for lack of memory in its cgroup", True
+    if memory.get("host_kills"):
+        return "the kernel killed for lack of memory on that host", False
+    most, limit = max(memory.get("largest", 0), memory.get("peak", 0), memory.get("used", 0)), memory.get("limit", 0)
+    if limit and most >= NEAR_LIMIT * limit:
+        return f"it had {rough_size(most)} of {rough_size(limit)} memory", False
+    return None
+
+
+def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
+    """The ranks have saved and left, or the script found that they were all killed."""
+    told, why = str(stop["cause"]), str((seen.stays or {}).get("why", ""))
+    at = f" at step {stop['step']}" if "step" in stop else ""
+    cause = f"{told}{at}" + (f"; {why}" if why and why != told else "")
+    if "time is nearly up" in told or "warning signal" in told:
+        return Verdict(Kind.WALL_TIME, cause)
+    if "stop file" in told or "RUN/stop" in told:
+        return Verdict(Kind.STOPPED, cause)
+    if seen.preempted:
+        return Verdict(Kind.PREEMPTED, cause)
+    if seen.said in _WORDS:
+        return Verdict(_WORDS[seen.said], cause)
+    if seen.cancelled:
+        return Verdict(Kind.CANCELLED, cause)
+    if _NODE.search(told):
+        return Verdict(Kind.NODE_LOST, cause)
+    if "all agents were killed" in told and seen.request is None:
+        return Verdict(Kind.KILLED, cause, sure=False)
+    if "PREEMPTED" in why:
+        return Verdict(Kind.PREEMPTED, cause)
+    return Verdict(Kind.STOPPED, cause)
+
+
+def _without_fault(seen: Evidence) -> Verdict:
+    """No agent has said anything: they were killed, or there never were any."""
+    said, kind = seen.said, _WORDS.get(seen.said)
+    last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
+    code = f" (exit code {seen.ended})" if seen.ended is not None else ""
+    request = f"{seen.request['host']} was told to stop ({seen.request['signal']})" if seen.request else ""
+    named = f"{seen.scheduler} says {said}" if said in TELLING else seen.word or said
+    found = symptoms.telling(seen.output) if kind is None else None
+    sign = found[1] if found else ""
+    if seen.state is RunState.FAILED:
+        heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS and not request else ""
+        words = [f"{request or 'no rank said why'}{code}", named, heard]
+        cause: str | None = "; ".join(word for word in words if word)
+    elif seen.cancelled and seen.state is RunState.CANCELLED and said not in TELLING:
+        at = f" at step {seen.stop['step']}" if seen.stop and "step" in seen.stop else ""
+        cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
+    else:
+        cause = "; ".join(word for word in (request, named) if word) or None
+    if seen.state is RunState.CANCELLED or (kind is None and seen.cancelled):
+        return Verdict(Kind.CANCELLED, cause)
+    if kind is not None:
+        return Verdict(kind, cause)
+    if not seen.begun:
+        return Verdict(Kind.NEVER_STARTED, cause)
+    if seen.request is not None:
+        return Verdict(Kind.STOPPED, cause, sure=False)
+    if seen.state is RunState.FAILED and found:
+        return Verdict(found[0], cause, sign=sign, sure=False)
+    if seen.ended == errors.NO_RETRY:
+        return Verdict(Kind.CONFIG_ERROR, cause, sure=False)
+    if seen.state is RunState.STOPPED:
+        return Verdict(Kind.STOPPED, cause)
+    if (seen.ended is not None and seen.ended > 128) or "killed by SIG" in seen.word:
+        return Verdict(Kind.KILLED, cause, sure=False)
+    return Verdict(Kind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else Kind.UNKNOWN, cause, sure=False)

@@ -1,0 +1,150 @@
+"""Why a run is where it is, whatever its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.config.schema import Scheduler
+from launcher.monitoring.live import Live, Seen, look
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import not_begun
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import sweep_of
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.explanation import Explanation
+from launcher.units import format_time
+
+PATIENCE = 20.0  # seconds for the trials of one `why`
+ONE = 10.0  # seconds that one question may take
+
+
+def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Explanation:
+    """The explanation of a run or a point.
+
+    Args:
+        run: the run.
+        program: how the launcher was called.
+        cause: tells in a line why a run is not going on.
+
+    | the run is | what is told |
+    |---|---|
+    | queued | its reason, from the scheduler |
+    | running | since when, and how far it is |
+    | suspended | by whom |
+    | done | so |
+    | stopped, failed, cancelled, lost | the cause in a line, and that `post-mortem` knows more |
+    | unconfirmed | how to find out |
+    | unknown | that the scheduler does not answer, or its word, which is not known here |
+    | a point that has not begun | what it waits for |
+
+    Raises:
+        RunError: its record cannot be read.
+    """
+    state = not_begun(run) if run.is_point else None
+    if state is not None:
+        return _not_begun(run, state, program)
+    seen = look(run, Live())
+    if seen.state is RunState.QUEUED:
+        return _queued(seen, program)
+    return _other(seen, program, cause)
+
+
+def _queued(seen: Seen, program: str) -> Explanation:
+    plan, job_id = seen.plan, str(seen.story.job_id)
+    fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
+    timeout = min(ONE, plan.submit_timeout)
+    try:
+        if plan.scheduler == Scheduler.pbs.value:
+            from launcher.schedulers.pbs import pending as pbs
+            from launcher.schedulers.pbs.client import PBS
+            from launcher.schedulers.pbs.facts import Facts
+
+            facts = Facts(PBS(timeout))
+            found = pbs.explain(seen.run.id, plan, job_id, facts=facts, program=program, fixed_nodes=fixed)
+        else:
+            from launcher.schedulers.slurm import facts as slurm_facts
+            from launcher.schedulers.slurm import pending as slurm
+
+            found = slurm.explain(
+                seen.run.id, plan, job_id, facts=slurm_facts.Facts(timeout), program=program, patience=PATIENCE,
+                fixed_nodes=fixed,
+            )  # fmt: skip
+    except QueryError as error:
+        return Explanation(
+            seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id, notes=(f"not answered: {error}",)
+        )
+    from dataclasses import replace
+
+    if (sweep := sweep_of(seen.run)) and "elements of its array run as may run at once" in found.why:
+        found = replace(found, do=f"`{program} sweep throttle {sweep.id} N` changes how many run at once")
+    if seen.story.attempt is None:
+        return found
+    again = f"it has run before (attempt {seen.story.attempt}), and waits to go on from its newest checkpoint"
+    return replace(found, notes=(again, *found.notes))
+
+
+def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Explanation:
+    run, state, job = seen.run.id, seen.state, seen.story.job_id
+    if state is RunState.RUNNING:
+        return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` tells more")
+    if state is RunState.SUSPENDED:
+        word = seen.word.partition(" ")[0]
+        return Explanation(
+            run, state.value, f"its scheduler has stopped its processes for another job (it says {word})", job=job,
+            do="wait: it continues by itself when what it was suspended for is over",
+        )  # fmt: skip
+    if state is RunState.DONE:
+        return Explanation(run, state.value, "it is done", job=job, do=f"`{program} report {run}` shows its results")
+    if state is RunState.UNCONFIRMED:
+        return Explanation(
+            run, state.value, "it was being submitted, and nobody knows whether the scheduler took it", job=job,
+            do=f"repeat the command that submitted it with run_id={run}: it takes the job that is there, or submits it",
+        )  # fmt: skip
+    if state is RunState.UNKNOWN:
+        told = seen.word or "its scheduler does not answer"
+        if seen.plan.queued and seen.word and not seen.unanswered:
+            told = f"{seen.plan.scheduler} says {seen.word}, a state that is not known here, so it counts as not over"
+        return Explanation(
+            run, state.value, f"nobody can tell: {told}", job=job,
+            do=f"`{program} doctor --cluster {seen.plan.cluster}` looks at the scheduler",
+        )  # fmt: skip
+    why = cause(seen) or {
+        RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone without a word"
+    }.get(state, "no rank said why")  # fmt: skip
+    do = f"`{program} post-mortem {run}` tells more; `{program} resume {run}` goes on"
+    return Explanation(run, state.value, why, job=job, do=do)
+
+
+def _running(seen: Seen) -> str:
+    import time
+
+    events = seen.story.events
+    since = format_time(int(time.time() - events[0]["time"])) if events else None
+    words = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
+    if seen.progress:
+        total = f" of {seen.progress['total']}" if seen.progress["total"] > 0 else ""
+        words.append(f"step {seen.progress['step']}{total}")
+    return ", ".join(words) + (
+        f" (the scheduler says {seen.word})" if seen.word.split(" ")[0] not in ("", "RUNNING", "R") else ""
+    )
+
+
+def _not_begun(run: Run, state: str, program: str) -> Explanation:
+    sweep = sweep_of(run)
+    assert sweep is not None  # only points have not begun
+    if state == RunState.CANCELLED.value:
+        return Explanation(
+            run.id, state, "it was cancelled before it began",
+            do=f"`{program} sweep rerun {sweep.id}` starts what did not run",
+        )  # fmt: skip
+    if int(run.path.name) not in sweep.asked():
+        return Explanation(
+            run.id, state, "it has not been handed over yet: the scheduler took no more jobs, or its submitter ended",
+            do=f"`{program} sweep rerun {sweep.id}` hands over what is left",
+        )  # fmt: skip
+    at_once = sweep.manifest().parallelism or 1
+    return Explanation(
+        run.id, state, "it waits for its turn among the points of its sweep",
+        limits=(f"sweep {sweep.id}: {at_once} point{'' if at_once == 1 else 's'} at once (sweep.parallelism)",),
+        do=f"`{program} sweep throttle {sweep.id} N` changes how many run at once",
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Runs a node's agent in a container: `python -m launcher.environment.container_on_node RUN_DIR`, started by a run's
+script.
+
+The job's variables are carried in by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a
+command line; those of the host that break things inside are not. Of the launcher only `launcher.agent` runs inside; it
+needs torch, numpy and submitit there, and comes itself by a bound folder on PYTHONPATH. Standard library only.
+
+The container is started twice: first to ask its Python what it has. Whatever ends before the agent has begun is told
+as that, by a process that is still there to tell it; then this one becomes the runtime, and signals go straight to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.environment import interpreter
+from launcher.own_module import own_module
+
+if TYPE_CHECKING:
+    from launcher.spec.plan import JobPlan
+
+# Of the host: where its programs, libraries and Pythons are, which the image has of its own. HOME, USER and the like
+# are set by the runtime.
+BREAKING = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+OF_HOST = re.compile(
+    r"(PATH|LD_\w+|PYTHON(HOME|PATH|STARTUP|USERBASE|EXECUTABLE)|VIRTUAL_ENV\w*|_?CONDA_\w+|_CE_\w+|MODULE\w*|"
+    r"LOADEDMODULES|_LMFILES_|LMOD_\w+|_ModuleTable\w*|\w*MANPATH|INFOPATH|PKG_CONFIG_PATH|CPATH|LIBRARY_PATH|"
+    r"C(PLUS)?_INCLUDE_PATH|CMAKE_PREFIX_PATH|XDG_\w+|DBUS_\w+|(APPTAINER|SINGULARITY|ENROOT)\w*|HOME|USER|LOGNAME|"
+    r"SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|_|PS1|BASH\w*)$"
+)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RUNTIMES = ("apptainer", "singularity")
+# Or they evaluate the values of variables as a shell does (sylabs/singularity#1131); apptainer 1.1, SingularityCE 3.10.
+LITERAL = {"APPTAINER_NO_EVAL": "1", "SINGULARITY_NO_EVAL": "1"}
+# Puts the run's folders in front of the image's own PYTHONPATH. The home folder is seen inside, and what pip has put
+# there for the host's Python is not for this one.
+ENTER = 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"'
+
+
+class ContainerError(RuntimeError):
+    """The agent cannot be started in a container on this node."""
+
+
+def folders(plan: JobPlan) -> list[str]:
+    """Folders of the run that are seen inside under their own names; none is within another. Pure."""
+    run = Path(plan.run_dir)
+    runs = run.parents[1] if run.name.isdecimal() else run.parent
+    wanted = [str(runs), plan.workdir, plan.code_root, plan.code, plan.checkpoint_dir, plan.tracking_dir]
+    wanted += [value for name, value in plan.params.items() if name in ("data_dir", "text")]
+    script = plan.params.get("script")
+    wanted += [os.path.dirname(os.path.join(plan.workdir, script))] if script else []
+    return outermost([os.path.normpath(each) for each in wanted if each and each.startswith("/")])
+
+
+def outermost(paths: Sequence[str]) -> list[str]:
+    """Those that are in none of the others, in their order. Pure."""
+    kept = [path for path in dict.fromkeys(paths) if path != "/"]
+    return [path for path in kept if not any(path != other and path.startswith(f"{other}/") for other in kept)]
+
+
+def made(plan: JobPlan) -> list[str]:
+    """Those of `folders` that ranks would make, which have to be there to be seen inside. Pure."""
+    theirs = [os.path.normpath(each) for each in (plan.checkpoint_dir, plan.tracking_dir) if each]
+    return [folder for folder in folders(plan) if folder in theirs]
+
+
+def mounts(binds: Sequence[str]) -> list[str]:
+    """For runtimes that want a target too. Pure."""
+    return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+
+
+def python_inside(plan: JobPlan) -> list[str]:
+    """What becomes the interpreter inside, in the run's folder and with its code; the arguments follow. Pure."""
+    path = [*plan.code_path, plan.code_root, plan.environment.get("PYTHONPATH")]
+    return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.container_python, "-u"]
+
+
+def carried(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
+    """The variables that the agent finds inside: the job's, without those of the host's programs. Pure."""
+    named = {*plan.environment, *plan.secrets} - {"PYTHONPATH"}  # the user's own word counts
+    return {
+        name: value
+        for name, value in environ.items()
+        if VARIABLE.fullmatch(name) and (name in named or not OF_HOST.fullmatch(name))
+    }
+
+
+def command(
+    plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
+) -> tuple[list[str], dict[str, str]]:
+    """What starts the interpreter inside, without its arguments, and the environment for that. Pure.
+
+    Args:
+        plan: the run.
+        environ: of the job.
+        runtime: apptainer, singularity or enroot.
+        exists: whether this node has a folder or file.
+    """
+    assert plan.container is not None
+    inside = carried(environ, plan)
+    seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
+    binds = [*filter(exists, outermost(seen)), *plan.binds]
+    python = python_inside(plan)
+    if runtime == "enroot":
+        bound = [word for mount in mounts(binds) for word in ("--mount", mount)]
+        names = [word for name in inside for word in ("--env", name)]
+        return ["enroot", "start", *bound, *names, *plan.container_args, plan.container, *python], dict(environ)
+    prefix = "APPTAINERENV_" if runtime == "apptainer" else "SINGULARITYENV_"
+    words = [
+        runtime, "exec", "--cleanenv", *(["--nv"] if plan.gpus_per_node else []),
+        *(word for bind in binds for word in ("--bind", bind)), "--pwd", plan.workdir, *plan.container_args,
+        plan.container, *python,
+    ]  # fmt: skip
+    return words, {**environ, **{f"{prefix}{name}": value for name, value in inside.items()}, **LITERAL}
+
+
+def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
+    """What starts the container here.
+
+    Raises:
+        ContainerError: this node has none.
+    """
+    wanted = plan.container_runtime
+    if wanted == "auto":
+        names: Sequence[str] = ("enroot",) if str(plan.container).endswith(".sqsh") else RUNTIMES
+    else:
+        names = (wanted,)
+    for name in names:
+        if which(name):
+            return name
+    raise ContainerError(
+        f"it has no {' and no '.join(names)} on PATH, to run env.container={plan.container}: load its module "
+        "(env.modules), or choose env.container_runtime"
+    )
+
+
+def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
+    """Starts the container to ask its Python what it has.
+
+    Args:
+        words: what starts the interpreter inside.
+        environ: for that.
+        plan: the run.
+
+    Raises:
+        ContainerError: it does not start, or the agent could not run in it.
+    """
+    asked = [*words, "-c", interpreter.ASK, *interpreter.NEEDED]
+    done = subprocess.run(
+        asked, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    try:
+        problem = interpreter.problem(*json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        print(done.stderr, end="", file=sys.stderr)
+        last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise ContainerError(
+            f"{words[0]} starts no {plan.container_python} in {plan.container} (env.container, env.python): {last}"
+        ) from None
+    if problem:
+        raise ContainerError(f"the Python of {plan.container} (env.container, env.python) {problem}")
+
+
+def main(run_dir: str) -> int:
+    from launcher.errors import UnavailableError
+    from launcher.job.requeue import plan_of
+    from launcher.runs import directory as runs
+    from launcher.runs.event_writer import not_begun
+
+    try:
+        plan = plan_of(runs.Run(Path(run_dir)))
+    except UnavailableError as error:
+        return not_begun(None, "container", error)
+    assert plan.container is not None
+    try:
+        if plan.container.startswith("/") and not os.path.exists(plan.container):
+            raise ContainerError(
+                f"there is no image {plan.container} (env.container): put it on a file system that all nodes share"
+            )
+        for folder in made(plan):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
+        require_agent(words, environ, plan)
+        os.execvpe(words[0], [*words, *own_module("launcher.agent"), run_dir], environ)  # noqa: S606  words need no shell
+    except (ContainerError, OSError) as error:
+        return not_begun(plan, "container", error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,372 @@
+"""Programs and functions of the user's own, looked at on the login node: nothing of them is executed, nothing imported.
+
+What is wrong with them (a script that is not there, a syntax error, a function that has another name) is told before a
+job waits hours in a queue to stumble over it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.config import hydra_text
+from launcher.config.schema import Function, Program
+from launcher.errors import ConfigError, near
+from launcher.spec.arguments import options, runs_as_it_is, with_options, words
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+ELF = b"\x7fELF"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where Python will look in the job.
+
+    Attributes:
+        workdir: folder that the job starts in.
+        path: folders that are searched for modules, in order.
+        sure: nothing else may be added to them there (no set-up lines).
+    """
+
+    workdir: Path
+    path: tuple[str, ...]
+    sure: bool = True
+
+
+def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
+    """This machine's, with what the cluster's profile adds, in a folder (that of this process)."""
+    folder = folder or os.getcwd()
+    more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
+    path = [folder, *str(more).split(os.pathsep), *sys.path]
+    return Place(Path(folder), tuple(dict.fromkeys(filter(None, path))), sure=not setup)
+
+
+def checked_program(program: Program, place: Place) -> Program:
+    """The program, with its arguments as text.
+
+    Raises:
+        ConfigError: it cannot be run; the text names the fix.
+    """
+    if (program.script is None) == (program.module is None):
+        both = "not both" if program.script else "none is given"
+        raise ConfigError(
+            f"workload=program needs workload.script=train.py or workload.module=package.module, and {both}"
+        )
+    if program.python is not None:
+        _require_interpreter(program)
+    if program.script is not None:
+        _check_script(program, place)
+    elif program.python is None:  # what another interpreter finds is not known here
+        _program(str(program.module), place)
+    return replace(program, args=_arguments(program), flags={}, overrides={})
+
+
+def checked_function(function: Function, place: Place) -> Function:
+    """The function, its target as `package.module:function`.
+
+    Raises:
+        ConfigError: there is no such function, or it does not take these arguments.
+    """
+    if function.target is None:
+        raise ConfigError("workload=function needs workload.target=package.module:function, and none is given")
+    module, name = _split(function.target)
+    target = f"{module}:{name}"
+    spec = _found(module, place, "workload.target")
+    key = f"workload.target={function.target}"
+    tree = _tree(spec, key)
+    if spec is not None and spec.submodule_search_locations is not None:
+        _refuse_module(spec, tree, name, key)
+    if spec is not None and tree is not None:
+        _check_call(tree, name, function.kwargs, key, str(spec.origin))
+    return replace(function, target=target)
+
+
+def begins_with(workload: Program | Function, place: Place) -> tuple[str, str | None]:
+    """The key that names what a job begins with, and its file; None: that is not known here.
+
+    Raises:
+        ConfigError: as for `checked_program` and `checked_function`.
+    """
+    if isinstance(workload, Function):
+        module, _ = _split(str(workload.target))
+        return f"workload.target={workload.target}", _file(_found(module, place, "workload.target"))
+    if workload.script is not None:
+        return f"workload.script={workload.script}", str(place.workdir / Path(workload.script).expanduser())
+    key = f"workload.module={workload.module}"
+    return key, None if workload.python else _file(_program(str(workload.module), place))
+
+
+def _file(spec: ModuleSpec | None) -> str | None:
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _program(module: str, place: Place) -> ModuleSpec | None:
+    """What `python -m MODULE` runs."""
+    spec = _found(module, place, "workload.module")
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _found(f"{module}.__main__", place, "workload.module")
+    return spec
+
+
+# -- scripts
+
+
+def _check_script(program: Program, place: Place) -> None:
+    key = f"workload.script={program.script}"
+    path = place.workdir / Path(str(program.script)).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"{key} is a folder: name the file in it (or, for a package, workload.module)")
+    if not path.exists():
+        folder = path.parent
+        if not folder.is_dir():
+            raise ConfigError(f"{key}: there is no folder {folder} (paths are seen from {place.workdir})")
+        files = [each.name for each in folder.iterdir() if each.is_file()]
+        module = f" It is a module: run --module {program.script}" if _is_module(str(program.script), place) else ""
+        raise ConfigError(f"{key}: there is no file {path.name} in {folder}.{near(path.name, files)}{module}")
+    if not path.is_file():
+        raise ConfigError(f"{key} is no ordinary file")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{key} cannot be read: chmod u+r {path}")
+    if runs_as_it_is(path):
+        _check_executable(program, path, key)
+        return
+    if path.suffix != ".py" and not _is_text(path):
+        raise ConfigError(f"{key} is neither a Python file nor executable: chmod u+x {path}")
+    if program.python is None:  # another one may read another Python
+        _parsed(path, key)
+
+
+def _is_module(name: str, place: Place) -> bool:
+    try:
+        return _found(name, replace(place, sure=True), "workload.module") is not None
+    except ConfigError:
+        return False
+
+
+def _check_executable(program: Program, path: Path, key: str) -> None:
+    for name in ("python", "fork"):
+        if getattr(program, name):
+            raise ConfigError(f"workload.{name} is for Python files, and {key} is a program of its own: leave it out")
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if not begin.startswith((b"#!", ELF)):
+        raise ConfigError(
+            f"{key} is executable, but neither a program nor a script whose first line names its interpreter "
+            "(#!/bin/bash)"
+        )
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        return "\0" not in path.read_text()
+    except UnicodeDecodeError:
+        return False
+
+
+def _require_interpreter(program: Program) -> None:
+    path = Path(str(program.python)).expanduser()
+    if program.fork:
+        raise ConfigError("workload.fork=true runs in the launcher's own Python: leave workload.python out")
+    if not path.is_absolute():
+        raise ConfigError(f"workload.python={program.python}: give the whole path of the interpreter")
+    if path.exists() and not os.access(path, os.X_OK):  # it may be there on the compute nodes only
+        raise ConfigError(f"workload.python={program.python} cannot be executed: name bin/python of an environment")
+
+
+def _arguments(program: Program) -> list[str]:
+    """All of its arguments: as they were given, then the named ones."""
+    try:
+        given = words(program.args)
+    except ValueError as error:
+        raise ConfigError(
+            f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text "
+            "(\"workload.args='--lr 0.1'\"); what stands behind `--` needs no quotes: "
+            "launcher run train.py -- --lr 0.1"
+        ) from None
+    try:
+        flags = options(program.flags)
+    except ValueError as error:
+        raise ConfigError(f"workload.flags: {error}") from None
+    return [*with_options(given, flags), *_overrides(program.overrides)]
+
+
+def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Named arguments of a Hydra app: `optimizer.lr=0.1`."""
+    found = []
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found += _overrides(value, f"{key}.")
+        else:
+            found.append(f"{key}={hydra_text.element(value)}")
+    return found
+
+
+def _parsed(path: Path, key: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        line = f" {error.text.strip()!r}" if error.text else ""
+        raise ConfigError(f"{key} is no Python: {path}, line {error.lineno}:{line}: {error.msg}") from None
+    except ValueError as error:  # a zero byte
+        raise ConfigError(f"{key} is no Python: {path}: {error}") from None
+
+
+# -- modules
+
+
+def _split(target: str) -> tuple[str, str]:
+    """`pkg.mod:f`, `pkg.mod:Class.method` or `pkg.mod.f` (as Hydra names it) in two."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        module, _, name = target.rpartition(".")
+    if not (module and name and all(part.isidentifier() for part in f"{module}.{name}".split("."))):
+        raise ConfigError(f"workload.target={target!r} is not package.module:function")
+    return module, name
+
+
+def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
+    """Where a module is; None: it cannot be said without running something.
+
+    Raises:
+        ConfigError: it is nowhere.
+    """
+    path: Sequence[str] | None = None
+    spec = None
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{key}={name!r} is no name of a module (without .py, dots between its parts)")
+    for number in range(len(parts)):
+        whole, parent = ".".join(parts[: number + 1]), ".".join(parts[:number])
+        spec = _spec(whole, place.path if path is None else path, top=path is None)
+        if spec is None:
+            if not place.sure:
+                return None
+            where = f"{parent} ({', '.join(path)})" if path else f"{place.workdir} and on Python's path"
+            siblings = [f"{parent}.{each}" if parent else each for each in _modules([*(path or [str(place.workdir)])])]
+            raise ConfigError(
+                f"{key}={name}: there is no module {whole} in {where}.{near(whole, siblings)}"
+                + ("" if path else " Submit in the folder that has it, or put that on PYTHONPATH")
+            )
+        if number + 1 < len(parts):
+            if spec.submodule_search_locations is None:
+                raise ConfigError(f"{key}={name}: {whole} is a module ({spec.origin}), no package with others in it")
+            path = list(spec.submodule_search_locations)
+    return spec
+
+
+def _spec(name: str, path: Sequence[str], *, top: bool) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, which would import the packages above."""
+    # By its last part alone, since of a folder without __init__.py the package above would have to be imported already.
+    if found := PathFinder.find_spec(name.rpartition(".")[2], list(path)):
+        found.name = name
+        return found
+    for finder in sys.meta_path:  # built-in modules, editable installs
+        find = getattr(finder, "find_spec", None)
+        if find is not None and finder is not PathFinder and (found := find(name, None if top else list(path))):
+            return found
+    return None
+
+
+def _modules(folders: Sequence[str]) -> Iterator[str]:
+    for folder in folders:
+        if os.path.isdir(folder):
+            for entry in os.scandir(folder):
+                if entry.name.endswith(".py") or entry.is_dir():
+                    yield entry.name.removesuffix(".py")
+
+
+# -- functions
+
+
+def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:
+    """A module's source, where it has any."""
+    return _parsed(Path(spec.origin), key) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _refuse_module(package: ModuleSpec, tree: ast.Module | None, name: str, key: str) -> None:
+    """
+    Raises:
+        ConfigError: what is named in a package is a module, or nothing, in a folder that is a package without a file.
+    """
+    first, _, _ = name.partition(".")
+    names, _ = _names(tree.body) if tree is not None else ({}, False)
+    imported = names.get(first)
+    if imported is not None and not (isinstance(imported, ast.ImportFrom) and imported.module is None):
+        return  # `from . import train` alone may be a module
+    folders = list(package.submodule_search_locations or ())
+    inner = _spec(f"{package.name}.{first}", folders, top=False)
+    if inner is not None:
+        body = _tree(inner, key)
+        functions = [each.name for each in body.body if isinstance(each, ast.FunctionDef)] if body is not None else []
+        example = f"{inner.name}:{'main' if 'main' in functions or not functions else functions[0]}"
+        has = f". It has {', '.join(functions)}" if functions else ""
+        raise ConfigError(f"{key} is a module: name a function in it, as in workload.target={example}{has}")
+    if tree is None and package.origin is None:
+        modules = list(_modules(folders))
+        raise ConfigError(f"{key}: there is no {first} in the folder {', '.join(folders)}.{near(first, modules)}")
+
+
+def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str, origin: str) -> None:
+    first = name.partition(".")[0]
+    names, open_ended = _names(tree.body)
+    if first not in names:
+        if open_ended:  # `from x import *`, or a __getattr__ of its own
+            return
+        raise ConfigError(f"{key}: there is no {first} in {origin}.{near(first, names)}")
+    node = names[first]
+    if "." in name or not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return
+    arguments = node.args
+    if arguments.posonlyargs:
+        raise ConfigError(f"{key}: {name}() takes arguments by position (before `/`): give them names")
+    named = [*arguments.args, *arguments.kwonlyargs]
+    known = [each.arg for each in named]
+    unknown = [each for each in kwargs if each not in known]
+    if unknown and arguments.kwarg is None:
+        raise ConfigError(
+            f"workload.kwargs.{unknown[0]}: {name}() in {origin} takes no argument {unknown[0]!r}."
+            f"{near(unknown[0], known)} It takes {', '.join(known) or 'none'}"
+        )
+    plain = arguments.args[: len(arguments.args) - len(arguments.defaults)]
+    by_name = [each for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is None]
+    missing = [each.arg for each in [*plain, *by_name] if each.arg not in kwargs]
+    if missing:
+        raise ConfigError(
+            f"{key}: {name}() needs {', '.join(missing)}: add "
+            + " ".join(f"+workload.kwargs.{each}=..." for each in missing)
+        )
+
+
+def _names(body: Sequence[ast.stmt]) -> tuple[dict[str, ast.stmt], bool]:
+    """What a module defines at its top level (within if, try and with too), and whether there may be more."""
+    names: dict[str, ast.stmt] = {}
+    open_ended = False
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names[node.name] = node
+            open_ended |= node.name == "__getattr__"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                open_ended |= alias.name == "*"
+                names[(alias.asname or alias.name).partition(".")[0]] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                names |= {each.id: node for each in ast.walk(target) if isinstance(each, ast.Name)}
+        else:
+            for field in ("body", "orelse", "finalbody", "handlers"):
+                for inner in getattr(node, field, []):
+                    deeper, more = _names(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+                    names |= deeper
+                    open_ended |= more
+    return names, open_ended

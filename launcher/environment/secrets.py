@@ -1,0 +1,297 @@
+"""Variables whose values are for nobody else: handed to the job by name, and written to no script and no record.
+
+| cluster | how a value gets to the job |
+|---|---|
+| local, allocation | in the environment of the job's process |
+| slurm | in sbatch's environment, which slurmctld keeps for the job's owner and root (man sbatch, --export) |
+| pbs | in a file of mode 0600 in a folder of the user's own, outside of the run directory |
+
+`qsub -v NAME` would put a value among the attributes of the job, which `qstat -f` shows to everybody unless the site
+has said otherwise (query_other_jobs, pbs_server_attributes(7B)). So PBS gets a file, which the job's script removes
+when the run is over. Works without torch, hydra and submitit: both sides use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.environment import redaction
+from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
+from launcher.files import run_files
+from launcher.files.shared_files import exists, known
+from launcher.paths import user_data_dir
+from launcher.runs.directory import Run, require_private
+
+PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-separated
+FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
+FOLDER = "LAUNCHER_SECRETS_DIR"  # the user's own word on where such files are
+KEPT_OUT = "(secret)"  # in a record, instead of a value
+interpolated: dict[str, str] = {}  # keys of the config into which `${oc.env:NAME}` has come, and NAME
+LEAST = 8  # characters of a value that is looked for in other values; shorter ones would be found anywhere
+_VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
+_SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
+_KEY = re.compile(r"([\w-]+)\s*:\s*")  # of a section
+_NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # only where it is, or none
+
+
+def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
+    """The secrets in an environment. Pure."""
+    patterns = list(patterns)
+    return {name: value for name, value in environ.items() if value is not None and redaction.secret(name, patterns)}
+
+
+def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """An environment without its secrets. Pure."""
+    hidden = among(environ, patterns)
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
+# -- records
+
+
+def public_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Overrides without the values of secrets: whoever repeats them has those in the environment. Pure.
+
+    | cluster.environment. of a secret | instead |
+    |---|---|
+    | `NAME=VALUE`, also where a later override wins | `NAME=${oc.env:NAME}` |
+    | `~NAME=VALUE` | `~NAME` |
+    | `NAME=${oc.env:OTHER}`, `NAME=null` | as it is |
+
+    Raises:
+        ConfigError: a value stands in a whole section, out of which it is not taken.
+    """
+    found = []
+    for word in words:
+        if (one := _VARIABLE.fullmatch(word)) and redaction.secret(one[1], patterns):
+            if not re.fullmatch(_NO_VALUE, one[2].replace("\\", "")):  # Optuna's sweeper escapes braces
+                key = word.partition("=")[0].strip()
+                word = key if key.startswith("~") else f"{key}=${{oc.env:{one[1]}}}"
+        elif section := _SECTION.fullmatch(word):
+            for each in _KEY.finditer(section[1]):
+                if redaction.secret(each[1], patterns) and not re.match(rf"{_NO_VALUE}[,}}]", section[1][each.end() :]):
+                    raise ConfigError(
+                        f"cluster.environment={{...}} has {each[1]}, a secret (env.secrets): give it by itself, as "
+                        f"+cluster.environment.{each[1]}=..., so that its value can be left out of the record"
+                    )
+        found.append(word)
+    return found
+
+
+def public_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
+    """A resolved config without the values of secrets. Pure."""
+    cluster = dict(config.get("cluster") or {})
+    names = set(secrets)
+    environment = cluster.get("environment") or {}
+    if not names & set(environment):
+        return dict(config)
+    cluster["environment"] = {name: KEPT_OUT if name in names else value for name, value in environment.items()}
+    return {**config, "cluster": cluster}
+
+
+def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ConfigError: the value of a secret stands in something that is about to be written.
+    """
+    # The path of a file with a key is no secret.
+    wanted = {name: text for name, text in secrets.items() if len(text) >= LEAST and not _is_path(text)}
+    for key, text in _texts("", values):
+        for name, value in wanted.items():
+            if value in text:
+                raise ConfigError(
+                    f"{key or 'the config'} has the value of {name}, a secret (env.secrets), and would be written to "
+                    f"the run's record: leave it out, and read {name} from the environment where it is needed"
+                )
+
+
+def require_not_interpolated(patterns: Sequence[str]) -> None:
+    """Of the config that was composed last, however short the values are.
+
+    Raises:
+        ConfigError: a secret stands in a key other than a secret of cluster.environment.
+    """
+    for key, variable in interpolated.items():
+        own = key.removeprefix("cluster.environment.")
+        if redaction.secret(variable, patterns) and (own == key or not redaction.secret(own, patterns)):
+            raise ConfigError(
+                f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
+                f"leave it out, and read {variable} from the environment where it is needed"
+            )
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and os.path.exists(text)
+
+
+def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from _texts(f"{key}.{name}" if key else str(name), item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(key, item)
+
+
+# -- submission
+
+
+@contextlib.contextmanager
+def exported(secrets: Mapping[str, str]) -> Iterator[None]:
+    """Secrets of the config are in this process's environment inside, from which every job takes its own."""
+    before = {name: os.environ.get(name) for name in secrets}
+    os.environ.update(secrets)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
+    """
+    Raises:
+        SubmissionError: a run that was recorded without its secrets is to go on, and they are not here.
+    """
+    if missing := [name for name in names if name not in environ]:
+        raise SubmissionError(
+            f"{', '.join(missing)}: secrets are in no record, so set {'it' if len(missing) == 1 else 'them'} in this "
+            "shell's environment and repeat the command"
+        )
+
+
+# -- files, for PBS
+
+
+def folder() -> Path:
+    """$LAUNCHER_SECRETS_DIR, else `secrets` in the per-user data folder, which the nodes have to see."""
+    if named := os.environ.get(FOLDER):
+        return Path(named).expanduser().absolute()
+    return user_data_dir() / "secrets"
+
+
+def folder_of(runs: str, base: str) -> str:
+    """Where the files of the runs in a folder are: of a runs_dir, or of a sweep for its points. Pure."""
+    return f"{base}/{hashlib.sha256(runs.encode()).hexdigest()[:16]}"
+
+
+def file_of(run_dir: str, base: str) -> Path:
+    """The file with the secrets of a run. Pure."""
+    path = Path(run_dir)
+    return Path(folder_of(str(path.parent), base)) / f"{path.name}.sh"
+
+
+def write(text: str, path: Path) -> None:
+    """A file that its owner alone can read, in folders to which nobody else can write, since jobs source it.
+
+    Raises:
+        OSError: it cannot be written.
+        RunError: a folder that is there is somebody else's, or others can write to it.
+    """
+    part = path.with_name(run_files.temporary_name(path.name))
+    try:
+        descriptor = _opened(part)
+    except (FileNotFoundError, FileExistsError):  # another submission has removed the folder, which was empty
+        descriptor = _opened(part)
+    with open(descriptor, "wb") as file:
+        file.write(os.fsencode(text))
+    part.replace(path)
+
+
+def _opened(path: Path) -> int:
+    for folder in (path.parent.parent, path.parent):
+        run_files.make_folder(folder)
+        require_private(folder)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+
+
+def remove(path: Path) -> None:
+    """Removes a file of secrets, and its folder with the last one."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str, base: str) -> None:
+    """Writes the files of runs that are about to be submitted to PBS, and removes those of runs that are over.
+
+    Args:
+        run_dirs: the runs' directories.
+        secrets: names and values; without any there is no file.
+        exports: shell text that sets them.
+        base: the folder for such files.
+
+    Raises:
+        SubmissionError: they cannot be written.
+    """
+    prune(Path(base))
+    for run_dir in run_dirs:
+        path = file_of(run_dir, base)
+        try:
+            if secrets:
+                write(f"# {run_dir}\n{exports}", path)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, RunError) as error:
+            raise SubmissionError(
+                f"the file with the run's secrets ({', '.join(secrets)}) cannot be written: {error}. Set {FOLDER} to a "
+                "folder of your own that the nodes see, or leave those variables out of the environment"
+            ) from None
+
+
+def forget(run_dir: str, base: str | None) -> None:
+    """Removes the file of a run that is cancelled; one that runs has read it."""
+    if base is not None:
+        remove(file_of(run_dir, base))
+
+
+def prune(base: Path) -> None:
+    """Removes the files of runs that are over, gone or cancelled, whose own script could not do so."""
+    with contextlib.suppress(OSError):
+        for path in base.glob("*/*.sh"):
+            with open(path, errors="replace") as file:
+                run_dir = file.readline().removeprefix("# ").removesuffix("\n")
+                written = os.fstat(file.fileno()).st_mtime
+            with contextlib.suppress(UnavailableError):  # of a run of which nobody can tell it stays
+                if os.path.isabs(run_dir) and _over(Path(run_dir), written):
+                    remove(path)
+        for folder in base.glob("*"):  # the script of the last run in it has removed the file
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _over(run_dir: Path, written: float) -> bool:
+    """Whether a run does not need its file any more, which was written then (seconds since the epoch).
+
+    | the run | |
+    |---|---|
+    | has no directory, and its runs_dir is there | yes |
+    | has none, nor is that there: it may be another cluster's, with the same home | no |
+    | is cancelled | yes |
+    | ended, but for 75, after the file was written | yes |
+    | ended before that: it was submitted again, and waits | no |
+    | waits, runs, or ended with 75: it may go on by itself | no |
+
+    Raises:
+        UnavailableError: nobody can tell now.
+    """
+    run = Run(run_dir)
+    if not known(exists(run_dir)):
+        runs_dir = run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent  # a point's sweep has gone
+        return known(exists(runs_dir))
+    if run.has("cancelled"):  # resume removes it before the file is written
+        return True
+    ends = [event for each in run.attempts()[-1:] for event in each.events() if event["event"] == "ended"]
+    return bool(ends) and ends[-1]["code"] != RESUME and ends[-1]["time"] > written

@@ -1,0 +1,69 @@
+"""Trackers that a run may be shown in: their names, the packages that they need, and whether those are here.
+
+What hands a run's metrics to them is launcher/worker/tracking.py, on the compute node.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from launcher.config.schema import Config
+    from launcher.spec.plan import JobPlan
+
+KNOWN = ("tensorboard", "mlflow")  # each is also the name of its package, and of our extra that installs it
+
+
+def fields_of(config: Config, run_id: str) -> dict[str, Any]:
+    """The fields of a plan about tracking. Pure.
+
+    Args:
+        config: the config.
+        run_id: the run's id; the points of a sweep are SWEEP/N, and share an experiment.
+
+    Raises:
+        ConfigError: there is no such tracker.
+    """
+    wanted = config.track if isinstance(config.track, list) else [] if config.track is None else [config.track]
+    for name in wanted:
+        if name not in KNOWN:
+            raise ConfigError(
+                f"track={name}: there is no such tracker.{near(str(name), KNOWN)} Use {', '.join(KNOWN)} or a list of "
+                f"them: 'track=[{','.join(KNOWN)}]'"
+            )
+    sweep, point, _ = run_id.partition("/")
+    keys = config.tracking
+    return {
+        "track": tuple(dict.fromkeys(wanted)),
+        "tracking_experiment": keys.experiment or (sweep if point else config.name),
+        "tracking_uri": keys.uri,
+        "tracking_dir": keys.dir,
+    }
+
+
+def check(plan: JobPlan) -> tuple[str, ...]:
+    """What the user should know of packages that are missing here, where the job may have them.
+
+    Raises:
+        ConfigError: one is missing, and the job runs with this interpreter as it is.
+    """
+    missing = [name for name in plan.track if not _here(name)]
+    if not missing:
+        return ()
+    told = f"track={missing[0]} needs the package {missing[0]}"
+    fix = f"pip install 'launcher[{','.join(missing)}]'"
+    if plan.container or plan.archive or plan.activate:
+        where = plan.container or plan.archive or plan.activate
+        return (f"{told}, which is not here; {where} has to have it",)
+    if plan.setup or plan.modules or plan.env_setup or "PYTHONPATH" in plan.environment:
+        return (f"{told}, which is not here; unless cluster.setup, cluster.environment or env brings it: {fix}",)
+    raise ConfigError(f"{told}, which {plan.python} does not have: {fix}, or leave track out")
+
+
+@lru_cache
+def _here(name: str) -> bool:
+    return find_spec(name) is not None

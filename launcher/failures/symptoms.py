@@ -1,0 +1,92 @@
+"""What a line of an error or of a log is a sign of. Pure.
+
+The words are those of the kernel (errno), Python, torch, gloo, NCCL and CUDA as they print them; tests have whole
+lines that were recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from launcher.failures.kinds import Kind
+
+# What survivors say when a rank is gone (gloo's and NCCL's words). Errors of a user's own say the same of servers that
+# cannot be reached, so a rank goes by type and place as well (launcher/worker/script.py), and `lost_peer` by the type.
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
+    r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
+)
+
+# The first that fits counts: a more special one stands before a more general one.
+_TABLE: tuple[tuple[Kind, str], ...] = (
+    (Kind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
+                             r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure 2 'out of memory'"),
+    (Kind.GPU_ERROR, r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|(CUDA|HIP) error: "
+                     r"|CUDA driver error|CUDNN_STATUS_|CUBLAS_STATUS_|Cuda failure|NVML: .*Unknown Error"),
+    (Kind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
+                         r"|killed by signal: Bus error|killed by SIGBUS"),
+    (Kind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
+                     r"|PytorchStreamWriter failed writing|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+"),
+    (Kind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
+                         r"|[Oo]ut of memory: Killed process|Errno 12\b|is killed by signal: Killed"),
+    (Kind.LIMIT, r"Too many open files|Errno 24\b|can't start new thread|Resource temporarily unavailable"
+                 r"|fork: retry|Errno 11\b"),
+    (Kind.COLLECTIVE_TIMEOUT, r"Watchdog caught collective operation timeout|milliseconds before timing out"
+                              r"|Timed out waiting \d+ ?ms for (recv|send)|Application timeout caused pair closure"
+                              r"|monitoredBarrier|[Cc]ollective (operation )?time(d )?out"),
+    (Kind.RENDEZVOUS_TIMEOUT, r"did not (reach|join|answer|meet)|DistStoreError|client socket has timed out"
+                              r"|wait timeout after \d+ ?ms|RendezvousError|Timed out initializing process group"
+                              r"|EADDRINUSE|Address already in use"),
+    (Kind.CONNECTION_LOST, LOST_PEER.pattern + r"|lost another rank|DistNetworkError|ncclSystemError|ncclInternalError"
+                           r"|No route to host|Network is unreachable"),
+    (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
+                        r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
+    (Kind.CONFIG_ERROR, r"\b(Workload|Config|Backend|Topology|Launcher|Checkpoint|Hydra)(Error|Exception)\b"
+                        r"|\bRanksDiffer\b|\benv\.(container|archive)\b"),
+    (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
+                        r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
+)  # fmt: skip
+SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
+_EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # its name, before its words
+_TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
+
+
+def kind_of(text: str) -> Kind | None:
+    """What this error is a sign of. An exception that torch does not raise is no sign of a rank that is gone."""
+    own = _exception_of_users(text)
+    return next(
+        (kind for kind, pattern in SYMPTOMS if pattern.search(text) and not (own and kind is Kind.CONNECTION_LOST)),
+        None,
+    )
+
+
+def lost_peer(text: str) -> bool:
+    """Whether a line is about an error of torch's that says that another rank is gone."""
+    return LOST_PEER.search(text) is not None and not _exception_of_users(text)
+
+
+def _exception_of_users(text: str) -> bool:
+    """Whether a line names an exception that is neither torch.distributed's nor a RuntimeError."""
+    named = _EXCEPTION.search(text)
+    return named is not None and _TORCHS.fullmatch(named[1]) is None
+
+
+def telling(lines: Iterable[str]) -> tuple[Kind, str] | None:
+    """The last line that is a sign of something, and of what."""
+    for line in reversed(list(lines)):
+        if kind := kind_of(line):
+            return kind, line.strip()
+    return None
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+
+
+def last_error(text: str) -> str:
+    """The last line of the last traceback in a rank's log (`ValueError: no`); empty: it has none."""
+    _, found, tail = text.rpartition(_TRACEBACK)
+    if not found:
+        return ""
+    return next((line for line in tail.splitlines() if line and not line[0].isspace() and _ERROR.match(line)), "")

@@ -1,0 +1,297 @@
+"""What a preflight looks at on one node. Each check tells what is wrong and what to do about it.
+
+They run in a process of their own, forked by the agent (see `preflight`): a device or a file system that hangs must not
+hang the agent, and no agent may ever touch a GPU, since ranks are forked from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from launcher.checkpoint import format as checkpoints
+from launcher.config.schema import Device, LaunchMode
+from launcher.failures.symptoms import LOST_PEER
+from launcher.spec.plan import JobPlan
+from launcher.units import format_size, plural
+
+MIB = 2**20
+LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # bytes free in a folder: with less it fails, with less there is a warning
+LEAST_TMP, ENOUGH_TMP = 16 * MIB, 256 * MIB
+LEAST_SHM, ENOUGH_SHM = MIB, 64 * MIB  # the second for each rank: NCCL and data loaders keep buffers there
+WRITTEN = 65536  # bytes that are written to a folder to see that it takes them
+SEEN = 10.0  # seconds after which a file of another node must be there; caches of NFS may take some
+SIDE = 256  # rows and columns of the matrices
+BUSY = 0.1  # part of a GPU's memory that others may hold
+_SYMPTOM = re.compile(LOST_PEER.pattern + r"|[Tt]imed? ?out|no response|wait timeout", re.DOTALL)
+
+
+class Level(str, Enum):
+    """How a check ended."""
+
+    FINE = "fine"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check on one node.
+
+    Attributes:
+        name: device, space, run_dir, clock, all_reduce or reach.
+        level: how it ended.
+        words: what is wrong, and what to do; of a check that is fine, what was measured.
+        ms: milliseconds that it took.
+        accused: whose fault it seems: ranks (of an all_reduce), or members (whose files or doors are not found).
+        looked: how many it looked for.
+        symptom: it failed as it does when another rank is gone or late.
+    """
+
+    name: str
+    level: Level = Level.FINE
+    words: str = ""
+    ms: float = 0.0
+    accused: tuple[int, ...] = ()
+    looked: int = 0
+    symptom: bool = False
+
+
+class Problem(Exception):
+    """What a check has found; see `Check`."""
+
+    def __init__(self, words: str, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0) -> None:
+        super().__init__(words)
+        self.level, self.accused, self.looked = level, tuple(accused), looked
+
+
+def check(name: str, look: Callable[[], str]) -> Check:
+    """The outcome of `look`, which returns what it measured or raises; any error at all is a failure."""
+    began = time.monotonic()
+    try:
+        outcome = Check(name, words=look())
+    except Problem as problem:
+        outcome = Check(name, problem.level, str(problem), accused=problem.accused, looked=problem.looked)
+    except Exception as error:  # whatever a driver or a file system comes up with
+        words = str(error).strip().partition("\n")[0] or type(error).__name__
+        outcome = Check(name, Level.FAILED, words, symptom=bool(_SYMPTOM.search(str(error))))
+    return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
+
+
+# -- devices
+
+
+def wants_gpus(plan: JobPlan) -> bool:
+    """Whether a rank without a GPU is an error. Pure."""
+    return plan.device == Device.cuda.value or (plan.device == Device.auto.value and plan.gpus_per_node > 0)
+
+
+def require_devices(plan: JobPlan, there: int) -> None:
+    """Compares the GPUs that a process sees with those that were asked for. Pure.
+
+    Raises:
+        Problem: they are too few. A scheduler that starts every rank may show each its own GPU alone.
+    """
+    if not wants_gpus(plan):
+        return
+    wanted = 1 if plan.launch == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
+    if there < wanted:
+        raise Problem(
+            f"torch sees {plural(there, 'GPU')}, and gpus_per_node={plan.gpus_per_node} asks for "
+            f"{max(plan.gpus_per_node, 1)}: see what `nvidia-smi` says there"
+        )
+
+
+def device(plan: JobPlan, local_rank: int) -> torch.device:
+    """The device that a rank will use, as `process_group.init` chooses it.
+
+    Raises:
+        Problem: there are too few.
+    """
+    count = torch.cuda.device_count() if plan.device != Device.cpu.value else 0
+    require_devices(plan, count)
+    return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+
+
+def compute(where: torch.device) -> str:
+    """Allocates a little and multiplies two matrices of small whole numbers, whose product is exact in any arithmetic.
+
+    Raises:
+        Problem: the product is wrong, or somebody else holds much of the GPU's memory.
+    """
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+        free, total = torch.cuda.mem_get_info(where)
+    rows = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+    left, right = rows % 7, rows.T % 5
+    known = left.double() @ right.double()
+    product = (left.to(where, torch.float32) @ right.to(where, torch.float32)).cpu().double()
+    if wrong := int((product != known).sum()):
+        raise Problem(f"{where} computes wrong: {wrong} of {SIDE * SIDE} elements of a product of matrices; replace it")
+    if where.type != "cuda":
+        return "cpu"
+    if total - free > BUSY * total:
+        held = f"{(total - free) / 2**30:.1f} of {total / 2**30:.0f} GiB"
+        raise Problem(f"{held} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
+    return torch.cuda.get_device_name(where)
+
+
+# -- space
+
+
+def judge_space(what: str, folder: str, free: int, files: int, least: int, enough: int) -> str:
+    """The words for free space. Pure.
+
+    Args:
+        what: whose space it is, and the key or variable to set.
+        folder: where.
+        free: bytes.
+        files: how many more files there may be; -1: the file system does not count them.
+        least, enough: bytes.
+
+    Raises:
+        Problem: it is too little (FAILED with less than `least`, or no file more), or little (WARNING).
+    """
+    has = f"{folder} has {free / MIB:,.0f} MiB free"
+    if 0 <= files < 10:
+        raise Problem(f"{folder} takes {files} more files: remove some, or set {what} to another file system")
+    if free < least:
+        raise Problem(f"{has}, less than {format_size(least)}: free some, or set {what} to another file system")
+    if free < enough:
+        raise Problem(f"{has}: free some, or set {what} to another file system", Level.WARNING)
+    return has
+
+
+def space(what: str, folder: Path, least: int, enough: int) -> str:
+    """Free space in a folder, which takes a small file.
+
+    A folder that is yet to be made is judged by the nearest one above it.
+
+    Raises:
+        Problem: see `judge_space`; or it cannot be written to.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise Problem(f"{there} is no folder: set {what} to one")
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
+            file.write(bytes(WRITTEN))
+            file.flush()
+            os.fsync(file.fileno())  # a full quota may be told only now
+    except OSError as error:
+        why = "its file system is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise Problem(f"{there} cannot be written to ({why}): set {what} to a folder that can") from None
+    has = os.statvfs(there)
+    return judge_space(
+        what, str(there), has.f_bavail * has.f_frsize, has.f_favail if has.f_files else -1, least, enough
+    )
+
+
+def temporary(ranks: int) -> str:
+    """The folder for temporary files, and shared memory.
+
+    Raises:
+        Problem: one is not there or too small.
+    """
+    folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would quietly take another one
+    if not folder.is_dir():
+        raise Problem(f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment")
+    told = [space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)]
+    shared = Path("/dev/shm")  # noqa: S108
+    if shared.is_dir():
+        has = os.statvfs(shared)
+        told.append(judge_space("a container's --shm-size", str(shared), has.f_bavail * has.f_frsize, -1, LEAST_SHM,
+                                ENOUGH_SHM * ranks))  # fmt: skip
+    return "; ".join(told)
+
+
+def checkpoint_space(plan: JobPlan) -> str:
+    """Free space for checkpoints: one more of the size of the newest must fit.
+
+    Raises:
+        Problem: see `space`.
+    """
+    folder, newest = Path(plan.checkpoint_dir), 0
+    with contextlib.suppress(checkpoints.Unavailable):
+        newest = next((each.size for each in checkpoints.sound(folder).values()), 0)
+    return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))
+
+
+# -- the run directory, which all nodes share
+
+
+def write_mine(folder: Path, index: int, text: str) -> str:
+    """Puts this member's file into the attempt's folder `preflight`.
+
+    Raises:
+        Problem: it cannot be written, or is not its writer's own and private.
+    """
+    path = folder / f"member-{index}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        status = path.stat()
+    except OSError as error:
+        raise Problem(f"{folder} cannot be written to ({error.strerror}): set runs_dir to a shared folder") from None
+    return judge_owner(path, status.st_uid, os.getuid(), status.st_mode)
+
+
+def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
+    """What a new file's owner and mode say. Pure.
+
+    Raises:
+        Problem: it is somebody else's (squashed or mapped ids), or others may write to it in spite of its mode 0600.
+    """
+    if owner != me:
+        raise Problem(
+            f"{path} belongs to user {owner} and was made by {me}: ids are mapped there; set runs_dir elsewhere"
+        )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Problem(
+            f"{path} has mode {stat.S_IMODE(mode):o} and was made with 600: set runs_dir to another file system"
+        )
+    return ""
+
+
+def see(folder: Path, texts: Mapping[int, str], patience: float) -> str:
+    """Reads the files of other members, with some patience.
+
+    Args:
+        folder: the attempt's folder `preflight`.
+        texts: what the file of each member says.
+        patience: seconds.
+
+    Raises:
+        Problem: some are not there, or say something else; it accuses their members.
+    """
+    give_up, left = time.monotonic() + patience, dict(texts)
+    while True:
+        for index in list(left):
+            with contextlib.suppress(OSError):
+                if (folder / f"member-{index}").read_text() == left[index]:
+                    del left[index]
+        if not left:
+            return f"{plural(len(texts), 'file')} of other nodes seen"
+        if time.monotonic() > give_up:
+            raise Problem(
+                f"{folder} does not show what other nodes write within {patience:g} s: is it on a file system that "
+                "all nodes share? Set runs_dir to one", accused=sorted(left), looked=len(texts),
+            )  # fmt: skip
+        os.scandir(folder).close()  # makes NFS look again
+        time.sleep(0.05)

@@ -1,0 +1,140 @@
+"""The processes of a preflight: one for every rank to be, forked by the agent, which they tell what they have found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from torch.distributed import DistStoreError, PrefixStore, TCPStore
+
+from launcher.config.schema import Backend
+from launcher.preflight import checks, together
+from launcher.preflight.checks import Check, Level, Problem, check
+from launcher.processes import orphans
+from launcher.rendezvous.placement import place_variables
+from launcher.rendezvous.protocol import Meeting
+from launcher.spec.plan import JobPlan
+from launcher.worker import process_group
+
+STORE = 30.0  # seconds that the common store may take to answer
+FILE = 10.0  # seconds for another node to have written its file
+NEAR = 5.0  # seconds for others to have come to where this one is
+
+
+def run(
+    plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int, timeout: float, pipe: Connection,
+    agent: int,
+) -> None:  # fmt: skip
+    orphans.die_with_parent(agent)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the agent ends this process
+    torch.set_num_threads(1)
+    os.environ.update(place_variables(meeting.members, index, place))
+    with contextlib.suppress(EOFError, OSError):  # the agent has heard enough
+        if pipe.recv() == "begin":
+            looks = Looks(plan, attempt, meeting, index, place)
+            pipe.send(looks.alone())
+            if pipe.recv() == "go":
+                pipe.send(looks.together(timeout))
+                pipe.recv()  # others may still be reading what this one has sent
+    os._exit(0)  # whatever a backend would do at the end of a process
+
+
+class Looks:
+    """The checks of one rank to be; the first of a node also does those of the node."""
+
+    def __init__(self, plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int) -> None:
+        self._plan, self._folder, self._members = plan, attempt / "preflight", meeting.members
+        self._me, self._place = meeting.members[index], place
+        self._rank = meeting.first_rank(index) + place
+        self._world_size = meeting.world_size
+        # The first member of each node, in order.
+        self._heads = list({member.node_rank: member for member in reversed(meeting.members)}.values())[::-1]
+        self._leads = place == 0 and self._me in self._heads
+        self._local_ranks = sum(member.ranks for member in meeting.members if member.node_rank == self._me.node_rank)
+        client = TCPStore(
+            meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE)
+        )
+        self._store = PrefixStore("preflight", client)
+        self._device = torch.device("cpu")
+
+    def alone(self) -> list[Check]:
+        """What this node can tell alone, and which files of others it sees."""
+        plan = self._plan
+        text = f"{plan.run_id} {self._me.index} {os.urandom(8).hex()}"
+        if self._leads:  # first, for others wait for it
+            written = check("run_dir", lambda: checks.write_mine(self._folder, self._me.index, text))
+            self._store.set(f"file/{self._me.index}", text if written.level is not Level.FAILED else "")
+        found = [check("device", self._look_at_device)]
+        if self._leads:
+            found += [
+                check("space", lambda: checks.space("runs_dir", Path(plan.run_dir), checks.LEAST, checks.ENOUGH)),
+                check("space", lambda: checks.checkpoint_space(plan)),
+                check("space", lambda: checks.temporary(self._local_ranks)),
+            ]
+            seen = written if written.level is Level.FAILED else check("run_dir", self._see_others)
+            found.append(seen)
+        return found
+
+    def together(self, timeout: float) -> list[Check]:
+        """All ranks: clocks, and an all_reduce."""
+        name = "gloo" if self._plan.backend == Backend.mpi.value else self._plan.backend
+
+        def reduce() -> str:
+            backend = process_group._backend(name, self._device)
+            where = torch.device("cpu") if self._plan.backend == Backend.mpi.value else self._device
+            group = PrefixStore("group", self._store)
+            together.join(backend, group, self._rank, self._world_size, where, timeout)
+            return together.reduce(self._rank, self._world_size, where)
+
+        found: list[Check] = []
+        if self._leads:  # the door is open until this process ends
+            self._door, told = together.door(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
+            self._store.set(f"door/{self._me.index}", told)
+            found = [check("clock", self._compare_clocks)]
+        found.append(check("all_reduce", reduce))
+        if self._leads and found[-1].symptom:
+            found.append(check("reach", self._reach_others))
+        return found
+
+    def _compare_clocks(self) -> str:
+        self._store.set_timeout(timedelta(seconds=NEAR))
+        try:
+            return together.clock(self._store, self._me == self._heads[0], len(self._heads))
+        except DistStoreError:  # whoever is missing will be missed by the all_reduce
+            raise Problem(f"not compared with the others', which did not answer in {NEAR:g} s", Level.WARNING) from None
+        finally:
+            self._store.set_timeout(timedelta(seconds=STORE))
+
+    def _reach_others(self) -> str:
+        others = [head for head in self._heads if head is not self._me]
+        keys = {head.index: f"door/{head.index}" for head in others}
+        with contextlib.suppress(DistStoreError):
+            self._store.wait([*keys.values()], timedelta(seconds=NEAR))
+        doors = {
+            index: self._store.get(key).decode() if self._store.check([key]) else "" for index, key in keys.items()
+        }
+        return together.reach(doors, {head.index: head.host for head in others})
+
+    def _look_at_device(self) -> str:
+        self._device = checks.device(self._plan, int(os.environ["LOCAL_RANK"]))
+        return checks.compute(self._device)
+
+    def _see_others(self) -> str:
+        """The files of the first node and of the next two: every file is looked for by somebody who sees others."""
+        at, count = self._heads.index(self._me), len(self._heads)
+        wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._me.index}
+        texts = {}
+        for index in wanted:
+            try:
+                self._store.wait([f"file/{index}"], timedelta(seconds=FILE))
+            except DistStoreError:  # that node says nothing at all, which its own agent, or nobody, tells
+                continue
+            if text := self._store.get(f"file/{index}").decode():
+                texts[index] = text
+        return checks.see(self._folder, texts, checks.SEEN)

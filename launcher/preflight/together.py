@@ -1,0 +1,168 @@
+"""What the nodes of a preflight find out together: clocks, an all_reduce, and who reaches whom.
+
+They run in the same processes as `preflight_checks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store
+
+from launcher.preflight.checks import Level, Problem
+from launcher.rendezvous.interfaces import listen
+from launcher.torch_compat import destroy_without_gil
+from launcher.units import plural
+
+CALL = 2.0  # seconds for another node to answer
+SKEW = 1.0  # seconds of difference between clocks that are told
+ELEMENTS = 65536  # of the all_reduce, at least
+
+
+# -- clocks
+
+
+def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
+    """(seconds by which this clock is ahead, largest error of that), from several exchanges. Pure.
+
+    Args:
+        mine: this clock before a question and after its answer.
+        theirs: the other clock in between.
+    """
+    (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
+    return (before + after) / 2 - then, (after - before) / 2
+
+
+def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
+    """The difference of this node's clock to that of the first node. One process of each node calls it.
+
+    In each round all ask and wait; the first node stamps when the last has asked, so its time lies between a node's own
+    two readings. From the second round on all ask at almost the same moment, and the two are close.
+
+    Raises:
+        Problem: they differ by more than SKEW seconds (WARNING).
+        DistStoreError: not all nodes took part.
+    """
+    mine, theirs = [], []
+    for number in range(rounds):
+        before = time.time()
+        if store.add(f"clock/{number}", 1) == nodes:
+            store.set(f"clock/{number}/asked", "1")
+        if first:
+            store.wait([f"clock/{number}/asked"])
+            store.set(f"clock/{number}/now", repr(time.time()))
+        theirs.append(float(store.get(f"clock/{number}/now")))
+        mine.append((before, time.time()))
+    ahead, error = offset(mine, theirs)
+    return judge_clock(0.0 if first else ahead, error)
+
+
+def judge_clock(ahead: float, error: float) -> str:
+    """The words for a clock. Pure.
+
+    Raises:
+        Problem: it is off by more than SKEW and the error. A warning however much it is: leases, time-outs and what
+            is left of an attempt go by one host's clock, or by none.
+    """
+    told = f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
+    if abs(ahead) > SKEW + error:
+        raise Problem(f"{told}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
+    return told
+
+
+# -- all ranks together
+
+
+def reduce(rank: int, world_size: int, where: torch.device) -> str:
+    """An all_reduce whose elements each come from one rank, so that a wrong one tells whose it is. All ranks call it.
+
+    Element i is rank (i modulo world size)'s number, and 0 on all others: exact in float32 in any order.
+
+    Raises:
+        Problem: elements are wrong; it accuses the ranks that they come from.
+        RuntimeError: the backend's own, when ranks are gone, late or cannot be reached.
+    """
+    places = torch.arange(max(ELEMENTS, world_size))
+    known = (places % 1009 + 1).to(torch.float32)
+    mine = torch.where(places % world_size == rank, known, torch.zeros(())).to(where)
+    first = mine.clone()
+    dist.all_reduce(first)  # makes connections
+    began = time.perf_counter()
+    dist.all_reduce(mine)
+    received = mine.cpu()
+    seconds = time.perf_counter() - began
+    wrong = torch.nonzero((received != known) | (first.cpu() != known)).flatten()
+    if len(wrong):
+        accused = torch.unique(wrong % world_size).tolist()
+        raise Problem(
+            f"an all_reduce of {len(places)} elements came out wrong in {len(wrong)} of them (from rank "
+            f"{', '.join(map(str, accused[:8]))}): test its network card and memory", accused=accused,
+        )  # fmt: skip
+    return f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')} in {seconds * 1000:.2f} ms"
+
+
+def door(interface: str) -> tuple[socket.socket | None, str]:
+    """A listening socket on a network interface, and `ADDRESS PORT`; without any that can be had nothing is told.
+
+    Args:
+        interface: its name; where there is none of this name, or it has no address, those of this host's name count, as
+            they do for gloo.
+    """
+    for name in (interface, None):
+        with contextlib.suppress(OSError):
+            server, (address, port) = listen(name, 4096)
+            return server, f"{address} {port}"
+    return None, ""
+
+
+def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = CALL) -> str:
+    """Connects to other nodes' doors, to tell whose fault it is that ranks do not come together.
+
+    Args:
+        doors: `ADDRESS PORT` by member; empty: it has told none.
+        names: the host of each.
+        patience: seconds for one.
+
+    Raises:
+        Problem: some cannot be reached; it accuses them.
+    """
+
+    def call(told: str) -> str:
+        address, _, port = told.partition(" ")
+        try:
+            socket.create_connection((address, int(port)), timeout=patience).close()
+        except (OSError, ValueError) as error:
+            return str(error) if told else "it has opened no port"
+        return ""
+
+    with ThreadPoolExecutor(32) as pool:
+        failed = {index: why for index, why in zip(doors, pool.map(call, doors.values()), strict=True) if why}
+    if not failed:
+        return f"{len(doors)} other nodes reached"
+    first = next(iter(failed))
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    raise Problem(
+        f"from {socket.gethostname()} {names[first]}{more} cannot be reached ({failed[first]}) at {doors[first]}: is "
+        "there a firewall between the nodes, or the wrong cluster.interface?",
+        accused=sorted(failed), looked=len(doors),
+    )  # fmt: skip
+
+
+def join(backend: str, store: Store, rank: int, world_size: int, where: torch.device, timeout: float) -> None:
+    """Makes the process group of the preflight.
+
+    Raises:
+        RuntimeError: the backend's own, when others cannot be reached.
+    """
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),
+        device_id=where if where.type == "cuda" and backend == "nccl" else None,
+    )  # fmt: skip
+    destroy_without_gil(dist.group.WORLD)

@@ -1,0 +1,230 @@
+"""Authenticated messages between two agents over one TCP connection.
+
+Both ends prove that they know the attempt's secret before anything else is read:
+
+    server -> client   MAGIC, nonce S (32 bytes)
+    client -> server   nonce C (32 bytes), HMAC-SHA256(secret, "client" S C)
+    server -> client   HMAC-SHA256(secret, "server" S C)
+
+(As in `launcher.rendezvous.handshake`, but for MAGIC, and without ever waiting.) After that each direction is a
+sequence of frames: the length of the text (4 bytes, big-endian), a MAC (16 bytes), the text: a JSON object. The MAC of
+frame number n is the beginning of HMAC-SHA256(key, n text), where key = HMAC-SHA256(secret, direction S C): whoever
+relays the connection can neither alter, repeat nor leave out a message. Messages are not encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from launcher.rendezvous.handshake import SIZE, proof
+
+Message: TypeAlias = Mapping[str, Any]
+
+MAGIC = b"launcher/1\n"
+NONCE = PROOF = SIZE  # bytes
+MAC = 16  # bytes
+LARGEST = 1 << 26  # bytes of one message
+_LENGTH = struct.Struct(">I")
+_READ = 1 << 18  # bytes read at once
+_READS = 16  # at one look: who sends faster than we read holds up nobody else
+
+
+class ChannelError(ConnectionError):
+    """The connection is of no more use: the other end is not authenticated, broke the protocol, or is gone."""
+
+
+class NotAuthenticated(ChannelError):
+    """Whoever is at the other end does not know the secret, or is no agent at all."""
+
+
+def encode(message: Message) -> bytes:
+    """The text of a message, which may be sent to many agents."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+class Channel:
+    """One end of a connection. Never blocks: whoever owns it waits until the socket can be read or written.
+
+    Attributes:
+        open: both ends are authenticated.
+        peer: address of the other end.
+        local: address of this end.
+    """
+
+    def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
+        """
+        Args:
+            connection: connected; it is made non-blocking and belongs to the channel from now on.
+            secret: of the attempt.
+            server: this end has accepted the connection.
+        """
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # a pair of Unix sockets, in tests
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._secret, self._server = connection, secret, server
+        self.peer, self.local = connection.getpeername()[:1], connection.getsockname()[:1]
+        self.open = False
+        self._in, self._out = bytearray(), bytearray()
+        self._nonce = secrets.token_bytes(NONCE)
+        self._nonces = b""
+        self._sent = self._received = 0
+        self._keys = {"send": b"", "receive": b""}
+        if server:
+            self._out += MAGIC + self._nonce
+            self.flush()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait until the socket takes them."""
+        return len(self._out)
+
+    def send(self, message: Message | bytes) -> None:
+        """Sends a message, or the text of one; what the socket does not take now waits for `flush`.
+
+        Raises:
+            ChannelError: the connection is gone, or the other end has not proved yet who it is.
+            ValueError: the message is too long.
+        """
+        if not self.open:
+            raise ChannelError("the other end is not authenticated yet")
+        text = message if isinstance(message, bytes) else encode(message)
+        if len(text) > LARGEST:
+            raise ValueError(f"a message of {len(text)} bytes, and {LARGEST} are the limit")
+        key = self._keys["send"]
+        mac = hmac.new(key, self._sent.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
+        self._sent += 1
+        self._out += _LENGTH.pack(len(text)) + mac + text
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends as much as the socket takes.
+
+        Raises:
+            ChannelError: the connection is gone.
+        """
+        try:
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            raise ChannelError(error.strerror or str(error)) from None
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Messages that have arrived since the last call; if there is more to read, the socket can still be read.
+
+        Raises:
+            NotAuthenticated: the other end does not know the secret.
+            ChannelError: the other end has closed the connection, or broke the protocol.
+        """
+        closed = ""
+        try:
+            for _ in range(_READS):
+                data = self._socket.recv(_READ)
+                if not data:
+                    closed = "the other end has closed the connection"
+                    break
+                self._in += data
+                if len(data) < _READ or (not self.open and len(self._in) > _READ):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            closed = error.strerror or str(error)
+        if not self.open:
+            self._authenticate()
+        messages = self._messages() if self.open else []
+        if closed and not messages:
+            raise ChannelError(closed) if self.open else NotAuthenticated(closed)
+        return messages
+
+    def finish(self) -> None:
+        """Says that nothing more will be sent; the other end, which reads that, closes the connection.
+
+        Raises:
+            ChannelError: the connection is gone.
+        """
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise ChannelError(error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _authenticate(self) -> None:
+        """Goes on with the handshake as far as what has arrived allows."""
+        if self._server:
+            if len(self._in) < NONCE + PROOF:
+                return
+            self._nonces = self._nonce + bytes(self._in[:NONCE])
+            theirs = bytes(self._in[NONCE : NONCE + PROOF])
+            del self._in[: NONCE + PROOF]
+            if not hmac.compare_digest(theirs, proof(self._secret, b"client", self._nonces)):
+                raise NotAuthenticated("the other end does not know the attempt's secret")
+            self._out += proof(self._secret, b"server", self._nonces)
+            self._opened()
+            self.flush()
+            return
+        if not self._nonces:
+            if not MAGIC.startswith(bytes(self._in[: len(MAGIC)])):
+                raise NotAuthenticated("another service")
+            if len(self._in) < len(MAGIC) + NONCE:
+                return
+            self._nonces = bytes(self._in[len(MAGIC) : len(MAGIC) + NONCE]) + self._nonce
+            del self._in[: len(MAGIC) + NONCE]
+            self._out += self._nonce + proof(self._secret, b"client", self._nonces)
+            self.flush()
+        if len(self._in) >= PROOF:
+            theirs = bytes(self._in[:PROOF])
+            del self._in[:PROOF]
+            if not hmac.compare_digest(theirs, proof(self._secret, b"server", self._nonces)):
+                raise NotAuthenticated("the other end does not know the attempt's secret")
+            self._opened()
+
+    def _opened(self) -> None:
+        ours, theirs = (b"to client", b"to server") if self._server else (b"to server", b"to client")
+        self._keys = {
+            "send": proof(self._secret, ours, self._nonces),
+            "receive": proof(self._secret, theirs, self._nonces),
+        }
+        self.open = True
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages = []
+        start, head = 0, _LENGTH.size + MAC
+        data = self._in
+        while len(data) - start >= head:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > LARGEST:
+                raise ChannelError(f"a message of {length} bytes, and {LARGEST} are the limit")
+            if len(data) - start < head + length:
+                break
+            theirs = bytes(data[start + _LENGTH.size : start + head])
+            text = bytes(data[start + head : start + head + length])
+            start += head + length
+            key = self._keys["receive"]
+            mine = hmac.new(key, self._received.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
+            if not hmac.compare_digest(theirs, mine):
+                raise ChannelError("a message was altered on its way")
+            self._received += 1
+            try:
+                message = json.loads(text)
+            except (ValueError, RecursionError):
+                raise ChannelError("a message is not JSON") from None
+            if not isinstance(message, dict):
+                raise ChannelError("a message is not a JSON object")
+            messages.append(message)
+        del data[:start]
+        return messages

@@ -1,0 +1,183 @@
+"""The connections of the agent that leads: all other agents are connected to it, and to nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from launcher.rendezvous.channel import Channel, ChannelError, Message, encode
+
+HANDSHAKE = 5.0  # seconds that a new connection has to authenticate and to say whose it is
+PENDING = 1024  # connections that may be on their way there; of more the oldest is closed
+PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
+
+Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: it is not connected any more
+
+
+def refused(reason: str) -> dict[str, Any]:
+    """What the leader sends to whoever cannot take part. Pure."""
+    return {"type": "refused", "reason": reason}
+
+
+class Hub:
+    """Accepts connections for the whole attempt. An agent is known by the member index in its first message, `hello`.
+
+    Attributes:
+        channels: of the members that are connected, by index.
+    """
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, *, members: Collection[int], wake: int | None = None
+    ) -> None:
+        """
+        Args:
+            listener: a listening socket; it belongs to the hub from now on.
+            secret: of the attempt.
+            members: indices that an agent may have; others are refused (an agent that was started by mistake).
+            wake: a file descriptor (of signals) that ends a wait when it can be read.
+        """
+        listener.setblocking(False)
+        self._listener, self._secret, self._members = listener, secret, frozenset(members)
+        self.channels: dict[int, Channel] = {}
+        self._indices: dict[Channel, int] = {}
+        self._pending: dict[Channel, float] = {}  # when each is given up
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._accepts_from: float | None = None
+        self._gone: list[int] = []  # found while something was sent
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ)
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def descriptors(self) -> list[int]:
+        """What a forked rank must not keep."""
+        return [self._listener.fileno(), *(channel.fileno() for channel in (*self._indices, *self._pending))]
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Waits at most `timeout` seconds for something to happen; what members have sent, and who is gone."""
+        now = time.monotonic()
+        if self._accepts_from is not None and now >= self._accepts_from:
+            self._accepts_from = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for channel in [channel for channel, give_up in self._pending.items() if now >= give_up]:
+            self._drop(channel)
+        events: list[Event] = [(index, None) for index in self._gone]
+        self._gone = []
+        for key, mask in self._selector.select(0 if events else self._wait(timeout, now)):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.fileobj, Channel):
+                events += self._serve(key.fileobj, mask)
+        return events
+
+    def _wait(self, timeout: float, now: float) -> float:
+        """Seconds until this hub has something to do of its own: accept again, or give up a new connection."""
+        due = [] if self._accepts_from is None else [self._accepts_from]
+        due += self._pending.values()
+        return max(0.0, min(timeout, *(when - now for when in due))) if due else timeout
+
+    def send(self, index: int, message: Message | bytes) -> None:
+        """Sends to a member; one that is not connected is passed over, and `poll` tells of one that is found gone."""
+        channel = self.channels.get(index)
+        if channel is None:
+            return
+        try:
+            channel.send(message)
+        except ChannelError:
+            self._drop(channel)
+            self._gone.append(index)
+            return
+        if channel.unsent:
+            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def broadcast(self, indices: Iterable[int], message: Message) -> None:
+        """Sends to several members; the text is made once."""
+        text = encode(message)
+        for index in indices:
+            self.send(index, text)
+
+    def drain(self, indices: Collection[int], timeout: float) -> None:
+        """Waits until these members have got everything and have closed their connections, or time is up."""
+        give_up = time.monotonic() + timeout
+        while any(index in self.channels for index in indices) and (left := give_up - time.monotonic()) > 0:
+            self.poll(left)
+
+    def close(self) -> None:
+        for channel in (*self._indices, *self._pending):
+            with contextlib.suppress(ChannelError):
+                channel.flush()
+            channel.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._selector.unregister(self._listener)  # it stays readable: do not spin
+                    self._accepts_from = time.monotonic() + PAUSE
+                return
+            try:
+                channel = Channel(connection, self._secret, server=True)
+            except (ChannelError, OSError):  # gone already
+                connection.close()
+                continue
+            self._pending[channel] = time.monotonic() + HANDSHAKE
+            self._selector.register(channel, selectors.EVENT_READ)
+            if len(self._pending) > PENDING:
+                self._drop(next(iter(self._pending)))
+
+    def _serve(self, channel: Channel, mask: int) -> list[Event]:
+        if channel not in self._indices and channel not in self._pending:
+            return []  # closed since it was found ready: its member has connected anew
+        try:
+            if mask & selectors.EVENT_WRITE:
+                channel.flush()
+            messages = channel.receive() if mask & selectors.EVENT_READ else []
+        except ChannelError:
+            index = self._drop(channel)
+            return [] if index is None else [(index, None)]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
+        self._selector.modify(channel, wanted)
+        if channel in self._pending:
+            if not messages:
+                return []
+            index = messages[0].get("index")
+            if messages[0].get("type") != "hello" or type(index) is not int:
+                self._drop(channel)
+                return []
+            if index not in self._members:
+                reason = f"no member {index} is awaited here: was this agent started by mistake, or twice?"
+                with contextlib.suppress(ChannelError):
+                    channel.send(refused(reason))
+                self._drop(channel)
+                return []
+            del self._pending[channel]
+            events: list[Event] = []
+            if index in self.channels:  # its old connection was cut without a word
+                self._drop(self.channels[index])
+                events = [(index, None)]
+            self.channels[index], self._indices[channel] = channel, index
+            return events + [(index, message) for message in messages]
+        return [(self._indices[channel], message) for message in messages]
+
+    def _drop(self, channel: Channel) -> int | None:
+        """Closes a connection; the index of the member whose it was."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(channel)
+        channel.close()
+        self._pending.pop(channel, None)
+        index = self._indices.pop(channel, None)
+        if index is not None:
+            del self.channels[index]
+        return index

@@ -1,0 +1,249 @@
+"""The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts reach.
+
+A TCPStore serves whoever connects, and ranks trust what is in it: whoever can write there can take a rank's place, and
+send the others pickles. So it listens on the loopback interface, where the kernel drops packets without the gate's
+signature (RFC 2385; unlike a socket filter that needs no privilege); the gate listens where the ranks connect to, knows
+whose each connection is, and passes bytes on. Where the kernel has no such signatures, other users of the leader's host
+can reach the store, and the run's output says so.
+
+| a connection comes from | it is served |
+|---|---|
+| this host, a process of this user | yes |
+| this host, a process of another user | no |
+| an address of another host of the job | yes: what runs there is not known here |
+| any other address | no |
+
+The store is made when the leader has forked its own ranks: threads serve it, and a process forked meanwhile may inherit
+a lock that is held. Ranks that connect before wait in the backlog of the listening socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Collection
+from datetime import timedelta
+from functools import partial
+from ipaddress import IPv6Address, ip_address
+
+from torch.distributed import Store
+
+from launcher.torch_compat import store_on
+
+TIMEOUT = timedelta(seconds=60)
+TRIES = 5  # stores that are made until nobody else has come to one before it was closed to them
+PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
+REFUSALS = 10  # hosts of which it is said that they were refused
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
+_TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
+_KEY_SIZE = 40  # bytes, of 80 at most
+
+Address = tuple[str, int]  # an IP address and a port
+
+
+class RanksStore:
+    """The store and its gate, from now on until `close`."""
+
+    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+        """
+        Args:
+            listener: where the ranks connect to; belongs to this object from now on.
+            hosts: addresses of the hosts of the job.
+
+        Raises:
+            OSError, RuntimeError: there are no threads or file descriptors left for it.
+        """
+        self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
+        self._refused: set[str] = set()
+        self._ends: set[_End] = set()
+        listener.setblocking(False)
+        self._key = secrets.token_bytes(_KEY_SIZE)
+        self._store, self._inner, self._signs = _inner_store(self._key)
+        if not self._signs:
+            _say(
+                "this kernel has no TCP MD5 signatures (RFC 2385): other users of this host can connect to the ranks' "
+                "TCPStore"
+            )
+        self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = threading.Thread(target=self._run, name="store's gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it, with all connections."""
+        with contextlib.suppress(RuntimeError):  # its thread has ended
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
+        self._thread.join()
+        self._listener.close()
+        self._inner.close()
+        del self._store
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop), contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._accepting)
+
+    async def _accept(self) -> None:
+        try:
+            while True:
+                try:
+                    connection, _ = await self._loop.sock_accept(self._listener)
+                except OSError:  # out of file descriptors, or whoever knocked is gone
+                    await asyncio.sleep(PAUSE)
+                    continue
+                try:
+                    await self._serve(connection)
+                except OSError:
+                    connection.close()
+        finally:
+            for end in list(self._ends):
+                end.transport.abort()
+            await asyncio.sleep(0)  # for the transports to close their sockets
+
+    async def _serve(self, connection: socket.socket) -> None:
+        peer, own = _address(connection.getpeername()), _address(connection.getsockname())
+        if peer[0] not in self._hosts and sockets_connected_to(own).get(peer) != os.geteuid():
+            connection.close()
+            self._say_refused(peer[0])
+            return
+        inner = socket.socket()
+        try:
+            inner.setblocking(False)
+            if self._signs:
+                sign(inner, self._key)
+            await self._loop.sock_connect(inner, self._inner.getsockname())
+        except OSError:
+            inner.close()
+            raise
+        ends = _End(self._ends), _End(self._ends)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        for end, sock in zip(ends, (inner, connection), strict=True):  # the rank speaks first, so its end comes last
+            # Without it a request in two parts takes 40 ms. asyncio sets it only on sockets made with a protocol.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(partial(_same, end), sock)
+
+    def _say_refused(self, host: str) -> None:
+        if host not in self._refused and len(self._refused) < REFUSALS:
+            self._refused.add(host)
+            _say(f"refused a connection to the ranks' store from {host}: not a process of this job")
+
+
+class _End(asyncio.Protocol):
+    """One side of a proxied connection: forwards what it receives to the other side."""
+
+    other: _End
+
+    def __init__(self, ends: set[_End]) -> None:
+        self._ends = ends
+        self._closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._ends.add(self)
+        if self.other._closed:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._closed = True
+        self._ends.discard(self)
+        if self.other in self._ends:
+            self.other.transport.close()
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.other.transport.resume_reading()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
+def _same(end: _End) -> _End:
+    return end
+
+
+def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
+    """A TCPStore on the loopback interface, its listening socket, and whether connections to it need the key."""
+    for _ in range(TRIES):
+        listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        handle = listener.dup()  # the store takes the other one
+        store = store_on(listener, "127.0.0.1", TIMEOUT)  # which connects to itself, without a key
+        try:
+            sign(handle, key)
+        except OSError:  # a kernel without them, or one in FIPS mode, which has no MD5
+            return store, handle, False
+        # Somebody else may have connected before.
+        if set(sockets_connected_to(handle.getsockname()).values()) <= {os.geteuid()}:
+            return store, handle, True
+        handle.close()
+    raise RuntimeError("another user of this host connects to each store of the ranks that is made")
+
+
+def sign(sock: socket.socket, key: bytes) -> None:
+    """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) with this key for all IPv4 peers of a socket.
+
+    Who connects without the key gets no answer. Connections that are there already stay as they are.
+
+    Raises:
+        OSError: this kernel does not do that.
+    """
+    anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
+    option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
+
+
+def sockets_connected_to(address: Address) -> dict[Address, int]:
+    """Addresses of this host's sockets that are connected to an address, and whose they are (user ids).
+
+    Another network namespace counts as another host. A socket that its process has closed already is root's.
+    """
+    found = {}
+    suffix = f":{address[1]:04X}"
+    for table in TABLES:
+        with contextlib.suppress(FileNotFoundError), open(table) as lines:  # without IPv6 there is one
+            for row in map(str.split, lines):
+                if row[2].endswith(suffix) and _of_hex(row[2]) == address:
+                    found[_of_hex(row[1])] = int(row[7])
+    return found
+
+
+def _of_hex(text: str) -> Address:
+    """An address as the kernel's tables have it: words of 4 bytes in this machine's order. Pure."""
+    digits, _, port = text.partition(":")
+    data = bytes.fromhex(digits)
+    words = struct.unpack(f"={len(data) // 4}I", data)
+    return _plain(str(ip_address(struct.pack(f">{len(words)}I", *words)))), int(port, 16)
+
+
+def _is_here(host: str) -> bool:
+    """Whether an IP address belongs to this host: a route to it starts at the address itself."""
+    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # of a datagram socket, which sends nothing
+            return _address(probe.getsockname())[0] == _plain(host)
+    except OSError:
+        return False
+
+
+def _address(name: tuple[object, ...]) -> Address:
+    return _plain(str(name[0])), int(str(name[1]))
+
+
+def _plain(host: str) -> str:
+    """Canonical text of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index."""
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)

@@ -1,0 +1,199 @@
+"""Files of events: JSON lines, each of one writer, that are read while they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.files import run_files
+from launcher.files.json_types import LATEST, misfit
+from launcher.files.os_errors import naming
+from launcher.files.shared_files import known, tried
+from launcher.units import long_size
+
+# Fields of events and their types. An event with a missing required field or a wrong type is skipped, like a truncated
+# line, and reported by `problems`.
+_MUST: dict[str, dict[str, Any]] = {
+    "submitting": {"token": str},
+    "submitted": {"job": str},
+    "process": {"pid": int, "start": int, "host": str},
+    "started": {"job": str},
+    "ended": {"code": int},
+    "fault": {"cause": str},
+    "setup_failed": {"line": int, "host": str},
+    "stop": {"cause": str},
+    "stop_requested": {"signal": str, "host": str},
+    "resized": {"members": int, "world_size": int},
+    "stays": {"what": str, "why": str},
+    "progress": {"step": float, "total": float},
+    "evaluated": {"step": int},
+    "saved": {"step": int},
+    "breakpoint": {"rank": int, "host": str, "where": str, "socket": str},
+    "continued": {"rank": int},
+    "preflighted": {
+        "then": str, "nodes": int, "bad": list[tuple[str, str]], "warnings": list[tuple[str, str]], "seconds": float
+    },
+    "pace": {"round": int, "rank": int, "host": str, "seconds": list[float | None]},
+}  # fmt: skip
+_MAY: dict[str, dict[str, Any]] = {
+    "submitting": {"points": str},
+    "submitted": {"chain": list[str]},
+    "started": {"host": str, "output": int},
+    "met": {"ranks": int, "members": int, "round": int, "host": str, "torch": str, "interface": str | None},
+    "fault": {
+        "rank": int | None, "host": str, "traceback": str | None, "memory": Mapping[str, int] | None,
+        "exit_code": int | None, "code": int | None, "limit": str | int | None, "step": int | None,
+    },
+    "stop": {"step": int, "host": str},
+    "again": {"what": str, "why": str},
+    "restart": {"round": int, "cause": str, "step": int},
+    "resized": {"round": int, "cause": str},
+    "saved": {"bytes": int, "seconds": float},
+    "save_failed": {"step": int, "reason": str},
+    "passed_over": {"reason": str},
+    "breakpoint": {"job": str | None},
+}  # fmt: skip
+_FIELDS = {kind: [*_MUST.get(kind, {}).items(), *_MAY.get(kind, {}).items()] for kind in {*_MUST, *_MAY}}
+_ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
+LONGEST_LINE = 1 << 20  # bytes of an event
+MOST_LINES = 1 << 18  # of a file, half of them at its beginning and half at its end
+_AT_ONCE = 1 << 22  # bytes of lines that are parsed together
+
+
+def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
+    """Adds one event, in a single write unless the disk is nearly full, so that a reader sees it whole or not yet.
+
+    Raises:
+        OSError: it could not be written, or not all of it.
+    """
+    line = json.dumps({"time": round(time.time(), 6), "event": event, **values}) + "\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size if sync else 0
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that a full disk has cut off
+            line = "\n" + line
+        with naming(path):
+            data = line.encode()
+            while data:  # of what does not fit any more the kernel takes a part first, and refuses the rest then
+                data = data[os.write(descriptor, data) :]
+            if sync:
+                os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path | str, end: int | None = None, *, patience: float | None = None) -> Iterator[dict[str, Any]]:
+    """The events of one file; a last line that is still being written is left out, and so is one that does not fit.
+
+    Of a file with more than `run_files.EVENTS_LIMIT` bytes, or MOST_LINES lines, the beginning and the end are read.
+
+    Args:
+        path: the file; there may be none.
+        end: read only so many bytes at its end.
+        patience: see `shared_files.tried`.
+
+    Raises:
+        UnavailableError: it cannot be read now.
+        RunError: it is no regular file.
+    """
+    lines = [line for line in _lines(path, end, patience) if 0 < len(line) <= LONGEST_LINE]
+    events: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
+    if sum(map(len, lines)) <= _AT_ONCE:
+        with contextlib.suppress(ValueError, RecursionError):
+            events = json.loads(b"[" + b",".join(lines) + b"]")  # which takes half as long
+    yield from (event for event in events if _misfit(event) is None)
+
+
+def problems(path: Path | str) -> list[str]:
+    """What was left out of a file of events, in words: its lines, and why. A last line without an end may still grow.
+
+    Raises:
+        UnavailableError, RunError: as for `read`.
+    """
+    found = []
+    size = known(tried(lambda: os.lstat(path).st_size, path)) or 0
+    if size > run_files.EVENTS_LIMIT:  # the numbers of its lines are not known
+        return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
+    for number, line in enumerate(_lines(path, None, None)[:-1], 1):
+        why = None
+        if len(line) > LONGEST_LINE:
+            why = f"it has more than {long_size(LONGEST_LINE)}"
+        elif line:
+            why = _misfit(_parsed(line))
+        if why is not None:
+            found.append(f"{path}, line {number}: {why}")
+    return found
+
+
+def read_ends(path: str) -> list[dict[str, Any]]:
+    """The first and the last event of a file, and the first and the last that tell of progress: enough for its rate.
+
+    Raises:
+        UnavailableError, RunError: as for `read`.
+    """
+    parts = known(tried(lambda: run_files.ends(path, _ENDS, _ENDS), path))
+    if parts is None:
+        return []
+    lines = b"\n".join(parts).split(b"\n")
+    first, place = _until_progress(lines)
+    last, _ = _until_progress(lines[:place:-1])
+    return first + last[::-1]
+
+
+def _lines(path: Path | str, end: int | None, patience: float | None) -> list[bytes]:
+    """The lines of a file, or of its last `end` bytes; what is left of one in which they begin is no JSON."""
+    first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
+    parts = known(tried(lambda: run_files.ends(path, first, last), path, patience=patience))
+    lines: list[bytes] = []
+    for part in parts or ():
+        if part.count(b"\n") > MOST_LINES:
+            lines += [*part.split(b"\n", MOST_LINES // 2)[:-1], *part.rsplit(b"\n", MOST_LINES // 2)[1:]]
+        else:
+            lines += part.split(b"\n")
+    return lines
+
+
+def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """The first event that fits, the first one of progress if that is another, and the number of the line it is in."""
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines):
+        if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:
+            found.append(event)
+            if event["event"] == "progress":
+                return found, number
+    return found, len(lines)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line) if line.startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _misfit(event: object) -> str | None:
+    """What keeps a value from being an event, in words; None: it is one."""
+    if not isinstance(event, dict):
+        return "it is no event"
+    kind, moment = event.get("event"), event.get("time")
+    if type(kind) is not str:
+        return misfit(kind, str, "event")
+    if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < LATEST:
+        return "time is no time"
+    try:
+        run_files.require_bounds(event)
+    except ValueError as error:
+        return str(error)
+    must = _MUST.get(kind, {})
+    for key, type_ in _FIELDS.get(kind, ()):
+        if key not in event:
+            if key in must:
+                return f"{key} is missing"
+        elif words := misfit(event[key], type_, key):
+            return words
+    return None

@@ -1,0 +1,286 @@
+"""What the attempts of a run printed: where it is, and reading it without having all of it in memory.
+
+Agents put `[3] ` in front of the lines of rank 3 and write them as they come to their own output, and the scheduler
+writes the output of all of them to one file for each job, so that file is in the order of time already (to a tenth of a
+second: the agents look at their ranks' files as often). Attempts of one job share its file; the script's event
+`started` tells where in it (`output`, in bytes) the attempt begins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.files import run_files
+from launcher.files.shared_files import Unavailable, known, tried
+from launcher.runs import event_file
+from launcher.runs.carriage_returns import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from launcher.runs.directory import Attempt, Run
+
+BLOCK = 1 << 18  # bytes that are read at once
+LONGEST_LINE = 1 << 20  # bytes without a line break that count as a line
+EVERY_LINE = re.compile(rb"[^\n]*\n|[^\n]+\Z")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one attempt printed: a range of a file, in bytes.
+
+    Attributes:
+        path: the file, which may grow.
+        begin, end: the range; without an end it is that of the file.
+        attempt: its number; None: a job that made none.
+        job: the job's id.
+        began: when the attempt began, in seconds since the epoch.
+    """
+
+    path: Path
+    begin: int = 0
+    end: int | None = None
+    attempt: int | None = None
+    job: str | None = None
+    began: float = 0.0
+
+    @property
+    def heading(self) -> str:
+        """`--- attempt 1, job 17, 12:03 ---`."""
+        job = "" if self.job is None or self.job.startswith("local-") else f"job {self.job.partition('.')[0]}"
+        same_day = time.localtime(self.began)[:3] == time.localtime()[:3]
+        moment = time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(self.began))
+        attempt = "" if self.attempt is None else f"attempt {self.attempt}"
+        return f"--- {', '.join(word for word in (attempt, job, moment) if word)} ---"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an attempt began to print.
+
+    Attributes:
+        number: the attempt's.
+        job: its job.
+        time: when it began, in seconds since the epoch.
+        offset: bytes that were in the job's output before; None: nobody noted it.
+    """
+
+    number: int
+    job: str | None
+    time: float
+    offset: int | None = None
+
+
+def start_of(attempt: Attempt) -> Start | None:
+    """Where an attempt began to print; None while its script has not said that it runs."""
+    for event in event_file.read(attempt.events_file("script")):
+        if event.get("event") == "started":
+            offset, moment = event.get("output"), event.get("time")
+            return Start(
+                attempt.number,
+                str(event.get("job", "")) or None,
+                moment if isinstance(moment, (int, float)) else 0.0,
+                offset if isinstance(offset, int) else None,
+            )
+    return None
+
+
+def file_names(job: str | None) -> list[str]:
+    """What the output file of a job may be called: on Slurm and here, on PBS, as an element of an array there. Pure."""
+    element = re.sub(r"^(\d+)(.*)_(\d+)$", r"\1[\3]\2", job or "")
+    return [f"output-{job}.log", f"{job}.OU", f"{element}.OU"]
+
+
+def parts_of(starts: Sequence[Start], files: Sequence[tuple[Path, float]]) -> list[Part]:
+    """The parts of a run's output, oldest first. Pure.
+
+    Args:
+        starts: where its attempts began.
+        files: its output files, each with the time at which it was last written to.
+    """
+    of_file: dict[Path, list[Part]] = {path: [] for path, _ in files}
+    names = {path.name: path for path, _ in files}
+    for start in sorted(starts, key=lambda start: start.number):
+        path = next((names[name] for name in file_names(start.job) if name in names), None)
+        if path is None or (of_file[path] and start.offset is None):  # nobody noted where its own part begins
+            continue
+        before = of_file[path]
+        begin = (start.offset or 0) if before else 0  # what came before the first attempt is told with it
+        if before:
+            before[-1] = replace(before[-1], end=begin)
+        before.append(Part(path, begin, None, start.number, start.job, start.time))
+    for path, written in files:
+        if not of_file[path]:
+            job = path.stem.removeprefix("output-") if path.suffix == ".log" else path.stem
+            of_file[path].append(Part(path, job=job, began=written))
+    return sorted((part for parts in of_file.values() for part in parts), key=lambda part: part.began)
+
+
+def lines_of(ranks: Iterable[int]) -> re.Pattern[bytes]:
+    """Matches the lines of these ranks in what agents write, and the states of lines (`\\r`). Pure."""
+    numbers = "|".join(map(str, ranks))
+    return re.compile(rb"(?:\A|(?<=[\r\n]))\[(?:" + numbers.encode() + rb")\] [^\r\n]*(?:\r?\n|\r|\Z)")
+
+
+def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[bytes]:
+    """A range of a file in pieces of whole lines, or of whole states of one.
+
+    Args:
+        path: the file; if it cannot be read now, there is nothing in it.
+        begin, end: the range in bytes; without an end it is that of the file.
+        last: no more will come, so a line without its end is one as well.
+
+    Raises:
+        RunError: it is no regular file.
+    """
+    found = tried(lambda: run_files.opened(path), path, patience=0)
+    file = None if isinstance(found, Unavailable) else known(found)
+    if file is None:
+        return
+    with file:
+        if begin > os.fstat(file.fileno()).st_size:
+            return
+        file.seek(begin)
+        rest = b""
+        while True:
+            most = BLOCK if end is None else min(BLOCK, end - begin)
+            try:
+                block = file.read(most) if most > 0 else b""
+            except OSError:
+                return
+            if not block:
+                if rest and last:
+                    yield rest
+                return
+            begin += len(block)
+            whole = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+            if not whole and len(rest) + len(block) >= LONGEST_LINE:
+                whole = len(block)
+            if whole:
+                yield rest + block[:whole]
+                rest = block[whole:]
+            else:
+                rest += block
+
+
+def start_of_last(
+    path: Path, begin: int, end: int | None, count: int, wanted: re.Pattern[bytes] = EVERY_LINE
+) -> tuple[int, int]:
+    """Where the last `count` lines of a range begin, and how many there are; read from the end.
+
+    Args:
+        path: the file.
+        begin, end: the range in bytes; without an end it is that of the file.
+        count: lines, at least 1.
+        wanted: matches the lines that count.
+    """
+    found, first = 0, begin
+    try:
+        with run_files.opened(path) as file:
+            size = file.seek(0, 2)
+            position, tail = size if end is None else min(end, size), b""
+            while position > begin:
+                start = max(begin, position - BLOCK)
+                file.seek(start)
+                data = file.read(position - start) + tail
+                position = start
+                whole = 0 if start == begin else data.find(b"\n") + 1
+                if start > begin and not whole and len(data) < LONGEST_LINE:
+                    tail = data
+                    continue
+                lines = (match for match in wanted.finditer(data, whole) if not match[0].endswith(b"\r"))
+                starts = [match.start() for match in lines]
+                if found + len(starts) >= count:
+                    return start + starts[len(starts) - (count - found)], count
+                if starts:
+                    first = start + starts[0]
+                found, tail = found + len(starts), data[:whole]
+    except OSError:
+        return begin, 0
+    return first, found
+
+
+class Stream:
+    """What a run prints, attempt after attempt, with a line between two of them."""
+
+    def __init__(self, run: Run, *, attempt: int | None = None, ranks: Sequence[int] = ()) -> None:
+        """
+        Args:
+            run: the run.
+            attempt: only this one.
+            ranks: only what agents wrote of these.
+        """
+        self._run, self._attempt = run, attempt
+        self._wanted = lines_of(ranks) if ranks else None
+        self._read: dict[Path, int] = {}
+        self._starts: dict[int, Start] = {}
+        self._told: set[int | None] = set()  # attempts whose beginning need not be told any more
+        self._shown: Part | None = None  # the part that the last line was of
+        self._lines = Lines()
+
+    @property
+    def states(self) -> list[bytes]:
+        """What progress bars stand at that have not ended their line, the one that moved last at the end."""
+        return self._lines.states
+
+    def parts(self) -> list[Part]:
+        """The parts that there are now, oldest first."""
+        for attempt in self._run.attempts():
+            if attempt.number not in self._starts and (start := start_of(attempt)):
+                self._starts[attempt.number] = start
+        files = [(path, path.stat().st_mtime) for path in self._run.outputs()]
+        found = parts_of(list(self._starts.values()), files)
+        return [part for part in found if self._attempt is None or part.attempt == self._attempt]
+
+    def skip(self) -> None:
+        """What there is now is known."""
+        for part in self.parts():
+            self._read[part.path] = part.path.stat().st_size
+            self._told.add(part.attempt)
+            self._shown = part
+
+    def skip_to_last(self, count: int) -> None:
+        """All but the last `count` lines is known."""
+        begin: dict[Path, int] = {}
+        parts = self.parts()
+        for part in reversed(parts):
+            if count > 0:
+                begin[part.path], found = start_of_last(
+                    part.path, part.begin, part.end, count, self._wanted or EVERY_LINE
+                )
+                count -= found
+            else:
+                begin.setdefault(part.path, part.end or part.path.stat().st_size)
+                self._told.add(part.attempt)
+        self._read.update(begin)
+
+    def new(self, last: bool = False) -> Iterator[bytes]:
+        """The lines that were printed since the last call, each with its last state alone (also a last half one if
+        `last`, and what `states` has then)."""
+        parts = self.parts()
+        for part in parts:
+            later = part is not parts[-1]
+            begin = max(part.begin, self._read.get(part.path, 0))
+            if part.attempt is not None and part.attempt not in self._told:
+                yield from self._heading(part)
+            for text in read(part.path, begin, part.end, last=last or part.end is not None):
+                self._read[part.path] = begin = begin + len(text)
+                wanted = text if self._wanted is None else b"".join(self._wanted.findall(text))
+                if wanted:
+                    yield from self._heading(part)
+                    lines = self._lines.add(wanted)
+                    if lines:
+                        yield lines + b"\n" if later and not lines.endswith(b"\n") else lines
+        if last and (lines := self._lines.end()):
+            yield lines
+
+    def _heading(self, part: Part) -> Iterator[bytes]:
+        before, self._shown = self._shown, part
+        self._told.add(part.attempt)
+        if before is not None and (before.path, before.attempt) != (part.path, part.attempt):
+            yield self._lines.end() + part.heading.encode() + b"\n"

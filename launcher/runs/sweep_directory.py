@@ -1,0 +1,361 @@
+"""The directory of a sweep: the one place that reads and writes its format.
+
+    SWEEP/                  0700, files 0600
+      sweep.json            its points, each with its overrides; written by the submitter
+      journal.jsonl         which points were submitted in which array
+      arrays/TOKEN          the points of an array, one a line: element N is line N + 1
+      arrays/TOKEN.sh       its script; beside it what its elements print, linked from their points
+      environment.sh        on PBS: what jobs take over of the submitter's environment
+      code/                 with env.snapshot: the code that its points run
+      points                those that this machine runs, a few at a time (launcher/sweeps/local_points.py)
+      cancelled             points that have not begun are not to begin
+      N/                    point N, a run like any other (launcher/runs.py); its id is SWEEP/N
+
+Works without torch, hydra and submitit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError, RunError
+from launcher.files import ownership, run_files
+from launcher.files.json_types import misfit
+from launcher.files.shared_files import exists, known, read_json, read_text, tried
+from launcher.runs import directory, event_file, live_index, lookup
+from launcher.runs.directory import Run
+
+FORMAT = 1
+RECORD = "sweep.json"
+MOST_POINTS = 1_000_000
+# Keys of one command, not of a point.
+PASSING = (
+    "wait", "dry_run", "confirm_above", "run_id", "runs_dir",
+    "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra.sweeper.max_failure_rate",  # a search goes on with others
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a sweep is.
+
+    Attributes:
+        name: of its runs.
+        command: the overrides of the command that made it.
+        points: the overrides of each point, in the order of their numbers.
+        objective: metrics that its points are compared by.
+        best_is: which value of the first of them is the best, max or min.
+        parallelism: points that may run at once; None: as many as the site lets.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    points: tuple[tuple[str, ...], ...]
+    objective: tuple[str, ...] = ()
+    best_is: str = "max"
+    parallelism: int | None = None
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Points that were handed to a scheduler as one array; `job` is the array's id, None while nobody knows it."""
+
+    token: str
+    points: tuple[int, ...]
+    time: float
+    job: str | None = None
+
+    def job_of(self, point: int) -> str | None:
+        """The id of a point's job."""
+        if self.job is None:
+            return None
+        from launcher.schedulers.pbs.client import element_id  # Slurm's ids have no brackets, and the same form
+
+        return element_id(self.job, self.points.index(point))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of a sweep's overrides, and its run, which may not have been made yet."""
+
+    index: int
+    overrides: tuple[str, ...]
+    run: Run
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep's directory."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, path: Path) -> Sweep:
+        """Makes the directory, if it is not there.
+
+        Raises:
+            ConfigError: it cannot be made, or is a run's.
+            RunError: others can write to it.
+        """
+        if known(exists(path / "record.json")):
+            raise ConfigError(f"{path} is a run: choose another sweep.id")
+        ownership.require_safe_way(path)
+        try:
+            run_files.make_folder(path)
+            (path / "arrays").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"runs_dir={path.parent}: a sweep's directory cannot be made there ({error.strerror}): set runs_dir to "
+                "a folder that you can write to and that all nodes share"
+            ) from None
+        directory.require_private(path)
+        return cls(path)
+
+    def recorded(self) -> bool:
+        """Whether its manifest is there.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(exists(self.path / RECORD))
+
+    def write(self, manifest: Manifest) -> None:
+        """Writes the manifest, whole or not at all."""
+        directory.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
+
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            UnavailableError: it cannot be read now.
+            RunError: it is not there, it is damaged, or another version wrote it.
+        """
+        found = known(read_json(self.path / RECORD))
+        if found is None and not self.recorded():
+            raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
+        if not isinstance(found, dict) or "format" not in found:
+            raise RunError(f"{self.path}/{RECORD} cannot be read: it is no manifest of a sweep")
+        values = {key: each for key, each in found.items() if key != "format"}
+        if found["format"] != FORMAT:
+            raise RunError(f"{self.path}/{RECORD} was written by another version of the launcher")
+        if wrong := misfit(values, Manifest, RECORD):
+            raise RunError(f"{self.path}/{RECORD} cannot be read: {wrong}")
+        points = tuple(tuple(overrides) for overrides in values.pop("points"))
+        sequences: dict[str, Any] = {key: tuple(values.pop(key)) for key in ("command", "objective") if key in values}
+        return Manifest(points=points, **sequences, **values)
+
+    def points(self) -> list[Point]:
+        """All its points, by their numbers."""
+        return [Point(index, each, self.run(index)) for index, each in enumerate(self.manifest().points)]
+
+    def run(self, index: int) -> Run:
+        return Run(self.path / str(index))
+
+    def journal(self, event: str, **values: Any) -> None:
+        """Appends to the submitter's journal and waits until it is on disk."""
+        if event == "submitting":
+            live_index.add(self.path)
+        event_file.append(self.path / "journal.jsonl", event, sync=True, **values)
+
+    def submitting(self, token: str, points: Sequence[int]) -> None:
+        """Notes that points are about to be handed over as an array."""
+        self.journal("submitting", token=token, points=to_ranges(points))
+
+    def submitted(self, token: str, job: str) -> None:
+        """Notes the job of an array."""
+        self.journal("submitted", token=token, job=job)
+
+    def refused(self, token: str) -> None:
+        """Notes that no job came of an array."""
+        self.journal("refused", token=token)
+
+    def tokens(self) -> set[str]:
+        """Those of all arrays that were ever to be handed over."""
+        events = event_file.read(self.path / "journal.jsonl")
+        return {event["token"] for event in events if event["event"] == "submitting"}
+
+    def submissions(self) -> list[Submission]:
+        """The arrays that were handed over, in order, and those of which nobody knows yet."""
+        found: dict[str, Submission] = {}
+        for event in event_file.read(self.path / "journal.jsonl"):
+            token = str(event.get("token"))
+            if event["event"] == "submitting":
+                try:
+                    found[token] = Submission(token, of_ranges(event.get("points", "")), event["time"])
+                except ValueError as error:
+                    raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
+                continue
+            before = found.pop(token, None) if event["event"] in ("submitted", "refused") else None
+            if before and event["event"] == "submitted":
+                found[token] = Submission(token, before.points, event["time"], event["job"])
+        return list(found.values())
+
+    def ask(self, points: Sequence[int], *, again: bool) -> None:
+        """Wants points run on this machine; `again`: also those that were run before."""
+        live_index.add(self.path)
+        since = time.time() if again else 0.0
+        with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+            file.write(f"{since} {to_ranges(points)}\n")
+
+    def asked(self) -> dict[int, float]:
+        """Points that this machine is to run, in order, and since when a run of them counts.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        lines = (known(read_text(self.path / "points")) or "").split("\n")[:-1]  # the last one was cut off
+        asked: dict[int, float] = {}
+        for since, _, points in (line.partition(" ") for line in lines):
+            with contextlib.suppress(ValueError):  # it was damaged
+                asked.update((index, max(float(since), asked.get(index, 0.0))) for index in of_ranges(points))
+        return asked
+
+    def cancelled(self) -> bool:
+        """Whether points that have not begun are to stay so.
+
+        Raises:
+            UnavailableError: nobody can tell now.
+        """
+        return known(exists(self.path / "cancelled"))
+
+    def mark_cancelled(self, wanted: bool) -> None:
+        """Whether points that have not begun are to stay so."""
+        if wanted:
+            (self.path / "cancelled").touch(mode=0o600)
+        else:
+            (self.path / "cancelled").unlink(missing_ok=True)
+
+
+def submitted_with(run: Run) -> Iterator[dict[str, Any]]:
+    """The journal's entries of arrays that this run was an element of; none unless it is a point of a sweep."""
+    sweep = sweep_of(run)
+    if sweep is None:
+        return
+    journal = sweep.path / "journal.jsonl"
+    if (status := known(tried(journal.stat, journal))) is not None:
+        yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
+
+
+@lru_cache(maxsize=4)
+def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
+    """Entries for each point, of a journal that has not grown since: whoever looks at all points reads it once."""
+    entries: dict[int, list[dict[str, Any]]] = {}
+    for each in sweep.submissions():
+        for index in each.points:
+            found = entries.setdefault(index, [])
+            found.append({"time": each.time, "event": "submitting", "token": each.token})
+            if each.job is not None:
+                found.append({"time": each.time, "event": "submitted", "job": each.job_of(index)})
+    return entries
+
+
+def all_sweeps(runs_dir: Path) -> list[Sweep]:
+    """All sweeps, newest first."""
+    return [Sweep(path) for path in lookup.folders_with(runs_dir, RECORD)]
+
+
+def find(name: str, runs_dir: Path) -> Sweep:
+    """The sweep meant by an id, a unique beginning of one, `latest`, or the path of its directory.
+
+    Raises:
+        RunError: none fits, or several do.
+    """
+    return Sweep(lookup.find_folder(name, runs_dir, RECORD, "sweep"))
+
+
+def key_of(override: str) -> str:
+    """`lr` of `+lr=0.1`."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def canonical(overrides: Iterable[str]) -> tuple[str, ...]:
+    """What makes a point this one: its overrides without those of the command alone, in the order of their keys. Pure.
+
+    Of those for one key the last one counts, so they stay in their order; where whole sections are set, all do.
+    """
+    kept = [
+        each for each in overrides if key_of(each) not in PASSING and not key_of(each).startswith(("sweep.", "hydra"))
+    ]
+    sections = any(each.partition("=")[2].startswith("{") for each in kept)
+    return tuple(kept if sections else sorted(kept, key=key_of))
+
+
+def differing(points: Sequence[Sequence[str]]) -> list[str]:
+    """The keys in which points differ, in the order in which they first appear. Pure."""
+    values: dict[str, set[str | None]] = {}
+    for overrides in points:
+        for each in overrides:
+            values.setdefault(key_of(each), set())
+    for overrides in points:
+        own = {key_of(each): each.partition("=")[2] for each in overrides}
+        for key, found in values.items():
+            found.add(own.get(key))
+    return [key for key, found in values.items() if len(found) > 1]
+
+
+def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """A point's values of these keys, as they were written; without those that it leaves at their default. Pure."""
+    own = {key_of(each): each.partition("=")[2] for each in overrides}
+    return {key: own[key] for key in keys if key in own}
+
+
+def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
+    """`lr=0.1 seed=3`: what tells a point from the others. Pure."""
+    shown: Mapping[str, str] = values_of(overrides, keys)
+    return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
+
+
+def to_ranges(numbers: Sequence[int]) -> str:
+    """`0-2,7` of 0, 1, 2, 7, which need not be sorted. Pure."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def of_ranges(text: str) -> tuple[int, ...]:
+    """The inverse of `to_ranges`. Pure.
+
+    Raises:
+        ValueError: it is none of its texts, or names more than MOST_POINTS.
+    """
+    ends = [part.partition("-") for part in text.split(",") if part]
+    ranges = [range(int(low), int(high or low) + 1) for low, _, high in ends]
+    if sum(max(0, each.stop - each.start) for each in ranges) > MOST_POINTS:
+        raise ValueError(f"{text[:40]!r} names more than {MOST_POINTS} points")
+    return tuple(number for each in ranges for number in each)
+
+
+def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:
+    """
+    Raises:
+        RunError: the sweep has no such point.
+    """
+    for index in points:
+        if not 0 <= index < count:
+            raise RunError(f"sweep {sweep.id} has points 0 to {count - 1}, and no {index}")
+
+
+def sweep_of(run: Run) -> Sweep | None:
+    """The sweep that this run is a point of.
+
+    Raises:
+        UnavailableError: nobody can tell now.
+    """
+    sweep = Sweep(run.path.parent)
+    return sweep if run.is_point and sweep.recorded() else None

@@ -1,0 +1,155 @@
+"""Runs one command of a scheduler, bounded in time and in what it may print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import IO
+
+from launcher.schedulers.base import NoAnswerInTime, QueryError
+from launcher.units import long_size
+
+MOST = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
+
+
+class PrintsTooMuch(subprocess.SubprocessError):
+    """A command went on printing, and was ended."""
+
+
+# Errors of starting a command that is not on PATH; PermissionError if a folder of PATH may not be searched.
+NOT_ON_PATH = (FileNotFoundError, PermissionError)
+
+
+def ask(
+    *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
+) -> subprocess.CompletedProcess[str]:
+    """The answer of a command.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds that it may take.
+        environment: its environment.
+        good: exit codes that are an answer.
+
+    Raises:
+        NoAnswerInTime: it takes too long.
+        QueryError: it is not there, cannot be started, prints more than MOST bytes, or exits with another code.
+    """
+    try:
+        done = run(command, timeout=timeout, environment=environment)
+    except NOT_ON_PATH:
+        raise QueryError(f"{command[0]} is not on this machine's PATH") from None
+    except OSError as error:  # too many processes, say
+        raise QueryError(f"{command[0]} cannot be started: {error.strerror or error}") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswerInTime(f"{command[0]} did not answer within {timeout:g} s") from None
+    except PrintsTooMuch as error:
+        raise QueryError(str(error)) from None
+    if done.returncode not in good:
+        raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
+    return done
+
+
+def hand_over(
+    command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
+) -> subprocess.CompletedProcess[str]:
+    """Runs what hands a job over. It inherits the lock of `runs.only_submitter`, and so holds it until its own end.
+
+    Ctrl-C does not reach it, nor does the end of this process: half a submission would be a job that nobody knows of.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds that it may take.
+        environment: its environment.
+        text: its standard input; None: nothing.
+        umask: its umask; -1: ours.
+
+    Raises:
+        FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
+        TimeoutExpired: it takes too long.
+        PrintsTooMuch: nobody knows what it has done.
+    """
+    return run(command, timeout=timeout, environment=environment, text=text, umask=umask, hands_over=True)
+
+
+def run(
+    command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
+    umask: int = -1, hands_over: bool = False,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Runs a command to its end, and ends it when it takes too long or prints more than MOST bytes.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds that it may take.
+        environment: its environment; None: ours.
+        text: its standard input; None: nothing.
+        umask: its umask; -1: ours.
+        hands_over: it inherits our descriptors, Ctrl-C does not reach it, and it goes on when this process does not.
+
+    Raises:
+        OSError: it is not there, or cannot be started.
+        TimeoutExpired: it takes too long.
+        PrintsTooMuch: it prints too much.
+    """
+    end = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        stdin: int | IO[bytes] = subprocess.DEVNULL
+        if text is not None:  # a file, which it may read whenever it likes
+            stdin = stack.enter_context(tempfile.TemporaryFile())
+            stdin.write(os.fsencode(text))
+            stdin.seek(0)
+        process = subprocess.Popen(
+            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, umask=umask,
+            close_fds=not hands_over, start_new_session=hands_over,
+        )  # fmt: skip
+    try:
+        output, errors = _printed(process, command, timeout, end)
+        code = process.wait(max(0.0, end - time.monotonic()))
+    except (subprocess.TimeoutExpired, PrintsTooMuch):
+        _end(process)
+        raise
+    except BaseException:
+        if not hands_over:
+            _end(process)
+        raise
+    _close(process)
+    return subprocess.CompletedProcess(command, code, output, errors)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    _close(process)
+    process.wait()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: float, end: float) -> list[str]:
+    """All that a process writes to its output and to its errors."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    texts = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for each in texts:
+            selector.register(each, selectors.EVENT_READ)
+        while selector.get_map():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(list(command), timeout)
+            for key, _ in selector.select(left):
+                data = os.read(key.fd, 1 << 16)
+                texts[key.fd] += data
+                if not data:
+                    selector.unregister(key.fd)
+                if sum(map(len, texts.values())) > MOST:
+                    raise PrintsTooMuch(f"{command[0]} printed more than {long_size(MOST)}, which is no answer")
+    return [bytes(each).decode(errors="replace").replace("\r\n", "\n") for each in texts.values()]

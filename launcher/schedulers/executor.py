@@ -1,0 +1,201 @@
+"""What our submitit executors share: a plan instead of parameters, our templates, private files, one submission only.
+
+A payload is dumped before the job is submitted, and the job's script gives it the name that submitit looks for. So
+from the moment the scheduler has taken a job, the job needs nothing more from the process that submitted it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+
+from launcher.errors import SubmissionError, UnavailableError
+from launcher.files.os_errors import naming
+from launcher.files.shared_files import exists, known
+from launcher.runs.directory import Run, write
+from launcher.schedulers.base import JobState, QueryError, parts
+from launcher.schedulers.idempotent_submit import submit_once
+from launcher.script import render
+from launcher.spec.plan import JobPlan
+
+# submitit's state names for jobs that are not over; it takes a name that it does not know for an end.
+NOT_OVER = {
+    JobState.PENDING: "PENDING", JobState.RUNNING: "RUNNING", JobState.SUSPENDED: "RUNNING",
+    JobState.UNKNOWN: "UNKNOWN",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """New files are 0600 and new folders 0700 inside."""
+    previous = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(previous)
+
+
+class RunExecutor(core.PicklingExecutor):
+    """A submitit executor for the resources of one plan.
+
+    `submit(fn, ...)` runs fn in every task that the plan starts (in every agent, or in every rank with launch=tasks).
+    `map_array(fn, ...)` makes an array; its elements have run directories of their own, folders in the plan's.
+    """
+
+    def __init__(
+        self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *,
+        resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            run: the run's directory, which is there already.
+            plan: what every job asks for.
+            token: what the job is found by, if nobody hears whether it was submitted.
+            throttle: elements of an array that may run at once.
+            resumed: an earlier process may have submitted this token already, so look before sending.
+            elements: the runs that are the elements of an array; None: they are made, numbered from 0.
+            submitting: is called just before the scheduler gets the job; None: the run's journal is told.
+        """
+        super().__init__(run.submitit_folder)
+        self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
+        self._elements = elements
+        self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
+        self._submitting = submitting or (lambda: run.journal("submitting", token=token))
+
+    def _num_tasks(self) -> int:
+        return self.plan.nodes * self.plan.tasks_per_node
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        raise ValueError("the plan holds the parameters of this executor: make another plan and another executor")
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return render.script(self.plan, token=self.token)
+
+    def _make_submission_command(self, submission_file_path: Any) -> list[str]:
+        return ["bash", str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        return string if isinstance(string, str) else string.decode()
+
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        """Hands over the script of a run (for an array, that of which its elements are a part); the job's id."""
+        raise NotImplementedError
+
+    def _held_by(self) -> list[str]:
+        """The jobs that have to end before this one may start (the key `after`)."""
+        if not self.plan.after:
+            return []
+        from launcher.submission.dependencies import held_by
+
+        return held_by(self.plan)
+
+    def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
+        """The id of the one job there is in the end; it may also be known from what the job itself has written."""
+
+        def look() -> str | None:
+            try:
+                return self._known() or find()
+            except UnavailableError as error:  # there may be one: nothing is sent until somebody can tell
+                raise QueryError(str(error)) from None
+
+        return submit_once(send, look, before=self._resumed)
+
+    def _known(self) -> str | None:
+        """The job's id, if it has begun."""
+        return begun_job(self.run) if self._elements is None else begun(self._elements)
+
+    def _element_id(self, job_id: str, index: int) -> str:
+        return f"{job_id}_{index}"
+
+    def _largest_array(self) -> int | None:
+        """Most elements of one array, where the scheduler has a limit that it tells."""
+        return None
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        if len(delayed_submissions) == 1 and self._elements is None:
+            self._dump(delayed_submissions[0], self.run)
+            return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
+        elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
+        for element, delayed in zip(elements, delayed_submissions, strict=True):
+            if not known(exists(element.path)):
+                Run.create(element.path)
+            self._dump(delayed, element)
+        jobs: list[core.Job[Any]] = []
+        for part in parts(len(elements), None if self._elements else self._largest_array()):
+            token = f"{self.token}-{part[0]}" if part[0] else self.token
+            try:
+                jobs += self._submit_part(elements[part.start : part.stop], token)
+            except SubmissionError as error:
+                if not jobs:
+                    raise
+                raise SubmissionError(
+                    f"{error}; elements 0 to {part[0] - 1} were submitted, from {jobs[0].job_id} on: cancel those"
+                ) from None
+        return jobs
+
+    def _submit_part(self, elements: Sequence[Run], token: str) -> list[core.Job[Any]]:
+        """Submits elements of an array; one alone becomes a plain job, for PBS has no arrays of one."""
+        if len(elements) == 1:
+            plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
+            return [self._submit(elements[0], render.script(plan, token=token), token)]
+        array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
+        folder = self.run.path / "arrays"
+        with private_files():
+            folder.mkdir(exist_ok=True)
+            names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
+            script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
+        if self.plan.template is not None:
+            self._write_scripts(elements, token)
+        self._handed = elements
+        job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())
+        self._handed = ()
+        return [
+            self.job_class(element.submitit_folder, self._element_id(job_id, index), tasks)
+            for index, element in enumerate(elements)
+        ]
+
+    def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
+        """For elements that go on alone: a template of the user's own is rendered here only, as it is now."""
+        from launcher.job.requeue import plan_of
+
+        with private_files():
+            for element in elements:
+                element.write_script(render.script(plan_of(element), token=token))
+
+    def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
+        with private_files():
+            path = run.write_script(script)
+        return self.job_class(run.submitit_folder, self._send(path, token, run), range(self._num_tasks()))
+
+    def _dump(self, delayed: utils.DelayedSubmission, run: Run) -> None:
+        delayed.set_timeout(-(-self.plan.time // 60), self.max_num_timeout)
+        path = run.submitit_folder / "payload.pkl"
+        with private_files(), naming(path):
+            delayed.dump(path)
+
+
+def begun_job(run: Run) -> str | None:
+    """The id of a job that has begun the run, and of which its journal does not know that it was submitted."""
+    journal = run.journal_events()
+    known = {job for each in journal if each["event"] == "submitted" for job in (each["job"], *each.get("chain", ()))}
+    for attempt in reversed(run.attempts()):
+        started = next((event for event in attempt.events() if event["event"] == "started"), None)
+        if started and started["job"] not in known:
+            return str(started["job"])
+    return None
+
+
+def begun(elements: Sequence[Run]) -> str | None:
+    """The id of an array of which one of these elements has begun, without the number of the element; as above."""
+    jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
+    return next((job.rpartition("_")[0] for job in jobs), None)

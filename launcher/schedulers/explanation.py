@@ -1,0 +1,107 @@
+"""What `why` says of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.spec.plan import JobPlan
+
+CLEARLY = 60.0  # seconds: what starts earlier by less is not worth a change
+PART = 0.1  # nor what saves less than this part of the wait
+
+
+@dataclass(frozen=True)
+class Option:
+    """One change of what the run asks for, and when it would start with it.
+
+    Attributes:
+        overrides: what `resume` takes (`nodes=2`); none: as it is.
+        starts: seconds since the epoch; None: nobody can tell.
+        note: what it costs, or why it would not start at all.
+    """
+
+    overrides: tuple[str, ...]
+    starts: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run is where it is.
+
+    Attributes:
+        run: its id.
+        state: a word of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for points.
+        why: the reason in words.
+        job: id of its job.
+        code: the scheduler's own word for the reason.
+        do: what its user can do about it.
+        starts: the scheduler's estimate, in seconds since the epoch; None: it has none.
+        limits: limits that bind, each with its value and where it is set.
+        nodes: how many nodes there are for it, and what is wrong with the others.
+        options: changes that start sooner, the smallest first.
+        tried: all changes that were looked at, the first one is the run as it is.
+        commands: what to type for the first option.
+        notes: what else its reader should know, such as questions that were not answered.
+    """
+
+    run: str
+    state: str
+    why: str
+    job: str | None = None
+    code: str = ""
+    do: str = ""
+    starts: float | None = None
+    limits: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    tried: tuple[Option, ...] = ()
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
+    """The changes that start clearly sooner than the run as it is, in the order in which they were tried. Pure.
+
+    | the run as it is starts | a change starts | it is sooner |
+    |---|---|---|
+    | nobody knows | nobody knows | no |
+    | nobody knows | at some time | yes |
+    | at some time | nobody knows | no |
+    | at some time | earlier by more than a minute and a tenth of the wait | yes |
+
+    Args:
+        tried: the first one is the run as it is.
+        now: seconds since the epoch.
+    """
+    if not tried:
+        return ()
+    before = tried[0].starts
+    least = 0.0 if before is None else max(CLEARLY, PART * (before - now))
+    return tuple(
+        each for each in tried[1:]
+        if each.starts is not None and (before is None or before - each.starts >= least)
+    )  # fmt: skip
+
+
+def may_have(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
+    """Whether a run may be offered fewer nodes: more than min_nodes if that was set, and ranks enough for it. Pure."""
+    least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
+    return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(plan.params.get("min_ranks") or 1)
+
+
+def ranks(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"
+
+
+def commands(run: str, option: Option, program: str) -> tuple[str, ...]:
+    """What to type for an option. A run that waits must be cancelled first: only one that is over is resumed."""
+    return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(option.overrides)}")
+
+
+def as_json(explanation: Explanation) -> dict[str, Any]:
+    """Plain JSON types."""
+    import dataclasses
+
+    return dataclasses.asdict(explanation)

@@ -1,0 +1,79 @@
+"""Handing a job over exactly once, although the answer may get lost on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from launcher.errors import SubmissionError
+from launcher.schedulers.base import QueryError
+
+PATIENCE = 120.0  # seconds of retrying while the scheduler does not answer
+
+
+class Refused(SubmissionError):
+    """The scheduler said no; asking again would not help.
+
+    `surely` when no job can have come of it, so that it need not be looked for.
+    """
+
+    def __init__(self, words: str, *, surely: bool = False) -> None:
+        super().__init__(words)
+        self.surely = surely
+
+
+class NoAnswer(Exception):
+    """Nobody heard whether the scheduler took the job."""
+
+
+def submit_once(
+    send: Callable[[], str], find: Callable[[], str | None], *, before: bool = False, patience: float = PATIENCE
+) -> str:
+    """The id of the one job there is in the end.
+
+    A failed `send` is never repeated before `find` has said that there is no job yet. While neither answers, both are
+    tried again with growing pauses.
+
+    Args:
+        send: submits the job and returns its id. Raises Refused or NoAnswer.
+        find: the id of a job submitted earlier, or None. Raises QueryError when the scheduler does not answer.
+        before: look first: an earlier process may have submitted it.
+        patience: seconds until giving up.
+
+    Raises:
+        Refused: the scheduler's own words.
+        SubmissionError: it did not answer in time; whether there is a job is unknown.
+    """
+    look = before
+
+    def once() -> str:
+        nonlocal look
+        if look and (job_id := find()):
+            return job_id
+        look = True
+        try:
+            return send()
+        except Refused as refused:
+            # A script of the site around sbatch may have failed after the job was taken.
+            if not refused.surely and (job_id := find()):
+                return job_id
+            raise
+
+    try:
+        return once()
+    except (NoAnswer, QueryError) as error:
+        print(f"launcher: no answer ({error}); trying again for up to {patience:g} s", file=sys.stderr)
+    import tenacity  # after a failure only: it is not worth its import time otherwise
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type((NoAnswer, QueryError)),
+        wait=tenacity.wait_exponential(multiplier=0.5, max=20),
+        stop=tenacity.stop_after_delay(patience),
+        reraise=True,
+    )
+    try:
+        return retrying(once)
+    except (NoAnswer, QueryError) as error:
+        raise SubmissionError(
+            f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({error})"
+        ) from None

@@ -1,0 +1,1 @@
+"""This machine as a scheduler: a job is a process group."""

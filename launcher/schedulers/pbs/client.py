@@ -1,0 +1,405 @@
+"""Questions to a live PBS: one command each, bounded in time. No call passes more than one job id to qstat.
+
+What is asked in bulk is `qstat -u`, which the server filters by user; the JSON of all jobs would be large, and none as
+soon as anybody's job is called `inf`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.units import parse_size, parse_time
+
+if TYPE_CHECKING:
+    from launcher.spec.limits import Queue
+
+# qstat(1B), job states. What is not here cannot be told.
+LETTERS = {
+    "Q": JobState.PENDING,
+    "H": JobState.PENDING,
+    "W": JobState.PENDING,
+    "T": JobState.PENDING,  # on its way to another queue
+    "R": JobState.RUNNING,
+    "E": JobState.RUNNING,
+    "S": JobState.SUSPENDED,
+    "U": JobState.SUSPENDED,  # for the workstation's owner is back
+    "B": JobState.RUNNING,  # an array that has begun
+    "X": JobState.GONE,
+    "F": JobState.GONE,
+}
+# How the comment of a job that is over ends, and what that means. Whoever deletes a job is named behind `terminated`.
+ENDS = (
+    (r" and terminated( by \S+)?$", JobState.CANCELLED, "CANCELLED"),
+    (r"exceeded resource walltime$", JobState.FAILED, "TIMEOUT"),
+    (r"^Job run at .* and failed$", JobState.FAILED, "FAILED"),
+    (r"^Job run at .* and finished$", JobState.DONE, "COMPLETED"),
+)
+# Exit codes are PBSE_* modulo 256 (pbs_error.h): 15001, 15035 of a job in the history, 15139 history.
+UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 170, 159
+DELETED = "91"  # substate
+TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
+# Words of qsub when the server was not reached, or its answer was lost.
+NO_ANSWER = re.compile(
+    r"cannot connect|Connection refused|Communication failure|End of File|Premature|timed out|Protocol|try again"
+    r"|Unknown Host|No route to host|Server shutting down",
+    re.IGNORECASE,
+)
+# What to look at when qsub says no, by its exit code.
+HINTS = {
+    159: "`qstat -Qf` shows whom the queues are for (acl_users, acl_groups, acl_hosts)",
+    166: "a resource or the place statement has a value that PBS does not know",
+    170: "`qstat -Q` lists the queues",
+    175: "PBS takes no jobs from root, or from users whom its hosts do not know",
+    187: "`pbsnodes -av` shows what the nodes have",
+    188: "`qstat -Qf` shows the limits of the queues",
+}
+FEW = 3  # jobs that are over and are asked for one by one
+NEWEST = 100  # jobs of one name that are looked through for a token
+
+
+@dataclass(frozen=True)
+class PBS:
+    """The commands of one PBS server.
+
+    Attributes:
+        timeout: seconds that one command may take.
+    """
+
+    timeout: float = 60
+
+    def run(self, *command: str, good: tuple[int, ...] = (0,)) -> str:
+        """Standard output of a command.
+
+        Raises:
+            QueryError: it is not there, fails, or takes too long.
+        """
+        return ask(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+
+    def jobs(self) -> dict[str, SchedulerJob]:
+        """This user's jobs that are not over, and the subjobs of their arrays, by their short id."""
+        return self._listed()
+
+    def history(self) -> dict[str, SchedulerJob]:
+        """This user's jobs that PBS remembers, over or not; none where a site keeps no history (the default)."""
+        return self._listed("-x")
+
+    def _listed(self, *also_over: str) -> dict[str, SchedulerJob]:
+        return parse_jobs(self.run("qstat", *also_over, "-t", "-w", "-s", "-u", getpass.getuser()))
+
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What PBS remembers of one job; None when it remembers nothing (job history is off by default)."""
+        record = self.record(job_id)
+        return None if record is None else parse_record(pbs_id(job_id), record)
+
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What PBS remembers of these jobs: of a few all there is, of more what the list of its history says.
+
+        Each id passed to qstat would open a connection of its own, so it is one question for each, or one for all.
+        """
+        if len(job_ids) > FEW:
+            history = self.history()
+            return {key: history[key] for key in map(short, job_ids) if key in history}
+        found = ((short(job_id), self.ended(job_id)) for job_id in job_ids)
+        return {key: job for key, job in found if job is not None}
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job."""
+        return short(job_id)
+
+    def record(self, job_id: str) -> dict[str, Any] | None:
+        """All attributes of one job, every value a text or a dictionary of texts; None when it is unknown."""
+        wanted = short(job_id)
+        for also_over in (["-x"], []):  # without history, -x finds nothing, not even what runs
+            command = ["qstat", *also_over, "-f", "-F", "json", pbs_id(job_id)]
+            answer = self.run(*command, good=(0, UNKNOWN_JOB, FINISHED))
+            for name, record in (section(answer, "Jobs") if answer.strip() else {}).items():
+                if short(name) == wanted:
+                    return dict(record)
+        return None
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where jobs and arrays with these numbers come from; a command or two for each. Their output is beside their
+        scripts."""
+        found = {}
+        for number in numbers:
+            for job_id in (number, f"{number}[]"):
+                if record := self.record(job_id):
+                    file = str(record.get("Output_Path", "")).partition(":")[2].rstrip("/") + "/output"
+                    found[number] = JobOrigin(job_id, str(_variables(record).get(TOKEN, "")), file)
+                    break
+        return found
+
+    def holds(self, job_id: str) -> bool:
+        """Whether PBS has the job, and it did not end without having run."""
+        record = self.record(job_id)
+        return record is not None and (record.get("job_state") not in ("F", "X") or "run_count" in record)
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of the job of this name that carries the token, over or not.
+
+        Raises:
+            QueryError: PBS did not answer, so nobody can tell.
+        """
+        ids: set[str] = set()
+        for also_over in ([], ["-x"]):
+            ids.update(self.run("qselect", *also_over, "-u", getpass.getuser(), "-N", name).split())
+        for job_id in sorted(ids, key=_number, reverse=True)[:NEWEST]:
+            if (record := self.record(job_id)) and _variables(record).get(TOKEN) == token:
+                return job_id
+        return None
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str, text: str | None = None) -> str:
+        """Hands a script to qsub and returns the id of its job.
+
+        Args:
+            script: its path; with `text` it is `-`.
+            environment: of qsub.
+            arguments: more of them. With -f qsub does all itself; without, later calls go through a process that the
+                first one leaves behind, which is faster, and submits even when it is not waited for any more.
+            text: the script itself.
+
+        Raises:
+            Refused: PBS's own words, and where to look.
+            NoAnswer: nobody heard whether it took the job.
+        """
+        try:
+            kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
+            done = hand_over(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
+        except NOT_ON_PATH:
+            raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
+        except PrintsTooMuch as error:
+            raise NoAnswer(str(error)) from None
+        ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
+        if done.returncode == 0 and ids:
+            return str(ids[-1])
+        words = " ".join(done.stderr.split("usage:")[0].split()) or f"exit code {done.returncode}"
+        if done.returncode == 0 or NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        hint = self._hint(done.returncode, words)
+        raise Refused(
+            f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
+            surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
+        )
+
+    def _hint(self, code: int, words: str) -> str | None:
+        """What to do about a refusal."""
+        if code == UNAUTHORIZED:
+            with contextlib.suppress(QueryError):
+                if others := [queue.name for queue in self.queues() if queue.open]:
+                    return f"the queue is for some users, groups or hosts only; anybody's are {', '.join(others)}"
+        if words.endswith("Unknown resource: ngpus"):
+            return "GPUs are not counted as ngpus there: cluster.gpu_directive=none"
+        if "Unknown resource Resource_List." in words:
+            return "the site has no such resource of a whole job"
+        return HINTS.get(code)
+
+    def cancel(self, job_id: str) -> None:
+        """Asks PBS to end a job; one that has ended already is no error."""
+        self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many subjobs of an array may run at once.
+
+        Raises:
+            QueryError: PBS does not answer, or refuses.
+        """
+        match = re.fullmatch(r"(\d+)(?:\[\])?(\..*)?", job_id)
+        array = f"{match[1]}[]{match[2] or ''}" if match else job_id
+        self.run("qalter", "-W", f"max_run_subjobs={most}", array)
+
+    def queues(self) -> list[Queue]:
+        """All queues that take jobs from users."""
+        server = self._server()
+        found = section(self.run("qstat", "-Q", "-f", "-F", "json"), "Queue")
+        try:
+            return [_queue(name, values, name == server.get("default_queue")) for name, values in found.items()]
+        except ValueError as error:
+            raise QueryError(f"qstat -Q has a limit that could not be read: {error}") from None
+
+    def max_array_size(self, queue: str | None) -> int | None:
+        """Most subjobs of one array; None: no limit."""
+        server = self._server()
+        sizes, queue = [server.get("max_array_size")], queue or server.get("default_queue")
+        if queue:
+            answer = self.run("qstat", "-Q", "-f", "-F", "json", queue, good=(0, UNKNOWN_QUEUE))
+            sizes += [values.get("max_array_size") for values in section(answer, "Queue").values()]
+        return min((int(size) for size in sizes if size and size.isdecimal()), default=None)
+
+    def _server(self) -> dict[str, Any]:
+        return next(iter(section(self.run("qstat", "-B", "-f", "-F", "json"), "Server").values()), {})
+
+
+# -- ids
+
+
+def short(job_id: str) -> str:
+    """The id without its server, an element of an array in brackets: `150[5]` for 150[5].pbs-srv and 150.pbs-srv_5.
+
+    qstat cuts long ids, but never in their number.
+    """
+    match = re.match(r"(\d+)(\[\d*\])?", job_id)
+    if match is None:
+        raise ValueError(f"{job_id!r} is not the id of a PBS job")
+    element = re.search(r"_(\d+)$", job_id)
+    return match[1] + (match[2] or (f"[{element[1]}]" if element else ""))
+
+
+def pbs_id(job_id: str) -> str:
+    """The id in PBS's words: `150[5].pbs-srv` for the fifth element as submitit counts them, 150.pbs-srv_5."""
+    if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
+        return f"{match[1]}[{match[3]}]{match[2] or ''}"
+    return job_id
+
+
+def element_id(array_id: str, index: int) -> str:
+    """The id of an array's element as submitit wants it: `150.pbs-srv_5` for 150[].pbs-srv and 5."""
+    return f"{array_id.replace('[]', '')}_{index}"
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array that an element belongs to, `150[].pbs-srv` for 150.pbs-srv_5; a plain job's own."""
+    return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
+
+
+def _number(job_id: str) -> int:
+    return int(re.match(r"\d*", job_id)[0] or 0)  # type: ignore[index]
+
+
+# -- answers
+
+
+def parse_jobs(text: str) -> dict[str, SchedulerJob]:
+    """The output of `qstat -w -s -u USER`: a line of eleven columns per job, and its comment indented below it."""
+    jobs: dict[str, SchedulerJob] = {}
+    last = None
+    for line in text.splitlines():
+        columns = line.split()
+        if re.match(r"\d+(\[\d*\])?[.*]", line) and len(columns) == 11:
+            last, letter = short(columns[0]), columns[9]
+            jobs[last] = SchedulerJob(last, LETTERS.get(letter, JobState.UNKNOWN), letter)
+        elif last is not None and line.startswith("   ") and (comment := line.strip()) != "--":
+            jobs[last] = _with_comment(jobs[last], comment)
+    return jobs
+
+
+def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
+    """The server ends the comment of a job that is over with what became of it, unless it is too long for qstat."""
+    state, word = job.state, job.word
+    if state is not JobState.GONE and comment == "Subjob finished":  # told of queued siblings of a deleted one as well
+        return job
+    if state is JobState.GONE:
+        for pattern, ended, said in ENDS:
+            if re.search(pattern, comment):
+                state, word = ended, said
+                break
+    return SchedulerJob(job.id, state, word, comment)
+
+
+def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
+    """The state in a job's full record; words for the end of a job are Slurm's, which submitit knows.
+
+    | state | run_count | Exit_status, substate, comment | the job is |
+    |---|---|---|---|
+    | not F or X | any | not looked at: it may be left from before a requeue | as the letter says |
+    | F, X | none | comment `Subjob finished`, or any Exit_status | gone: that status is its array's |
+    | | none | no Exit_status, substate 91 | cancelled: deleted before it ran |
+    | | none | no Exit_status, other substates | failed: what it depends on did not come about |
+    | | there | substate 91 | cancelled, whatever its Exit_status |
+    | | there | no Exit_status | gone |
+    | | there | -29, or a comment that says `exceeded resource walltime` | failed: out of time |
+    | | there | 0 | done |
+    | | there | anything else | failed |
+    """
+    letter, comment = str(record.get("job_state", "")), str(record.get("comment", ""))
+    state = LETTERS.get(letter, JobState.UNKNOWN)
+    if state is not JobState.GONE:
+        return SchedulerJob(job_id, state, letter, comment)
+    status, deleted = record.get("Exit_status"), record.get("substate") == DELETED
+    if "run_count" not in record:
+        if status is not None or comment == "Subjob finished":
+            return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
+        if deleted:
+            return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
+        return SchedulerJob(job_id, JobState.FAILED, "FAILED", comment or "never started: a dependency was not met")
+    if deleted:
+        return SchedulerJob(job_id, JobState.CANCELLED, "CANCELLED", comment)
+    if status is None:
+        return SchedulerJob(job_id, JobState.GONE, "FORGOTTEN", comment)
+    if status == "-29" or "exceeded resource walltime" in comment:
+        return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", comment)
+    if status == "0":
+        return SchedulerJob(job_id, JobState.DONE, "COMPLETED", comment)
+    return SchedulerJob(job_id, JobState.FAILED, "FAILED", f"{_end(status)}; {comment}")
+
+
+def _end(status: str) -> str:
+    """What an Exit_status means: 256 and more are signals, negative ones are PBS's own (pbs_job_purge, JOB_EXEC_*)."""
+    try:
+        number = int(status)
+        return f"killed by {signal.Signals(number - 256).name}" if number > 256 else f"exit status {number}"
+    except ValueError:
+        return f"exit status {status}"
+
+
+def section(text: str, name: str) -> dict[str, Any]:
+    """A section of `qstat -F json`, every value in it a text.
+
+    What qstat prints need not be JSON: anything that looks like a number has no quotes (`inf`, `+5`, `5.`), and quotes,
+    backslashes and line breaks inside a text are not always escaped. But one value begins on each line, and it ends
+    where the next one begins or the section is closed. So the values are cut out and written anew.
+    """
+    try:
+        section = json.loads(VALUE.sub(_requoted, text)).get(name, {})
+    except ValueError as error:
+        raise QueryError(f"qstat's answer could not be read: {error}") from None
+    return dict(section)
+
+
+VALUE = re.compile(r'^( *"[^"\n]*":)(?!\{$)(.*?)(,?)$(?=\n *(?:"[^"\n]*":|\})|\Z)', re.MULTILINE | re.DOTALL)
+ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def _requoted(match: re.Match[str]) -> str:
+    value = match[2]
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = re.sub(r'\\(["\\/bfnrt])', lambda found: ESCAPED.get(found[1], found[1]), value[1:-1])
+    return match[1] + json.dumps(value) + match[3]
+
+
+def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = record.get("Variable_List")
+    return found if isinstance(found, dict) else {}
+
+
+def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
+    from launcher.spec.limits import Queue  # states of jobs need none of it
+
+    most = values.get("resources_max") or {}
+    number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
+    return Queue(
+        name,
+        default,
+        accepts=values.get("enabled") == "True",
+        routes=values.get("queue_type") == "Route",
+        time=parse_time(most["walltime"]) if "walltime" in most else None,
+        nodes=number["nodect"],
+        cpus=number["ncpus"],
+        gpus=number["ngpus"],
+        mem=parse_size(most["mem"]) if "mem" in most else None,
+        started=values.get("started") != "False",
+        only=tuple(f"{kind}s" for kind in ("user", "group", "host") if values.get(f"acl_{kind}_enable") == "True"),
+    )

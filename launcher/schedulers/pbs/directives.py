@@ -1,0 +1,249 @@
+"""From a plan, or from an executor's parameters, to #PBS lines. Pure; options are those of qsub(1B) of OpenPBS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.config.schema import GpuDirective, ResumeHow
+from launcher.errors import ConfigError
+from launcher.schedulers.pbs.client import TOKEN
+from launcher.spec.plan import JobPlan
+from launcher.units import format_hours
+
+LONGEST_NAME = 230
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+# What a chunk's resource may be: no separators of a select statement, no quotes.
+RESOURCE = re.compile(r"[A-Za-z][\w-]*")
+VALUE = re.compile(r"""[^\s:+='",\\]+""")
+# qsub(1B): -l place=[arrangement][:sharing][:grouping], in any order.
+PLACE = re.compile(r"(^|:)(free|pack|scatter|vscatter|excl|shared|exclhost|group=[A-Za-z][\w-]*)(?=:|$)", re.ASCII)
+SELECT = re.compile(r"""[^\s'",\\]+""")  # a comma would begin another resource of the job
+
+# Options that make the job what it is, and what to do instead of setting them behind our back.
+TAKEN = {
+    "N": "use name",
+    "J": "the array is the launcher's",
+    "q": "use queue",
+    "P": "use project",
+    "A": "use account",
+    **dict.fromkeys("oejk", "the output's place is the launcher's"),
+    "v": "set the variable in the environment",
+    "V": "the environment is handed on anyway",
+    "C": "the script's lines would not count",
+    "I": "the job has a script",
+    "z": "the launcher finds its jobs by what qsub prints",
+}
+
+
+# What is within the value of an option that may stand more than once.
+TAKEN_WITHIN = {
+    "l": {"select": "use nodes and cluster.chunk", "place": "use cluster.place", "walltime": "use time"},
+    "W": {
+        "umask": "what the job prints is for nobody else",
+        "tolerate_node_failures": "use min_nodes",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What qsub is asked for.
+
+    Attributes:
+        name: the job's name.
+        select: the select statement.
+        output: folder that gets the job's own output as `JOBID.OU`; may contain `^array_index^`.
+        token: what the job is found by later.
+        place: the place statement.
+        walltime: seconds; None leaves it to the site.
+        resources: more resources of the whole job (`-l`), such as filesystems.
+        array: indices and throttle (`0-14%4`).
+        rerunnable: PBS may start the job again after it was preempted or lost its node.
+        shrinks: a lost node, other than the first, does not end the job.
+        directives: more options by their letter; a list gives one line for each of its values, True none.
+    """
+
+    name: str
+    select: str
+    output: str
+    token: str
+    place: str | None = None
+    walltime: int | None = None
+    queue: str | None = None
+    project: str | None = None
+    account: str | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    array: str | None = None
+    rerunnable: bool = True
+    shrinks: bool = False
+    directives: Mapping[str, Any] = field(default_factory=dict)
+
+
+def options(request: Request) -> list[tuple[str, str | None]]:
+    """Options in the order of the script, each with its value.
+
+    Raises:
+        ConfigError: a value is none for PBS, or would be more than one; or an extra option collides with ours.
+    """
+    if not NAME.fullmatch(request.name) or len(request.name) > LONGEST_NAME:
+        raise ConfigError(
+            f"name={request.name!r} cannot be a PBS job's name: use up to {LONGEST_NAME} letters, digits and _ - + ."
+        )
+    check_folder(request.output)
+    if not SELECT.fullmatch(request.select):
+        raise ConfigError(f"select={request.select!r}: a select statement has no blanks, quotes, commas or backslashes")
+    if request.place and PLACE.sub("", request.place):
+        raise ConfigError(
+            f"place={request.place!r} is no place statement: write pack, scatter, vscatter or free, then :excl, "
+            ":exclhost or :shared, then :group=RESOURCE, each of them only if need be"
+        )
+    ours: list[tuple[str, str | None]] = [
+        ("N", request.name),
+        ("q", request.queue),
+        ("P", request.project),
+        ("A", request.account),
+        ("l", f"select={request.select}"),
+        ("l", request.place and f"place={request.place}"),
+        ("l", None if request.walltime is None else f"walltime={format_hours(request.walltime)}"),
+        *(("l", f"{name}={value}") for name, value in request.resources.items() if value is not None),
+        ("J", request.array),
+        ("r", "y" if request.rerunnable else "n"),
+        # One file, written where it is read, and only by its owner.
+        ("o", request.output),
+        ("j", "oe"),
+        ("k", "oed"),
+        ("W", "umask=077"),
+        ("W", "tolerate_node_failures=all" if request.shrinks else None),
+        ("v", f"{TOKEN}={request.token}"),
+        ("S", "/bin/bash"),
+    ]
+    for option in request.directives:
+        if option in TAKEN:
+            raise ConfigError(f"the qsub option -{option} cannot be among the directives: {TAKEN[option]}")
+        if not re.fullmatch(r"[A-Za-z]", option):
+            raise ConfigError(f"directives: {option!r} is not the letter of a qsub option")
+        for value in _values(request.directives[option]):
+            for name in {part.partition("=")[0].strip() for part in str(value).split(",")}:
+                if instead := TAKEN_WITHIN.get(option, {}).get(name):
+                    raise ConfigError(f"directives: -{option} {value}: {name} cannot be set: {instead}")
+    for name, value in request.resources.items():
+        if value is not None and (instead := TAKEN_WITHIN["l"].get(name)):
+            raise ConfigError(f"{name}={value} cannot be among the resources of the job: {instead}")
+        if value is not None and not (RESOURCE.fullmatch(name) and re.fullmatch(r"""[^\s,'"\\]+""", str(value))):
+            raise ConfigError(
+                f"{name}={value!r} cannot be a resource of a job: names are letters, digits, _ and -; values have no "
+                "blanks, quotes, commas or backslashes"
+            )
+    # Options that may stand more than once are added to ours, the others replace them.
+    replaced = set(request.directives) - {"l", "W"}
+    extra: list[tuple[str, str | None]] = []
+    for option, value in request.directives.items():
+        if value is True:
+            extra.append((option, ""))
+        elif value is not None and value is not False:
+            extra += [(option, str(each)) for each in _values(value)]
+    return [*((o, v) for o, v in ours if v and o not in replaced), *extra]
+
+
+def _values(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def check_folder(path: str) -> None:
+    """Refuses a folder that cannot be that of a job's output.
+
+    Raises:
+        ConfigError: qsub would not take it.
+    """
+    if not path.isascii():
+        raise ConfigError(f"{path}: qsub takes only ASCII characters in this path; use another folder")
+
+
+def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> Request:
+    """The request of a run.
+
+    Args:
+        plan: the run.
+        token: what the job is found by later.
+        array: indices and throttle of an array.
+        folder: where what it prints goes; None: the run's directory.
+
+    Raises:
+        ConfigError: a resource cannot be written into a select statement.
+    """
+    ours = chunk(
+        ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
+        ngpus=plan.gpus_per_node if plan.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
+    )  # fmt: skip
+    return Request(
+        name=plan.name,
+        select=select(plan.nodes, {**ours, **plan.chunk}),
+        output=f"{folder or plan.run_dir}/",
+        token=token,
+        place=plan.place or place(plan.nodes),
+        walltime=plan.time,
+        queue=plan.queue,
+        project=plan.project,
+        account=plan.account,
+        resources=plan.resources,
+        array=array,
+        rerunnable=plan.resume_how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
+        shrinks=plan.min_nodes < plan.nodes,
+        directives=plan.directives,
+    )
+
+
+def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
+    """The resources of one node; memory in bytes."""
+    return {
+        "ncpus": ncpus,
+        "mpiprocs": mpiprocs,
+        "ompthreads": ompthreads,
+        "ngpus": ngpus or None,
+        "mem": None if mem is None else size(mem),
+    }
+
+
+def place(nodes: int) -> str | None:
+    """Without it several chunks may end up on one node."""
+    return "scatter" if nodes > 1 else None
+
+
+def select(nodes: int, chunk: Mapping[str, Any]) -> str:
+    """The select statement for `nodes` equal chunks; a resource that is None is left out.
+
+    Raises:
+        ConfigError: a name or a value cannot stand in one.
+    """
+    words = [str(nodes)]
+    for name, value in chunk.items():
+        if value is None:
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if not RESOURCE.fullmatch(name) or not VALUE.fullmatch(text):
+            raise ConfigError(
+                f"{name}={text!r} cannot be a resource of a chunk: names are letters, digits, _ and -; "
+                "values have no blanks, quotes, commas, colons, plus or equals signs"
+            )
+        words.append(f"{name}={text}")
+    return ":".join(words)
+
+
+def chunks(statement: str) -> int:
+    """How many chunks a select statement asks for (`2:ncpus=4+ncpus=1` -> 3).
+
+    Raises:
+        ConfigError: it is none.
+    """
+    counts = [re.match(r"(\d+)(?::|$)|[A-Za-z]", part) for part in statement.split("+")]
+    if not all(counts):
+        raise ConfigError(f"select={statement!r} is not a select statement such as 2:ncpus=4:ngpus=1")
+    return sum(int(match[1] or 1) for match in counts if match)
+
+
+def size(octets: int) -> str:
+    """A size in PBS's units, rounded up to KiB."""
+    return f"{-(-octets // 1024)}kb"

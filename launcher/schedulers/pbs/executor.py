@@ -1,0 +1,53 @@
+"""Submits runs to PBS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.environment import secrets
+from launcher.runs.directory import Run
+from launcher.schedulers.executor import RunExecutor
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.pbs import client
+from launcher.schedulers.pbs.submitit_executor import PBSJob
+from launcher.schedulers.pbs.task import exports
+from launcher.schedulers.successor import dependency
+from launcher.spec.plan import JobPlan
+
+
+class PBSRunExecutor(RunExecutor):
+    """Submits one plan with qsub."""
+
+    job_class = PBSJob
+
+    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
+        super().__init__(run, plan, *arguments, **options)
+        self._pbs = client.PBS(plan.submit_timeout)
+
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        def send() -> str:
+            # PBS itself mangles values, and puts them where everybody can read them.
+            environment = job_environment(os.environ, self.plan).environment
+            hidden = secrets.among(environment, self.plan.secret_names)
+            public = secrets.without(environment, self.plan.secret_names)
+            run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
+            elements = [str(each.path) for each in self._handed or [run]]
+            secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
+            options = dependency(self.plan.scheduler, self._held_by())
+            self._submitting()
+            own = secrets.without(os.environ, self.plan.secret_names)  # a site's qsub may have -V
+            job = self._pbs.submit(str(script), own, "-f", *options)
+            # A job that waits for one of which PBS has forgotten by now is deleted at once.
+            if options and not self._pbs.holds(job) and not self._held_by():
+                return self._pbs.submit(str(script), own, "-f")
+            return job
+
+        return self._once(send, lambda: self._pbs.find(token, self.plan.name))
+
+    def _element_id(self, job_id: str, index: int) -> str:
+        return client.element_id(job_id, index)
+
+    def _largest_array(self) -> int | None:
+        return self._pbs.max_array_size(self.plan.queue)

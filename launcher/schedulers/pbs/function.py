@@ -1,0 +1,86 @@
+"""What a job of `PBSExecutor` runs for each task: `python -m launcher.schedulers.pbs.function FOLDER
+[--merge-output]`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import errors
+from launcher.files.shared_files import exists, known, passes
+from launcher.processes import guard
+
+if TYPE_CHECKING:
+    from submitit.core.utils import JobPaths
+
+
+def main(folder: str, *options: str) -> int:
+    """Calls the submitted function, with its output in submitit's log files, and keeps its result."""
+    guard.start()
+    os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # what starts several tasks has one of its own
+    from submitit.core import plugins
+    from submitit.core.submission import process_job
+    from submitit.core.utils import JobPaths
+
+    from launcher.runs.directory import require_private
+    from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment
+
+    environment = PBSJobEnvironment()
+    plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # also where we are not installed
+    os.environ["SUBMITIT_FOLDER"] = folder
+    paths = environment.paths
+    try:
+        require_private(JobPaths.get_first_id_independent_folder(folder))
+    except (errors.RunError, OSError) as error:
+        print(f"launcher: {environment.hostname}: {error}", file=sys.stderr)
+        return errors.RESUME if passes(error) else errors.NO_RETRY
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    _redirect(paths, merged="--merge-output" in options)
+    if environment.global_rank == 0 and FIRST_JOB in os.environ:
+        environment.tell_resubmission(os.environ["PBS_JOBID"])
+    _clear_up(paths, first=environment.global_rank == 0)
+    _name_payload(paths)
+    sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
+    process_job(folder)
+    return errors.DONE
+
+
+def _redirect(paths: JobPaths, *, merged: bool) -> None:
+    for descriptor, path in ((1, paths.stdout), (2, paths.stdout if merged else paths.stderr)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+
+
+def _name_payload(paths: JobPaths) -> None:
+    """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
+    from launcher.schedulers.pbs.submitit_environment import name_too
+
+    payload = Path(os.environ["LAUNCHER_PAYLOAD"])
+    if known(exists(payload)):  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
+        told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
+        told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
+    if not known(exists(paths.submitted_pickle)):
+        with contextlib.suppress(FileNotFoundError):  # the submitter is just doing it
+            name_too(payload, paths.submitted_pickle)
+
+
+def _clear_up(paths: JobPaths, *, first: bool) -> None:
+    """What this task left half-written when it was killed; with it there, submitit would refuse to write again.
+
+    submitit removes a file before it moves the new one into its place: alone, the new one is all that there is.
+    """
+    Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
+    left = Path(f"{paths.submitted_pickle}.save_tmp")
+    if first and known(exists(left)):
+        if known(exists(paths.submitted_pickle)):
+            left.unlink()
+        else:
+            left.rename(paths.submitted_pickle)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

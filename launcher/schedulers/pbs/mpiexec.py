@@ -1,0 +1,60 @@
+"""Runs a command on the nodes of the job that we are in by the site's mpiexec, which tells every task its rank.
+
+Not every mpiexec hands the environment on, so tasks read it from a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import errors
+from launcher.processes import guard
+from launcher.schedulers import tasks
+from launcher.schedulers.pbs import task
+
+SCRIPT = """\
+# mpiexec runs this for every task.
+umask 077
+{environment}
+export {guard}={folder}/"$(hostname).$$"
+cd {cwd} || exit 93
+exec {command}
+"""
+
+
+def run(words: Sequence[str], folder: Path, grace: float, command: Sequence[str], told: Sequence[int]) -> int:
+    """Runs `WORDS bash SCRIPT` and stays until it has ended.
+
+    Args:
+        words: mpiexec and its arguments.
+        folder: a new folder for what the tasks need, on a file system that all nodes share.
+        grace: seconds between SIGTERM and SIGKILL.
+        command: what every task runs.
+        told: the signals that asked us to stop, as they come.
+
+    Returns:
+        The exit status of mpiexec.
+    """
+    os.umask(0o077)
+    folder.mkdir()
+    environment, script = task.hand_on(folder, os.environ), folder / "task.sh"
+    script.write_text(
+        SCRIPT.format(
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            cwd=shlex.quote(os.getcwd()), command=shlex.join(command),
+        )
+    )  # fmt: skip
+    try:
+        process = subprocess.Popen([*words, "/bin/bash", str(script)], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
+        return errors.NO_RETRY
+    try:
+        return tasks.watch([process], told, grace, pause=0.1)
+    finally:
+        environment.remove()  # it may hold secrets, and nobody needs it any more

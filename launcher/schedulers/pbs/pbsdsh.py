@@ -1,0 +1,95 @@
+"""Runs a command on the nodes of the PBS job that we are in: a task per node, or per rank, each through a pbsdsh.
+
+Tasks outlive a pbsdsh that is killed, so a guard process kills them when we are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher import errors
+from launcher.schedulers import tasks as spawn
+from launcher.schedulers.hostlist import hosts_of
+from launcher.schedulers.pbs import task as pbs_task
+
+
+@contextlib.contextmanager
+def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.Handed) -> Iterator[None]:
+    """A process that kills the tasks and clears up when this one comes to a sudden end (Ctrl-C twice kills it)."""
+    reading, writing = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        os.setsid()
+        os.close(writing)
+        if not os.read(reading, 1):
+            for task in tasks:
+                task.kill()
+            environment.remove()
+        os._exit(0)
+    os.close(reading)
+    try:
+        yield
+        os.write(writing, b"x")
+    finally:
+        os.close(writing)
+        os.waitpid(guard, 0)
+        environment.remove()  # it may hold secrets, and nobody needs it any more
+
+
+def find(command: str = "pbsdsh") -> str | None:
+    """A command of PBS: on PATH, else where PBS says that it is installed (a job's PATH may be without it)."""
+    folders = [os.environ.get("PATH", os.defpath)]
+    with contextlib.suppress(OSError):
+        text = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
+        folders += [f"{folder}/bin" for folder in re.findall(r"^PBS_EXEC=(\S+)", text, re.MULTILINE)]
+    return shutil.which(command, path=os.pathsep.join(folders))
+
+
+def run(
+    folder: Path, nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int],
+    *, go_on: bool,
+) -> int:  # fmt: skip
+    """Runs the command on the first `nodes` hosts and stays until it has ended on all of them.
+
+    Args:
+        folder: a new folder for what the tasks need and how they end; see `pbs_task`.
+        nodes, tasks_per_node: how many hosts, and tasks on each.
+        grace: seconds between SIGTERM and SIGKILL.
+        command: what every task runs.
+        told: the signals that asked us to stop, as they come.
+        go_on: a task that fails does not end the others.
+
+    Returns:
+        The exit status of the task that failed first, else 0.
+    """
+    os.umask(0o077)
+    pbsdsh = find()
+    if pbsdsh is None:
+        print("launcher: pbsdsh is not on PATH: add the folder of the PBS commands to it", file=sys.stderr)
+        return errors.NO_RETRY
+    lines = dict(list(hosts_of(Path(os.environ["PBS_NODEFILE"]).read_text()).items())[:nodes])
+    if len(lines) < nodes:
+        print(
+            f"launcher: the PBS job is on {', '.join(lines)}, and {nodes} different hosts are needed", file=sys.stderr
+        )
+        return errors.NO_RETRY
+    hosts = list(lines)
+    places = spawn.environments(hosts, tasks_per_node)
+    folder.mkdir()
+    environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
+    pbs_task.write_script(folder, environment, os.getcwd(), command)
+    tasks = [
+        pbs_task.PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
+        for node in range(nodes)
+        for number in range(node * tasks_per_node, (node + 1) * tasks_per_node)
+    ]
+    with _guarded(tasks, environment):
+        for task in tasks:
+            task.start()
+        return spawn.watch(tasks, told, grace, pause=max(0.1, 0.01 * len(tasks)), go_on=go_on)

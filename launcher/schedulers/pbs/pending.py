@@ -1,0 +1,180 @@
+"""Why a job of PBS waits, with at most five commands."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.explanation import Explanation, commands
+from launcher.schedulers.pbs import facts as pbs_facts
+from launcher.schedulers.pbs import suggestions
+from launcher.schedulers.pbs.client import array_of, pbs_id
+from launcher.schedulers.pbs.comments import CHANGE, Comment, Kind, held, in_words
+from launcher.schedulers.pbs.facts import Facts, Node, QueueFacts
+from launcher.spec import limits
+from launcher.spec.plan import JobPlan
+
+RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
+
+
+def explain(
+    run: str, plan: JobPlan, job_id: str, *, facts: Facts, program: str, fixed_nodes: bool = False
+) -> Explanation:
+    """Why the job waits.
+
+    Args:
+        run: id of the run.
+        plan: its plan.
+        job_id: id of its job, which PBS calls queued, held or waiting.
+        facts: asks PBS.
+        program: how the launcher was called.
+        fixed_nodes: the user has set min_nodes.
+
+    Raises:
+        QueryError: not even the job could be asked for.
+    """
+    record = facts.pbs.record(job_id) or {}
+    text = str(record.get("comment", ""))
+    comment, now, notes = state_in_words(record, text), time.time(), []
+    if not text and (array_id := array_of(job_id)) != pbs_id(job_id):  # a subjob that waits has none of its own
+        array = facts.pbs.record(array_id) or {}
+        text = str(array.get("comment", ""))
+        comment = array_in_words(array, text)
+        record = {**record, "max_run_subjobs": array.get("max_run_subjobs", "")}
+    comment = not_startable(record, plan) or comment
+    nodes: list[Node] = []
+    queue = server = None
+    try:
+        nodes = facts.nodes()
+        queue, server = facts.queue(str(record.get("queue", plan.queue or ""))), facts.server()
+    except QueryError as error:
+        notes.append(f"not answered: {error}")
+    if not comment.never and comment.kind is Kind.ROOM:
+        comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
+    tried = suggestions.options(plan, nodes, now, fixed_nodes=fixed_nodes) if nodes else ()
+    better = tried[1:] if comment.kind in (Kind.ROOM, Kind.LIMIT) else ()
+    if better:
+        notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
+    if comment.kind is Kind.ROOM and tried and tried[0].starts is not None:
+        notes.append("enough nodes are free for it now: the scheduler may keep them for another job, or start it soon")
+    if plan.min_nodes < plan.nodes and "run_count" in record:
+        notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
+    return Explanation(
+        run=run,
+        state="queued",
+        why=comment.words,
+        job=job_id,
+        code=text,
+        do=comment.do.replace("{job}", pbs_id(job_id)),
+        starts=pbs_facts.estimate(record),
+        limits=_throttle(record, comment) + limits_of(comment, queue, server),
+        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.HELD) else (),
+        options=better,
+        tried=tried if better else (),
+        commands=commands(run, better[0], program) if better else (),
+        notes=tuple(notes),
+    )
+
+
+def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
+    """The reason in a job's record. Pure.
+
+    | state | reason |
+    |---|---|
+    | H, and it depends on others | the dependency |
+    | H | whose hold it is |
+    | W | the time that it was asked to begin at |
+    | T | it is on its way to another queue |
+    | else | the scheduler's comment |
+    """
+    letter = str(record.get("job_state", ""))
+    if letter == "H":
+        if depend := str(record.get("depend", "")):
+            return Comment(
+                Kind.WAITS, f"it waits for other jobs: {depend}", "it starts when they have ended as it wants"
+            )
+        if found := held(str(record.get("Hold_Types", ""))):
+            return Comment(Kind.HELD, *found)
+    if letter == "W":
+        return Comment(Kind.WAITS, f"it was asked to begin at {record.get('Execution_Time', 'a later time')}", "")
+    if letter == "T":
+        return Comment(Kind.WAITS, "it is on its way to another queue", "ask again in a minute")
+    return in_words(comment)
+
+
+def not_startable(record: Mapping[str, Any], plan: JobPlan) -> Comment | None:
+    """Why PBS tries in vain to start a job: MoM cannot open its output. None: it does not. Pure."""
+    if record.get("Exit_status") != RETRY or record.get("job_state") not in ("H", "Q"):
+        return None
+    return Comment(
+        Kind.HELD,
+        f"PBS has tried {record.get('run_count', 'several')} times to start it, and no node could: most likely they do "
+        f"not see {plan.run_dir}, where its output goes",
+        "cancel it, and submit it again with a runs_dir that all nodes share",
+    )
+
+
+def for_ever(comment: Comment, plan: JobPlan, nodes: Sequence[Node], queue: str) -> Comment:
+    """The same comment, unless the job can never start, which PBS says only of what all nodes together lack. Pure."""
+    problem = limits.never(plan, pbs_facts.hosts_of(nodes, plan, queue))
+    if problem is None:
+        return comment
+    return Comment(comment.kind, f"it can never start: {problem}", CHANGE, never=True)
+
+
+def array_in_words(array: Mapping[str, Any], comment: str) -> Comment:
+    """Why an element waits, from the record of its array. Pure.
+
+    | the array | why |
+    |---|---|
+    | has begun, and as many run as may run at once (max_run_subjobs) | that |
+    | has begun | too little is free |
+    | else | the array's own reason |
+    """
+    if array.get("job_state") != "B":
+        return state_in_words(array, comment)
+    running = re.search(r"Running:(\d+)", str(array.get("array_state_count", "")))
+    most = str(array.get("max_run_subjobs", ""))
+    if running and most.isdecimal() and int(running[1]) >= int(most):
+        return in_words("Not Running: Number of concurrent running subjobs limit reached")
+    return Comment(
+        Kind.ROOM, "other elements of its array run, and too little is free for it", "it starts when one ends"
+    )
+
+
+def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
+    most = record.get("max_run_subjobs")
+    if comment.kind is not Kind.WAITS or not most:
+        return ()
+    return (f"its array: {most} element{'' if str(most) == '1' else 's'} at once (max_run_subjobs, sweep.parallelism)",)
+
+
+def limits_of(comment: Comment, queue: QueueFacts | None, server: QueueFacts | None) -> tuple[str, ...]:
+    """Limits that may hold it back, with their values and where they are set. Pure."""
+    found = []
+    if queue is not None and not queue.started:
+        found.append(f"queue {queue.name}: started = False")
+    if comment.kind is Kind.LIMIT or comment.never:
+        for where, facts in (("queue", queue), ("server", server)):
+            if facts is not None:
+                most = {f"resources_max.{key}": value for key, value in facts.most.items()}
+                found += [f"{where} {facts.name}: {key} = {value}" for key, value in {**facts.limits, **most}.items()]
+    return tuple(found)
+
+
+def node_lines(nodes: Sequence[Node], plan: JobPlan) -> tuple[str, ...]:
+    """`4 nodes: 1 has room for it now, 1 is down`, and a line for each that takes no jobs. Pure."""
+    if not nodes:
+        return ()
+    broken = [node for node in nodes if node.broken]
+    room = len(suggestions.fitting(nodes, suggestions.chunk_of(plan)))
+    told = [f"{room} {'has' if room == 1 else 'have'} room for a chunk of it now"]
+    told += [f"{len(broken)} {'takes' if len(broken) == 1 else 'take'} no jobs"] if broken else []
+    lines = [f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(told)}"]
+    lines += [f"{node.name} is {node.state}" + (f": {node.comment}" if node.comment else "") for node in broken[:10]]
+    if len(broken) > 10:
+        lines.append(f"... and {len(broken) - 10} more; `pbsnodes -l` lists them")
+    return tuple(lines)

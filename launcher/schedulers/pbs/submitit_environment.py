@@ -1,0 +1,165 @@
+"""The inside of a job of `PBSExecutor`: who this task is, and what it does when its time is up.
+
+PBS sends no signal before the end of a job's wall time, and a SIGUSR2 would kill the login shell that runs the job. So
+the first task of a job sets a timer. When it rings, a function that can checkpoint is checkpointed and submitted again,
+under the id of the first job. On SIGTERM (qdel, preemption, wall time) it is checkpointed only: if PBS preempted the
+job, PBS itself starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+from submitit.core import job_environment, logger, utils
+
+from launcher import errors
+from launcher.errors import SubmissionError
+from launcher.files import run_files
+from launcher.schedulers import topology
+from launcher.schedulers.idempotent_submit import submit_once
+from launcher.schedulers.pbs.client import PBS, TOKEN
+from launcher.schedulers.pbs.pbsdsh import find
+
+PATIENCE = 45.0  # seconds until a resubmission is given up; the job itself ends then
+FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that one's id
+
+
+def resubmissions(paths: utils.JobPaths) -> Path:
+    """The file with the ids of the PBS jobs that went on with a job, one a line."""
+    return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
+
+
+def name_too(file: Path, name: Path) -> None:
+    """Gives a file another name as well, unless a file of that name is there."""
+    run_files.make_folder(name.parent)
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except PermissionError:  # a file system without hard links
+        shutil.copy(file, name)
+
+
+class PBSJobEnvironment(job_environment.JobEnvironment):
+    """submitit's view of the task that this process is."""
+
+    _env = {"job_id": "LAUNCHER_JOB_ID"}  # noqa: RUF012  submitit's
+
+    @property
+    def array_job_id(self) -> str | None:
+        return self._parts()[0]
+
+    @property
+    def array_task_id(self) -> str | None:
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[str, str] | tuple[None, None]:
+        match = re.fullmatch(r"(.+)_(\d+)", self.raw_job_id)
+        return (match[1], match[2]) if match else (None, None)
+
+    @functools.cached_property
+    def _place(self) -> topology.Topology:
+        return topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
+
+    @property
+    def hostnames(self) -> list[str]:
+        return list(self._place.hosts) or [self.hostname]
+
+    @property
+    def num_tasks(self) -> int:
+        return self._place.world_size
+
+    @property
+    def num_nodes(self) -> int:
+        return self._place.nnodes
+
+    @property
+    def node(self) -> int:
+        return self._place.node_rank
+
+    @property
+    def global_rank(self) -> int:
+        return self._place.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._place.local_rank
+
+    def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
+        handler = _Handler(self, paths, submission)
+        signal.signal(signal.SIGTERM, handler.told_to_stop)
+        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
+            alarm = threading.Timer(handler.deadline - time.time(), os.kill, (os.getpid(), self._usr_sig()))
+            alarm.daemon = True
+            alarm.start()
+
+    def _requeue(self, countdown: int) -> None:
+        """Submits the job's own script again, to go on under the same id."""
+        if qsub := find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        first, token = os.environ["LAUNCHER_JOB_ID"], f"launcher-{os.urandom(8).hex()}"
+        # An element of an array goes on alone.
+        text = re.sub(r"^#PBS -J .*\n", "", Path(os.environ["LAUNCHER_SCRIPT"]).read_text(), flags=re.MULTILINE)
+        pbs, arguments = PBS(timeout=15), ("-f", "-v", f"{FIRST_JOB}={first},{TOKEN}={token}")
+        try:
+            job_id = submit_once(
+                lambda: pbs.submit("-", os.environ, *arguments, text=text),
+                lambda: pbs.find(token, os.environ["PBS_JOBNAME"]),
+                patience=PATIENCE,
+            )
+        except SubmissionError as error:
+            raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
+        self.tell_resubmission(job_id)
+        logger.get_logger().info(f"{first} goes on as {job_id} ({countdown} remaining timeouts)")
+
+    def tell_resubmission(self, job_id: str) -> None:
+        """Notes, once, that the PBS job with this id goes on with ours."""
+        file = resubmissions(self.paths)
+        known = ""
+        with contextlib.suppress(FileNotFoundError):
+            known = file.read_text()
+        if job_id not in known.split():
+            with open(file, "a") as lines:
+                lines.write(f"{job_id}\n")
+
+
+class _Handler(job_environment.SignalHandler):
+    """submitit's, with a deadline that is known instead of guessed."""
+
+    @functools.cached_property
+    def deadline(self) -> float:
+        """When to stop, in seconds since the epoch."""
+        return float(os.environ["LAUNCHER_DEADLINE"])
+
+    def has_timed_out(self) -> bool:
+        return time.time() >= self.deadline
+
+    def told_to_stop(self, signum: int, frame: types.FrameType | None = None) -> None:
+        self._only_this_one()
+        if self.env.global_rank:
+            self._exit()  # the first task checkpoints
+        self.checkpoint_and_exit(signum, frame)
+
+    def checkpoint_and_try_requeue(self, signum: int, frame: types.FrameType | None = None) -> None:
+        self._only_this_one()
+        super().checkpoint_and_try_requeue(signum, frame)
+
+    def _only_this_one(self) -> None:
+        """Another signal must not interrupt the checkpoint, or begin a second one inside of it."""
+        for number in (signal.SIGTERM, self.env._usr_sig()):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _exit(self) -> None:
+        sys.exit(errors.RESUME)

@@ -1,0 +1,354 @@
+"""PBS for submitit: anybody's function on a PBS cluster, as on Slurm.
+
+    executor = submitit.AutoExecutor("logs", cluster="pbs")
+    executor.update_parameters(timeout_min=60, nodes=2, tasks_per_node=4, pbs_queue="gpu")
+    job = executor.submit(function, 3)
+    print(job.results())
+
+Job ids are PBS's own (`136.pbs-srv`); elements of an array are `150.pbs-srv_0` and so on. A job that checkpoints and
+goes on as another PBS job keeps its id here, and ID_resubmitted.txt beside its files tells the others.
+
+This module and what it imports need neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+
+from launcher.environment import secrets
+from launcher.environment.redaction import SECRETS
+from launcher.errors import ConfigError, UnavailableError
+from launcher.files import run_files
+from launcher.files.shared_files import known, read_text
+from launcher.runs.directory import require_private
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob, parts
+from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.executor import NOT_OVER
+from launcher.schedulers.idempotent_submit import Refused, submit_once
+from launcher.schedulers.job_environment import pbs_environment
+from launcher.schedulers.pbs import client, directives
+from launcher.schedulers.pbs.parameters import Parameters, folder_of
+from launcher.schedulers.pbs.submitit_environment import name_too, resubmissions
+from launcher.schedulers.pbs.task import exports
+
+OVER = "OVER"  # over; how is asked when somebody wants to know
+
+
+class PBSInfoWatcher(core.InfoWatcher):
+    """States of all jobs by one qstat; a second one only for those that have disappeared from it."""
+
+    def __init__(self, delay_s: int = 60, pbs: client.PBS | None = None) -> None:
+        super().__init__(delay_s)
+        self._pbs = pbs or client.PBS()
+        self._files: dict[str, Path] = {}
+        self._misses: dict[str, int] = {}
+
+    def register(self, job_id: str, file: Path) -> None:
+        """Watches a job, and those that are named in `file` as going on with it."""
+        self._files[job_id] = file
+        self.register_job(job_id)
+
+    def current(self, job_id: str) -> str:
+        """The PBS job that runs it now, or did last.
+
+        Raises:
+            QueryError: nobody can tell now.
+        """
+        lines = _told(self._files[job_id]).split() if job_id in self._files else []
+        return lines[-1] if lines else client.pbs_id(job_id)
+
+    def update(self) -> None:
+        waiting = sorted(self._registered - self._finished)
+        if not waiting:
+            return
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._pbs.jobs()
+            # Read after the answer: a job that is over by then has said before which one goes on with it.
+            now = {job_id: client.short(self.current(job_id)) for job_id in waiting}
+            gone = [job_id for job_id in waiting if now[job_id] not in known]
+            history = self._pbs.history() if gone else {}
+        except QueryError:
+            return  # PBS does not answer: nothing is known that was not known before
+        for job_id in waiting:
+            self._learn(job_id, known.get(now[job_id]) or history.get(now[job_id]))
+        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
+
+    def _learn(self, job_id: str, job: SchedulerJob | None) -> None:
+        if job is None:  # a server may forget one that is over at once, but one look may also have come too early
+            self._misses[job_id] = self._misses.get(job_id, 0) + 1
+            if self._misses[job_id] < 2:
+                return
+            state, reason = "FORGOTTEN", ""
+        else:
+            self._misses.pop(job_id, None)
+            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.word)
+            reason = job.reason
+        self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """The state in Slurm's words; FORGOTTEN for a job that is over and of which PBS does not tell how."""
+        info = self.get_info(job_id, mode)
+        if info.get("State") == OVER and mode != "cache":
+            try:
+                job = self._pbs.ended(self.current(job_id))
+            except QueryError:
+                return "UNKNOWN"
+            info.update(State=job.word if job else "FORGOTTEN", Reason=job.reason if job else "")
+        return info.get("State") or "UNKNOWN"
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        state = self.get_info(job_id, mode).get("State") or "UNKNOWN"
+        return state not in NOT_OVER.values()
+
+    def clear(self) -> None:
+        super().clear()
+        self._misses = {}
+
+
+class PBSJob(core.Job[Any]):
+    """A submitit job on PBS."""
+
+    _cancel_command = "qdel"
+    watcher = PBSInfoWatcher()
+
+    def _register_in_watcher(self) -> None:
+        if not self._tasks[0]:
+            self.watcher.register(self.job_id, resubmissions(self.paths))
+
+    def stderr(self) -> str | None:
+        """What the task has written; where none has begun, what its job had to say of that. None: nothing yet."""
+        found: str | None = super().stderr()
+        if found is not None or self._sub_jobs:
+            return found
+        with contextlib.suppress(OSError, QueryError):
+            output = folder_of(self.paths._folder) / f"{self.watcher.current(self.job_id)}.OU"
+            return output.read_text(errors="replace") or None
+        return None
+
+    def cancel(self, check: bool = True) -> None:
+        """Deletes the job.
+
+        Raises:
+            QueryError: PBS does not answer, or refuses, and `check`.
+        """
+        try:
+            client.PBS().cancel(self.watcher.current(self.job_id))
+        except QueryError:
+            if check:
+                raise
+
+
+class PBSExecutor(core.PicklingExecutor):
+    """Submits functions with qsub; see `Parameters` for what can be asked for."""
+
+    job_class = PBSJob
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_num_timeout: int = 3,
+        max_pickle_size_gb: float = 1.0,
+        python: str | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: where payloads, results and logs go; on a file system that all nodes share. It may contain %j.
+            max_num_timeout: how often a job that runs out of time and can checkpoint is submitted again.
+            max_pickle_size_gb: most that the payloads of one call may take.
+            python: shell command that starts Python; default: this interpreter.
+
+        Raises:
+            RuntimeError: the qsub on PATH is not PBS's; the text says whose it is.
+            ValueError: the folder's name is none for PBS.
+        """
+        super().__init__(folder, max_num_timeout, max_pickle_size_gb)
+        if problem := detect().problem():
+            raise RuntimeError(problem)
+        try:
+            directives.check_folder(str(folder_of(self.folder)))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        self.python = shlex.quote(sys.executable) if python is None else python
+        self._pbs = client.PBS()
+
+    @classmethod
+    def affinity(cls) -> int:
+        """2 with a PBS on PATH (as for Slurm), else -1."""
+        return 2 if detect().kind is Kind.PBS else -1
+
+    @classmethod
+    def _equivalence_dict(cls) -> core.EquivalenceDict:
+        return {
+            "name": "name",
+            "timeout_min": "walltime",
+            "mem_gb": "mem",
+            "nodes": "nodes",
+            "cpus_per_task": "cpus_per_task",
+            "gpus_per_node": "ngpus",
+            "tasks_per_node": "tasks_per_node",
+        }
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return Parameters.names()
+
+    def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
+        params = super()._convert_parameters(params)
+        if "mem" in params:
+            params["mem"] = f"{round(params['mem'] * 1024)}M"
+        return params
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Sets parameters.
+
+        Raises:
+            ValueError: there is no such parameter, or its value cannot be used.
+        """
+        Parameters.of({**self.parameters, **kwargs})
+        super()._internal_update_parameters(**kwargs)
+
+    def _num_tasks(self) -> int:
+        parameters = Parameters.of(self.parameters)
+        return parameters.nodes * parameters.tasks_per_node
+
+    def _internal_process_submissions(
+        self, delayed_submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        folder = folder_of(self.folder)
+        run_files.make_folder(folder)
+        require_private(folder)
+        jobs: list[core.Job[Any]] = []
+        try:
+            for part in parts(len(delayed_submissions), self._largest_array(len(delayed_submissions))):
+                jobs += self._submit_part(folder, part, delayed_submissions)
+        except BaseException:
+            for job_id in {client.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
+                with contextlib.suppress(QueryError):
+                    self._pbs.cancel(job_id)
+            raise
+        return jobs
+
+    def _largest_array(self, count: int) -> int | None:
+        if count == 1:
+            return None
+        try:
+            return self._pbs.max_array_size(self.parameters.get("queue"))
+        except QueryError:  # qsub is tried for longer, and tells if it is too large
+            return None
+
+    def _submit_part(
+        self, folder: Path, part: range, submissions: Sequence[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        """One qsub: an array, or a plain job for one element, for PBS has no arrays of one."""
+        uid = uuid.uuid4().hex
+        parameters = Parameters.of(self.parameters)
+        script, told = folder / f".{uid}.sh", folder / f".{uid}.job"
+        payloads = [folder / f".{uid}_{index}.pkl" for index in part]
+        try:
+            for index, payload in zip(part, payloads, strict=True):
+                submissions[index].set_timeout(-(-parameters.walltime // 60), self.max_num_timeout)
+                payload.touch(mode=0o600)
+                submissions[index].dump(payload)
+                if payload == payloads[0]:
+                    self._check_size(payload, len(submissions))
+            text = parameters.script(
+                folder=self.folder,
+                payload=folder / f".{uid}",
+                environment=self._environment(folder),
+                python=self.python,
+                token=f"launcher-{uid}",
+                indices=part,
+                umask=_umask(),
+            )
+            script.touch(mode=0o600)
+            script.write_text(text)
+        except BaseException:
+            _remove(script, *payloads)
+            raise
+        try:
+            job_id = submit_once(
+                # A site's qsub may have -V. The function's own environment is in a file that nobody else can read.
+                lambda: self._pbs.submit(str(script), secrets.without(os.environ, SECRETS)),
+                lambda: _told(told) or self._pbs.find(f"launcher-{uid}", parameters.name),
+            )
+        except Refused:
+            _remove(script, *payloads)
+            raise
+        ids = [job_id] if len(part) == 1 else [client.element_id(job_id, index) for index in part]
+        jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
+        # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
+        for job, payload in zip(jobs, payloads, strict=True):
+            name_too(payload, job.paths.submitted_pickle)
+            payload.unlink()
+        _remove(told)
+        name_too(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
+        return jobs
+
+    def _check_size(self, payload: Path, count: int) -> None:
+        size = payload.stat().st_size / 1024**3
+        if count * size > self.max_pickle_size_gb:
+            raise RuntimeError(
+                f"about {count} x {size:.2f} GB of functions and arguments would be submitted, and "
+                f"max_pickle_size_gb={self.max_pickle_size_gb}: pass large data by file, or raise it"
+            )
+
+    def _environment(self, folder: Path) -> Path:
+        """The file with our environment, one for all submissions from the same environment."""
+        text = os.fsencode(exports(dict(sorted(pbs_environment(os.environ).environment.items()))))
+        path = folder / f".environment-{hashlib.sha256(text).hexdigest()[:16]}.sh"
+        if not path.exists():
+            run_files.replace(path, text, sync=False)
+        return path
+
+    # What submitit's own way of submitting would use; this one submits in `_submit_part`.
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        raise NotImplementedError
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        raise NotImplementedError
+
+
+def _told(file: Path) -> str:
+    """What a job has told of itself, or nothing.
+
+    Raises:
+        QueryError: nobody can tell now.
+    """
+    try:
+        return known(read_text(file)) or ""
+    except UnavailableError as error:
+        raise QueryError(str(error)) from None
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """This process's umask, without changing it for other threads where the system tells it (man 5 proc)."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^Umask:\s*([0-7]+)", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,108 @@
+"""Sizes at which a waiting PBS run would fit into what is free now. Pure: PBS has no trial like Slurm's.
+
+It is an answer about now: jobs in front of it may take what is free, and the scheduler may keep it for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.schedulers.explanation import Option, may_have, ranks
+from launcher.schedulers.pbs.facts import Node, amount
+from launcher.spec.plan import JobPlan
+from launcher.units import format_size
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one node must have free: amounts (memory in bytes), and resources that are texts."""
+
+    amounts: Mapping[str, int]
+    others: Mapping[str, str]
+
+
+def chunk_of(plan: JobPlan) -> Chunk:
+    """What a plan asks of each of its nodes."""
+    amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
+    if plan.gpus_per_node and plan.gpu_directive == "ngpus":
+        amounts["ngpus"] = plan.gpus_per_node
+    if plan.mem:
+        amounts["mem"] = plan.mem
+    others: dict[str, str] = {}
+    for key, value in plan.chunk.items():
+        number = amount(key, str(value))
+        if value is None:
+            amounts.pop(key, None)
+        elif key in ("mpiprocs", "ompthreads"):  # no resources of a node
+            continue
+        elif number is not None:
+            amounts[key] = number
+        else:
+            others[key] = str(value)
+    return Chunk(amounts, others)
+
+
+def fitting(nodes: Sequence[Node], chunk: Chunk) -> list[Node]:
+    """Nodes that have the chunk free. What a node does not tell of, it has none of."""
+    return [
+        node for node in nodes
+        if not node.broken
+        and all(node.free.get(key, 0) >= wanted for key, wanted in chunk.amounts.items())
+        and all(node.others.get(key, "").lower() == value.lower() for key, value in chunk.others.items())
+    ]  # fmt: skip
+
+
+def most_on_each(nodes: Sequence[Node], chunk: Chunk, wanted: int, resource: str) -> int:
+    """The largest amount of one resource that `wanted` nodes have free, with the rest of the chunk as it is."""
+    rest = Chunk({key: value for key, value in chunk.amounts.items() if key != resource}, chunk.others)
+    free = sorted((node.free.get(resource, 0) for node in fitting(nodes, rest)), reverse=True)
+    return free[wanted - 1] if len(free) >= wanted else 0
+
+
+def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bool = False) -> tuple[Option, ...]:
+    """The run as it is, and smaller ones that would fit into what is free now, the smallest change first.
+
+    | the run | is offered |
+    |---|---|
+    | fits now | nothing: something else holds it back |
+    | fits on fewer nodes | that many, if min_nodes and the workload allow it |
+    | fits with fewer CPUs, GPUs or less memory on each node | the most that its nodes have free |
+
+    Args:
+        plan: the run's plan.
+        nodes: of the site.
+        now: seconds since the epoch, which is when an option that fits would start.
+        fixed_nodes: the user has set min_nodes, so fewer are not offered.
+    """
+    chunk = chunk_of(plan)
+    free = len(fitting(nodes, chunk))
+    asked = Option((), now if free >= plan.nodes else None, f"{free} of {plan.nodes} nodes have room for it now")
+    if free >= plan.nodes:
+        return (asked,)
+    found = []
+    for resource in ("mem", "ncpus", "ngpus"):
+        most = most_on_each(nodes, chunk, plan.nodes, resource)
+        if 0 < most < chunk.amounts.get(resource, 0) and resource not in plan.chunk:  # which counts more than the key
+            found += _less(plan, resource, most, now)
+    if may_have(plan, free, fixed=fixed_nodes):
+        note = f"{ranks(free * plan.procs_per_node)} instead of {plan.world_size}"
+        found.append(Option((f"nodes={free}",), now, note))
+    return (asked, *found)
+
+
+def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
+    """The key and value that make a node's chunk as small as that."""
+    if resource == "mem":
+        mem = most // 1024**2 * 1024**2
+        return [Option((f"mem={format_size(mem)}",), now, "less memory on each node")] if mem else []
+    if resource == "ngpus":
+        if plan.procs_per_node != plan.gpus_per_node:
+            return []
+        return [Option((f"gpus_per_node={most}",), now, f"{ranks(plan.nodes * most)} instead of {plan.world_size}")]
+    if (each := most // plan.procs_per_node) >= 1 and each < plan.cpus_per_proc:
+        return [Option((f"cpus_per_proc={each}",), now, "slower, if the ranks use their CPUs")]
+    if plan.gpus_per_node or not most or most >= plan.procs_per_node:
+        return []
+    return [Option((f"procs_per_node={most}", "cpus_per_proc=1"), now,
+                   f"{ranks(plan.nodes * most)} instead of {plan.world_size}")]  # fmt: skip

@@ -1,0 +1,297 @@
+"""One task on a node of the PBS job that we are in, started by pbsdsh.
+
+What pbsdsh does not do, files in the attempt's folder `tasks/` do:
+
+- a task gets PBS's own variables and nothing exported: it reads ours from `environment.sh`
+- pbsdsh exits 0 whatever the task did: the task writes its exit status to `N.exit`
+- a task's output goes to the terminal or the job's file, past any pipe or file of ours: it writes to `N.out`, and we
+  copy that to our own stdout. One writer per file, because over NFS appending to a common one loses lines.
+- pbsdsh hands SIGTERM on, but leaves at once and sees no more of the task, so it is kept out of the way of signals
+- PBS signals the first node of a job only, and starts nothing in one that it deletes: all tasks look at the file
+  `signal`, and send themselves the one that is named there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher import errors
+from launcher.environment import secrets
+from launcher.environment.redaction import SECRETS
+from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
+from launcher.processes import guard
+from launcher.runs import event_file
+from launcher.runs.event_writer import current_attempt
+
+PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
+LOOK = 1.0  # seconds between a task's looks at the file `signal`
+SIGNAL, NO_SIGNAL = "signal", "NONE"  # names are as long, and can be written over it on a full disk
+UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
+
+# What belongs to the node where a task runs rather than to the shell: there it comes from PBS (GPUs: its cgroups hook).
+OF_NODE = re.compile(r"HOSTNAME|CUDA_DEVICE_ORDER|ZE_AFFINITY_MASK|\w+_VISIBLE_DEVICES")
+OF_BASH = re.compile(r"_|BASHOPTS|SHELLOPTS|UID|EUID|PPID|PBS_(?!(CONF_FILE|EXEC|SERVER|DEFAULT)$)\w+")
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+SCRIPT = """\
+# pbsdsh runs this on every node: bash task.sh TASK NODE
+umask 077
+exec >>{folder}/"$1".out 2>&1 </dev/null
+echo "$$" >{folder}/"$1".pid
+read -r launcher_signal <{folder}/{signal}
+case $launcher_signal in
+  TERM | KILL)  # the run was stopped while this was on its way
+    echo 143 >{folder}/"$1".exit
+    exit
+    ;;
+esac
+trap : TERM INT HUP  # the command gets them as well; how it ends is still to be recorded
+launcher_watch() {{
+  local idle name sent=
+  trap '' TERM INT HUP
+  exec {{idle}}<> <(:)  # nothing ever comes from there
+  while kill -0 "$$" 2>/dev/null; do
+    read -r name <{folder}/{signal}
+    case $name in
+      "$sent") ;;
+      TERM | KILL)
+        sent=$name
+        kill -s "$name" -- "-$$"
+        [ "$name" = TERM ] || [ -s {folder}/"$1".exit ] || echo 137 >{folder}/"$1".exit
+        ;;
+    esac
+    read -r -t {look} -u "$idle"
+  done
+}}
+set -m  # in a process group of its own, which the signal does not reach
+launcher_watch "$1" &
+launcher_watch=$!
+disown
+set +m
+{environment}
+export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2" {guard}={folder}/"$1"
+if cd {cwd}; then
+  {command}
+else
+  echo "launcher: the folder of the run is not there on $(hostname): start it in one that all nodes share" >&2
+  (exit 93)
+fi
+echo "$?" >{folder}/"$1".exit
+kill -KILL "$launcher_watch"
+"""
+
+
+def exports(environ: Mapping[str, str]) -> str:
+    """Shell text that makes a task's environment this one, but for its node's own variables and for functions. Pure."""
+    lines = []
+    for name, value in environ.items():
+        if VARIABLE.fullmatch(name) and not OF_BASH.fullmatch(name):
+            unless_set = f"[ -v {name} ] || " if OF_NODE.fullmatch(name) else ""
+            lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
+    return "".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """What tasks read their environment from: shell text that does it, and the files, which are to be removed.
+
+    Attributes:
+        shell: the text.
+        shared: in the run.
+        private: with its secrets, in a folder of its own; None: there is none.
+    """
+
+    shell: str
+    shared: Path
+    private: Path | None
+
+    def remove(self) -> None:
+        self.shared.unlink(missing_ok=True)
+        if self.private is not None:
+            secrets.remove(self.private)
+
+
+def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
+    """Writes the environment of tasks into their folder, and what is secret of it into one of the user's own.
+
+    Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
+    """
+    patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
+    hidden = secrets.among(environ, patterns)
+    shared, private = folder / "environment.sh", secrets.file_of(f"{folder}/tasks", str(secrets.folder()))
+    shared.write_bytes(os.fsencode(exports(secrets.without(environ, patterns))))
+    lines, written = [f". {shlex.quote(str(shared))}"], None
+    if hidden:
+        attempt = current_attempt()
+        try:
+            secrets.write(f"# {attempt.run.path if attempt else folder}\n{exports(hidden)}", private)
+            written = private
+            lines.append(f". {shlex.quote(str(private))}")
+        except (OSError, errors.RunError) as error:
+            print(f"launcher: {error}: tasks get the secrets of the submission only", file=sys.stderr)
+            if given := environ.get(secrets.FILE):
+                lines.append(f". {shlex.quote(given)}")
+    return Handed("\n".join(lines), shared, written)
+
+
+def write_script(folder: Path, environment: Handed, cwd: str, command: Sequence[str]) -> None:
+    """What all tasks of the folder run, and the file by which they are signalled.
+
+    Args:
+        folder: of the tasks' files.
+        environment: what they are to read.
+        cwd: where they run the command.
+        command: the same for all.
+    """
+    (folder / SIGNAL).write_text(f"{NO_SIGNAL}\n")
+    (folder / "task.sh").write_text(
+        SCRIPT.format(
+            folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
+            cwd=shlex.quote(cwd), command=shlex.join(command), signal=SIGNAL, look=LOOK,
+        )
+    )  # fmt: skip
+
+
+class PbsTask:
+    """One task. Its files are opened anew at each look, which is what makes NFS show the newest."""
+
+    def __init__(self, pbsdsh: str, line: int, host: str, folder: Path, number: int, node: int) -> None:
+        self._start = [pbsdsh, "-n", str(line), "--", "/bin/bash"]
+        self._host, self._folder, self._number = host, folder, number
+        self._copied = 0
+        self._wanted: signal.Signals | None = None
+        self._sent: signal.Signals | None = None
+        self._killed: float | None = None
+        self._half_over: float | None = None
+        self._unread_since: float | None = None
+        self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._task = [str(folder / "task.sh"), str(number), str(node)]
+
+    def start(self) -> None:
+        for suffix in ("pid", "out", "exit"):  # NFS may hide a file for half a minute that was not there at first
+            self._file(suffix).touch()
+        with open(self._file("pbsdsh"), "wb") as words:
+            self._process = subprocess.Popen(
+                [*self._start, *self._task],
+                stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True,
+            )  # fmt: skip
+
+    def poll(self) -> int | None:
+        if self._code is None and self._process is not None:
+            self._signal()
+            found, gone = read_text(self._file("exit"), patience=0), self._process.poll() is not None
+            self._copy_output()
+            if isinstance(found, Unavailable) and self._wanted is not signal.SIGKILL:
+                self._code = self._unread(found)
+            else:
+                self._code = self._judge(_line(found), gone)
+            if self._code is not None:
+                self._process.kill()  # it may wait for a node that is gone
+                self._process.wait()
+        return self._code
+
+    def terminate(self) -> None:
+        """Asks this task and all others of the folder to end; those that are only about to start will not."""
+        self._wanted = self._wanted or signal.SIGTERM
+        self._signal()
+
+    def kill(self) -> None:
+        """The same, at once."""
+        self._wanted, self._killed = signal.SIGKILL, self._killed or time.monotonic()
+        self._signal()
+        if self._process is not None and not self._read("pid"):  # not started in all that time
+            self._process.kill()
+
+    def _unread(self, found: Unavailable) -> int | None:
+        """How a task ended whose exit status cannot be read: nobody can tell, and after a while it can be resumed."""
+        self._unread_since = self._unread_since or time.monotonic()
+        self._half_over = None  # it may be there, so nothing is concluded from its absence
+        if time.monotonic() < self._unread_since + IN_A_JOB:
+            return None
+        self._blame(f"is not known to have ended: {found.reason}")
+        return errors.RESUME
+
+    def _judge(self, written: str, gone: bool) -> int | None:
+        """How it ended, or None when that is still open."""
+        self._unread_since = None
+        if not (written or gone):
+            if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
+                return None
+            self._blame("was killed and nobody says that it is gone")
+            return -signal.SIGKILL
+        self._half_over = self._half_over or time.monotonic()
+        status = self._pbs_status()
+        over = (gone and (written or status)) or self._wanted is signal.SIGKILL
+        # In a job that is being deleted PBS starts no task, and tells no pbsdsh any more that its task has ended.
+        over = over or (self._wanted is not None and bool(written or not self._read("pid")))
+        if not over and time.monotonic() < self._half_over + PATIENCE:
+            return None
+        if written:
+            return int(written)
+        if self._wanted is not None:
+            return -self._wanted
+        if status > 256:
+            self._blame(f"was killed by {signal.Signals(status - 256).name}")
+            return 256 - status
+        self._blame("was ended by PBS" if self._read("pid") else "could not be started")
+        return errors.FAILED
+
+    def _pbs_status(self) -> int:
+        """What pbsdsh says of a task that has failed; our script never fails if it comes to its end."""
+        match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
+        return int(match[1]) if match else 0
+
+    def _blame(self, what: str) -> None:
+        words = " ".join(self._read("pbsdsh", whole=False).split())
+        hint = f"; is {self._folder} on a file system that all nodes share?" if words.endswith(" 127") else ""
+        cause = f"task {self._number} on {self._host} {what}: pbsdsh says {words or 'nothing'!r}{hint}"
+        print(f"launcher: {cause}", file=sys.stderr, flush=True)
+        if attempt := current_attempt():
+            event_file.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
+
+    def _signal(self) -> None:
+        """Has the tasks of the folder send themselves what is wanted, if that was not done yet."""
+        if self._wanted is None or self._wanted is self._sent:
+            return
+        with contextlib.suppress(OSError), open(self._folder / SIGNAL, "r+") as file:  # else there is a next look
+            file.write(f"{self._wanted.name.removeprefix('SIG')}\n")
+            file.flush()
+            self._sent = self._wanted
+
+    def _copy_output(self) -> None:
+        with contextlib.suppress(OSError), open(self._file("out"), "rb") as file:
+            file.seek(self._copied)
+            text = file.read()
+            self._copied += len(text)
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+    def _read(self, suffix: str, *, whole: bool = True) -> str:
+        """The first line of a file of the task once it is whole (or all of the file), else an empty text."""
+        try:
+            text = self._file(suffix).read_text(errors="replace")
+        except OSError:  # not there yet, or a file server's moment of weakness: there is a next look
+            return ""
+        if not whole:
+            return text
+        return _line(Ok(text))
+
+    def _file(self, suffix: str) -> Path:
+        return self._folder / f"{self._number}.{suffix}"
+
+
+def _line(found: Outcome[str | None]) -> str:
+    """The first line of what was read, once it is whole."""
+    line, end, _ = ((found.value if isinstance(found, Ok) else None) or "").partition("\n")
+    return line if end else ""

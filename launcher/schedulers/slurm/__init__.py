@@ -1,0 +1,1 @@
+"""Slurm: its commands, its directives, and a submitit executor."""

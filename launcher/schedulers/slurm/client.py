@@ -1,0 +1,356 @@
+"""Questions to a live Slurm: one command each, bounded in time. Needs neither submitit nor accounting."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.schedulers.base import JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
+from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.units import parse_time
+
+if TYPE_CHECKING:
+    from launcher.spec.limits import Partition
+
+# Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
+# with a flag, such as COMPLETING, they name only the flag.
+STATES = {
+    "PENDING": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "EXPEDITING": JobState.PENDING,  # since 25.11: requeued with --requeue=expedite, at the head of the queue
+    "RESV_DEL_HOLD": JobState.PENDING,  # held, for its reservation was deleted
+    "CONFIGURING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.SUSPENDED,
+    "RESIZING": JobState.RUNNING,
+    "PREEMPTED": JobState.FAILED,
+    "COMPLETED": JobState.DONE,
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+}
+# sbatch's words when the controller was not reached or its answer was lost (slurm_errno.c): the job may exist.
+NO_ANSWER = re.compile(
+    r"timed out|Unable to contact|Connection (refused|reset)|Zero Bytes|Transport endpoint|Unexpected message"
+    r"|communication|standby mode|No route to host|try again|temporarily unable",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The commands of one Slurm.
+
+    Attributes:
+        timeout: seconds that one command may take.
+    """
+
+    timeout: float = 60
+
+    def run(self, *command: str) -> str:
+        """Standard output of a command.
+
+        Raises:
+            QueryError: it is not there, fails, or takes too long.
+        """
+        return ask(*command, timeout=self.timeout, environment=quiet_environment()).stdout
+
+    def partitions(self) -> list[Partition]:
+        """All partitions that this user can see."""
+        text = self.run(*SINFO)
+        try:
+            return parse_partitions(text)
+        except ValueError as error:
+            raise QueryError(f"sinfo's answer could not be read: {error}") from None
+
+    def jobs(self, ids: Sequence[str] | None = None) -> dict[str, SchedulerJob]:
+        """The jobs with these ids, or all of this user's, by id. A job that Slurm has forgotten is left out."""
+        if ids is not None and not ids:
+            return {}
+        try:
+            jobs = self._queue()
+        except NoAnswerInTime:
+            raise
+        except QueryError as error:  # a site may have put something else in its place, or have no --me (before 20.02)
+            try:
+                found = self.run("scontrol", "--oneliner", "show", "job")
+            except QueryError:
+                raise error from None
+            if "JobId=" not in found and "No jobs in the system" not in found:
+                raise
+            jobs = parse_records(found, os.getuid())
+        return jobs if ids is None else {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
+
+    def accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What accounting remembers of these jobs; nothing where a site keeps none.
+
+        Raises:
+            NoAnswerInTime: it may remember them, and is slow.
+        """
+        if not ids:
+            return {}
+        fields = f"--format={_SACCT}"
+        try:
+            text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
+        except NoAnswerInTime:
+            raise
+        except QueryError:
+            return {}
+        return parse_accounting(text)
+
+    def ended(self, job_id: str) -> SchedulerJob | None:
+        """What accounting remembers of one job."""
+        return self.accounting([job_id]).get(job_id)
+
+    def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
+        """What accounting remembers of these jobs; one command for all that fit on its command line."""
+        parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
+        return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
+
+    def key(self, job_id: str) -> str:
+        """What `jobs` calls the job."""
+        return job_id
+
+    def find(self, token: str, name: str) -> str | None:
+        """The id of the job or array that carries this token as its comment; its name is not looked at.
+
+        Raises:
+            QueryError: Slurm did not answer, so nobody can tell.
+        """
+        return next((job.id.partition("_")[0] for job in self._queue().values() if job.comment == token), None)
+
+    def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
+        """Where this user's jobs and arrays with these numbers come from; one command for all."""
+        found = parse_origins(self.run("squeue", "--me", "--noheader", "--format=%F|%k|%o"))
+        return {number: found[number] for number in numbers if number in found}
+
+    def _queue(self) -> dict[str, SchedulerJob]:
+        """What squeue tells of all of this user's jobs: one unknown id makes `squeue --jobs` fail as a whole."""
+        return parse_jobs(self.run("squeue", "--me", "--noheader", "--states=all", "--array", f"--Format={_SQUEUE}"))
+
+    def submit(self, script: str, environment: Mapping[str, str], *arguments: str) -> str:
+        """Hands a script to sbatch and returns the id of its job.
+
+        Args:
+            script: its path.
+            environment: of sbatch, and of the job.
+            arguments: options, which count more than those in the script.
+
+        Raises:
+            Refused: Slurm's own words.
+            NoAnswer: nobody heard whether it took the job.
+        """
+        command = ["sbatch", "--parsable", *arguments, script]
+        try:
+            done = hand_over(command, timeout=self.timeout, environment=environment, umask=0o077)
+        except NOT_ON_PATH:
+            raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None
+        except PrintsTooMuch as error:
+            raise NoAnswer(str(error)) from None
+        if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
+            return match[0]  # --parsable prints ID or ID;CLUSTER
+        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        if NO_ANSWER.search(words):
+            raise NoAnswer(words)
+        # fatal: sbatch gave up before it asked anybody (no configuration, for one).
+        raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+
+    def max_array_size(self, queue: str | None = None) -> int | None:
+        """Most elements of one array: their numbers are below MaxArraySize (man slurm.conf); None: unknown."""
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.run("scontrol", "show", "config"), re.MULTILINE)
+        return int(match[1]) if match else None
+
+    def throttle(self, job_id: str, most: int) -> None:
+        """Sets how many elements of an array may run at once.
+
+        Raises:
+            QueryError: Slurm does not answer, or refuses.
+        """
+        self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
+
+    def word(self, job_id: str) -> tuple[str, str]:
+        """State and reason of one job that is not over, in Slurm's words."""
+        state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
+        return state, reason
+
+    def preempted(self, job_id: str) -> float | None:
+        """When Slurm began to preempt a job that is not over, in seconds since the epoch; None: it has not."""
+        text = self.run("squeue", "--noheader", "--jobs", job_id, "--Format=PreemptTime:64").strip()
+        try:
+            return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:  # N/A
+            return None
+
+    def requeue(self, job_id: str) -> None:
+        """Has Slurm end a job and start it again, under the same id.
+
+        Raises:
+            QueryError: it does not, in its words.
+        """
+        self.run("scontrol", "requeue", job_id)
+
+    def cancel(self, job_id: str) -> None:
+        """Asks Slurm to end a job; one that has ended already is no error."""
+        try:
+            self.run("scancel", job_id)
+        except QueryError as error:
+            if "already" not in str(error) and "Invalid job id" not in str(error):
+                raise
+
+
+SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
+_SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
+_SACCT = "JobID,End,State,Reason,Comment"
+_MOST_IDS = 2000  # of one sacct: Linux takes 128 KiB as one word
+
+
+def quiet_environment() -> dict[str, str]:
+    """The environment without variables that change what Slurm's commands print (SQUEUE_FORMAT, SLURM_TIME_FORMAT)."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"(SQUEUE|SINFO|SACCT|SCONTROL|SCANCEL)_|SLURM_TIME_FORMAT$", name)
+    }
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """The output of `SINFO`: one line per partition and kind of node."""
+    from launcher.spec.limits import NodeGroup, Partition  # states of jobs need none of it
+
+    rows: dict[str, list[list[str]]] = {}
+    for line in text.splitlines():
+        name, *fields = line.strip().split("|")
+        if len(fields) == 6:
+            rows.setdefault(name, []).append(fields)
+    partitions = []
+    for name, lines in rows.items():
+        time, sizes = lines[0][0], lines[0][1]
+        most = sizes.rpartition("-")[2]
+        groups = tuple(
+            NodeGroup(int(nodes), int(cpus.rstrip("+")), int(mem.rstrip("+")) * 1024**2, _gpus(gres), _types(gres))
+            for _, _, nodes, cpus, mem, gres in lines
+            if int(nodes)
+        )
+        partitions.append(
+            Partition(
+                name.rstrip("*"),
+                name.endswith("*"),
+                None if time in ("infinite", "n/a") else parse_time(time),
+                int(most) if most.isdecimal() else None,
+                groups,
+            )
+        )
+    return partitions
+
+
+def _types(gres: str) -> tuple[str, ...]:
+    """The types of GPUs in a node's gres: `gpu:a100:4(S:0-3),gpu:2` -> a100."""
+    items = (item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(","))
+    return tuple(dict.fromkeys(item[1] for item in items if len(item) > 2 and item[0] == "gpu"))
+
+
+def _gpus(gres: str) -> int:
+    """GPUs in a node's gres: `gpu:a100:4(S:0-3),shard:16` -> 4."""
+    plain = re.sub(r"\([^)]*\)", "", gres)
+    counts = (item.split(":")[-1] for item in plain.split(",") if item.partition(":")[0] == "gpu")
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def parse_jobs(text: str) -> dict[str, SchedulerJob]:
+    """The output of squeue in the fixed columns of `_SQUEUE`."""
+    widths = [int(column.partition(":")[2]) for column in _SQUEUE.split(",")]
+    jobs = {}
+    for line in text.splitlines():
+        fields, start = [], 0
+        for width in widths:
+            fields.append(line[start : start + width].strip())
+            start += width
+        if fields[0]:
+            jobs[fields[0]] = _job(*fields)
+    return jobs
+
+
+def parse_origins(text: str) -> dict[str, JobOrigin]:
+    """The output of `squeue --format=%F|%k|%o`: a job's or array's number, its comment, and its script."""
+    lines = (line.split("|", 2) for line in text.splitlines())
+    return {each[0]: JobOrigin(each[0], _nothing(each[1]), each[2]) for each in lines if len(each) == 3}
+
+
+def parse_accounting(text: str) -> dict[str, SchedulerJob]:
+    """The output of `sacct --parsable2 --noheader` with the format `_SACCT`.
+
+    A job that has an end is over, also when its state is not known here.
+    """
+    jobs = {}
+    for line in text.splitlines():
+        fields = line.split("|", 4)
+        if len(fields) == 5 and "." not in fields[0]:
+            job_id, end, *told = fields
+            job = _job(job_id, *told)
+            over = job.state is JobState.UNKNOWN and end[:1].isdigit()
+            jobs[job_id] = replace(job, state=JobState.GONE) if over else job
+    return jobs
+
+
+def parse_records(text: str, uid: int) -> dict[str, SchedulerJob]:
+    """The output of `scontrol --oneliner show job`: one user's jobs, by id. Elements that wait share a line."""
+    jobs: dict[str, SchedulerJob] = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(?:^| )(JobId|ArrayJobId|ArrayTaskId|UserId|JobState|Reason)=(\S*)", line))
+        if not fields.get("UserId", "").endswith(f"({uid})"):
+            continue
+        comment = re.search(r" Comment=(.*?)(?: [A-Z]\w+=| *$)", line)
+        array, elements = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "").partition("%")[0]
+        ids = [f"{array}_{element}" for element in _elements(elements)] if array else [fields.get("JobId", "")]
+        told = fields.get("JobState", ""), fields.get("Reason", ""), comment[1].strip() if comment else ""
+        jobs.update((job_id, _job(job_id, *told)) for job_id in ids)
+    return jobs
+
+
+def _elements(text: str) -> list[int]:
+    """The numbers in `0-2,7`, or `0-6:2`."""
+    found: list[int] = []
+    for part in re.finditer(r"(\d+)(?:-(\d+))?(?::(\d+))?", text):
+        found += range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    return found
+
+
+def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> SchedulerJob:
+    word = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    return SchedulerJob(
+        job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment),
+        _seconds(left),
+    )  # fmt: skip
+
+
+def _seconds(text: str) -> int | None:
+    """What squeue's TimeLeft says, 1-02:03:04, 2:03:04 or 3:04; None for UNLIMITED, NOT_SET and INVALID."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _nothing(text: str) -> str:
+    return "" if text in ("(null)", "N/A") else text

@@ -1,0 +1,119 @@
+"""From a plan to #SBATCH options and srun's arguments. Pure; option names are those of man sbatch and man srun."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from launcher.config.schema import GpuDirective, ResumeHow, Scheduler
+from launcher.errors import ConfigError
+from launcher.spec.plan import JobPlan
+from launcher.units import format_time
+
+# Options that say the same thing in different ways: a profile's extra one replaces all of ours of its family.
+FAMILIES = (
+    {"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"},
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"requeue", "no-requeue"},
+)
+GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)  # a colon or a comma would begin something else in a gres
+WARNED = 600  # seconds of wall time from which on Slurm's warning signal is asked for
+# Options that make the run what it is, and what to do instead of setting them behind the launcher's back.
+TAKEN = {
+    "job-name": "use the key name",
+    "nodes": "use the key nodes",
+    "ntasks-per-node": "use the key procs_per_node",
+    "ntasks": "use the key procs_per_node",
+    "cpus-per-task": "use the key cpus_per_proc",
+    "time": "use the key time",
+    "comment": "the launcher finds its jobs by it",
+    "output": "`python -m launcher logs RUN` shows it, wherever it is",
+    "error": "`python -m launcher logs RUN` shows it, wherever it is",
+    "open-mode": "attempts share the output file",
+    "array": "one command submits one run",
+}
+
+
+def directives(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> dict[str, Any]:
+    """Options of sbatch in the order of the script; True stands for an option without a value.
+
+    Args:
+        plan: the run.
+        token: what the job is found by later; it becomes the job's comment.
+        array: indices and throttle of an array.
+        folder: where what it prints goes; None: the run's directory.
+
+    Raises:
+        ConfigError: an extra option of the profile collides with a key of the launcher, or a value would be more
+            than one.
+    """
+    pattern = (folder or plan.run_dir).replace("%", "%%")  # man sbatch, filename pattern
+    ours: dict[str, Any] = {
+        "job-name": plan.name,
+        "comment": token,
+        "partition": plan.partition,
+        "account": plan.account,
+        "qos": plan.qos,
+        "constraint": plan.constraint,
+        "reservation": plan.reservation,
+        "exclude": plan.exclude,
+        # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
+        "nodes": plan.nodes,
+        "ntasks-per-node": plan.tasks_per_node,
+        "cpus-per-task": cpus_per_task(plan),
+        **_gpus(plan),
+        "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
+        "time": format_time(plan.time),
+        "array": array,
+        "output": f"{pattern}/output-%A_%a.log" if array else f"{pattern}/output-%j.log",
+        "open-mode": "append",
+        # Whatever the site's default is: what is preempted, or loses a node, goes on.
+        "requeue": True if plan.resume_how != ResumeHow.never.value else None,
+        "no-requeue": True if plan.resume_how == ResumeHow.never.value else None,
+        # Slurm looks every 30 s and is early rather than late, so for a short run the job's own timer has to do.
+        "signal": f"USR2@{plan.lead}" if plan.time >= WARNED else None,
+        # A lost node ends the job unless fewer nodes will do.
+        "no-kill": True if plan.min_nodes < plan.nodes else None,
+    }
+    for option in plan.directives:
+        # sbatch takes the beginning of an option for it (man 3 getopt_long).
+        if taken := next((name for name in TAKEN if name.startswith(option)), None):
+            raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[taken]}")
+        for family in FAMILIES:
+            if option in family:
+                ours = {name: value for name, value in ours.items() if name not in family}
+    merged = {**ours, **plan.directives}
+    return {option: value for option, value in merged.items() if value is not None and value is not False}
+
+
+def cpus_per_task(plan: JobPlan) -> int:
+    """An agent gets the CPUs of all its ranks."""
+    return plan.cpus_per_node // plan.tasks_per_node
+
+
+def _gpus(plan: JobPlan) -> dict[str, str]:
+    if not plan.gpus_per_node or plan.gpu_directive == GpuDirective.none.value:
+        return {}
+    if plan.gpu_type and not GPU_TYPE.fullmatch(plan.gpu_type):
+        raise ConfigError(f"cluster.gpu_type={plan.gpu_type}: a type of GPU has letters, digits and _ . + - only")
+    count = f"{plan.gpu_type}:{plan.gpus_per_node}" if plan.gpu_type else str(plan.gpus_per_node)
+    return {"gres": f"gpu:{count}"} if plan.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
+
+
+def srun_arguments(plan: JobPlan) -> list[str]:
+    """Arguments of the one srun that starts the agents (or the ranks).
+
+    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. An agent is bound to
+    the CPUs of all its ranks.
+    """
+    fixed = plan.min_nodes == plan.nodes
+    arguments = [
+        # Without --nodes it takes all that the job got.
+        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
+        f"--ntasks-per-node={plan.tasks_per_node}",
+        f"--cpus-per-task={cpus_per_task(plan)}",
+        "--unbuffered",
+        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
+        *(["--overlap"] if plan.scheduler == Scheduler.allocation.value else []),
+    ]
+    return [*arguments, *plan.srun_args]

@@ -1,0 +1,75 @@
+"""Slurm: a submitit executor with our template, states that need no accounting, and one job per submission."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm import slurm
+
+from launcher.runs.directory import Run
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.executor import NOT_OVER, RunExecutor
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.successor import dependency
+from launcher.spec.plan import JobPlan
+
+
+class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
+    """States from squeue, from accounting where there is any, and never a job that stays `UNKNOWN` for ever."""
+
+    def __init__(self, delay_s: int = 60, slurm_commands: Slurm | None = None) -> None:
+        super().__init__(delay_s)
+        self._slurm = slurm_commands or Slurm()
+        self._misses: dict[str, int] = {}
+
+    def update(self) -> None:
+        """One squeue for all jobs; sacct only for those that squeue has forgotten."""
+        waiting = sorted(self._registered - self._finished)
+        self._num_calls += 1
+        self._last_status_check = time.time()
+        try:
+            known = self._slurm.jobs(waiting)
+            known |= self._slurm.accounting([job_id for job_id in waiting if job_id not in known])
+        except QueryError:
+            return  # Slurm does not answer: nothing is known that was not known before
+        for job_id in waiting:
+            if job_id in known:
+                state = NOT_OVER.get(known[job_id].state, known[job_id].word)
+                self._info_dict[job_id] = {"JobID": job_id, "State": state, "NodeList": ""}
+                self._misses.pop(job_id, None)
+                continue
+            self._misses[job_id] = self._misses.get(job_id, 0) + 1
+            if self._misses[job_id] > 1:
+                self._info_dict[job_id] = {"JobID": job_id, "State": "FORGOTTEN", "NodeList": ""}
+        self._finished.update(job_id for job_id in waiting if self.is_done(job_id, mode="cache"))
+
+
+class SlurmJob(slurm.SlurmJob[Any]):
+    """A submitit job whose state needs no accounting."""
+
+    watcher = SlurmInfoWatcher()
+
+
+class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
+    """Submits one plan with sbatch."""
+
+    job_class = SlurmJob
+
+    def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
+        super().__init__(run, plan, *arguments, **options)
+        self._slurm = Slurm(plan.submit_timeout)
+
+    def _send(self, script: Path, token: str, run: Run) -> str:
+        def send() -> str:
+            options = dependency(self.plan.scheduler, self._held_by())
+            self._submitting()
+            return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment, *options)
+
+        return self._once(send, lambda: self._slurm.find(token, self.plan.name))
+
+    def _largest_array(self) -> int | None:
+        return self._slurm.max_array_size()

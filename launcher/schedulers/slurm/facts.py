@@ -1,0 +1,307 @@
+"""What Slurm tells about one job that waits and about where it could run: one command each, and pure parsers.
+
+Only text that Slurm 20.11 to 24.11 print alike is read: scontrol's KEY=VALUE, sinfo and sacctmgr with a format of ours.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.command import ask
+from launcher.schedulers.slurm.client import Slurm, quiet_environment
+from launcher.units import parse_time
+
+NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")
+NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What `scontrol show job` says of a job (times in seconds since the epoch, wall time in seconds)."""
+
+    id: str
+    state: str
+    reason: str
+    starts: float | None = None
+    eligible: float | None = None
+    submitted: float | None = None
+    partition: str = ""
+    nodes: int = 1
+    cpus: int = 1  # of all nodes
+    time: int | None = None
+    qos: str = ""
+    account: str = ""
+    features: str = ""
+    exclude: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    throttle: int | None = None
+    priority: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """A partition as `scontrol show partition` has it (None: no limit; time in seconds)."""
+
+    name: str
+    default: bool
+    state: str
+    time: int | None = None
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    total: int = 0  # nodes
+    cpus: int = 0
+    accounts: tuple[str, ...] = ()  # empty: all
+    denied: tuple[str, ...] = ()
+    qos: str = ""
+    tier: int = 0
+    root_only: bool = False
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a partition that are alike: how many, their state, features, names, and why they are out of use."""
+
+    partition: str
+    count: int
+    state: str
+    features: tuple[str, ...] = ()
+    names: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A reservation (times in seconds since the epoch)."""
+
+    name: str
+    starts: float | None
+    ends: float | None
+    nodes: str = ""
+    flags: tuple[str, ...] = ()
+    who: str = ""
+
+    @property
+    def maintenance(self) -> bool:
+        return "MAINT" in self.flags
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What `sbatch --test-only` says: when the job would start, or why it would not."""
+
+    starts: float | None
+    words: str = ""
+
+
+@dataclass
+class Facts:
+    """Asks one Slurm. Each method raises QueryError when it is not answered; `asked` counts the commands."""
+
+    timeout: float = 10
+    environment: Mapping[str, str] = field(default_factory=quiet_environment)
+    asked: int = 0
+
+    def _run(self, *command: str) -> str:
+        self.asked += 1
+        return ask(*command, timeout=self.timeout, environment=self.environment).stdout
+
+    def pending(self, job_id: str) -> Pending:
+        return parse_pending(self._run("scontrol", "show", "job", job_id))
+
+    def partitions(self) -> list[PartitionFacts]:
+        return parse_partitions(self._run("scontrol", "--all", "--oneliner", "show", "partition"))
+
+    def nodes(self) -> list[Nodes]:
+        return parse_nodes(self._run(*NODES))
+
+    def reservations(self) -> list[Reservation]:
+        return parse_reservations(self._run("scontrol", "--oneliner", "show", "reservation"))
+
+    def limit(self, scope: str, name: str, column: str) -> str:
+        """A limit of a QOS or of an account's associations, with where it is set; empty: none is to be seen."""
+        if scope == "qos":
+            text = self._run(
+                "sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", f"format=Name,{column}"
+            )
+            return parse_limit(text, "QOS", column)
+        user = getpass.getuser()
+        text = self._run(
+            "sacctmgr", "--noheader", "--parsable2", "show", "associations", f"account={name}",
+            f"format=Account,User,{column}",
+        )  # fmt: skip
+        rows = [line for line in text.splitlines() if line.split("|")[1:2] in ([""], [user])]
+        return parse_limit("\n".join(rows), "account", column)
+
+    def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
+        """When a job with these options of sbatch would start. Nothing is submitted."""
+        self.asked += 1
+        done = ask(
+            "sbatch", "--test-only", *options, "--wrap=true", timeout=self.timeout, environment=environment, good=(0, 1)
+        )
+        return parse_trial(done.stderr + done.stdout)
+
+
+# -- answers
+
+
+def pairs(text: str) -> dict[str, str]:
+    """KEY=VALUE pairs of scontrol; of a key that comes several times the first value. Values have no blanks."""
+    found: dict[str, str] = {}
+    for key, value in re.findall(r"(?<!\S)([A-Za-z][\w/:]*)=(\S*)", text):
+        found.setdefault(key, value)
+    return found
+
+
+def parse_pending(text: str) -> Pending:
+    """The output of `scontrol show job ID`; of an array that of its first record.
+
+    Raises:
+        QueryError: it is none.
+    """
+    values = pairs(text.split("\n\n")[0])
+    if "JobId" not in values:
+        raise QueryError(f"scontrol's answer could not be read: {text.strip()[:200]!r}")
+    throttle = values.get("ArrayTaskThrottle", "")
+    return Pending(
+        id=values["JobId"],
+        state=values.get("JobState", ""),
+        reason=_text(values.get("Reason", "")),
+        starts=when(values.get("StartTime", "")),
+        eligible=when(values.get("EligibleTime", "")),
+        submitted=when(values.get("SubmitTime", "")),
+        partition=values.get("Partition", ""),
+        nodes=int(re.match(r"\d*", values.get("NumNodes", "1"))[0] or 1),  # type: ignore[index]  # 2-4: at least 2
+        cpus=int(re.match(r"\d*", values.get("NumCPUs", "1"))[0] or 1),  # type: ignore[index]
+        time=limit_of(values.get("TimeLimit", "")),
+        qos=_text(values.get("QOS", "")),
+        account=_text(values.get("Account", "")),
+        features=_text(values.get("Features", "")),
+        exclude=_text(values.get("ExcNodeList", "")),
+        reservation=_text(values.get("Reservation", "")),
+        dependency=_text(values.get("Dependency", "")),
+        throttle=int(throttle) if throttle.isdecimal() else None,
+        priority=values.get("Priority", ""),
+    )
+
+
+def parse_partitions(text: str) -> list[PartitionFacts]:
+    """The output of `scontrol --oneliner show partition`."""
+    found = []
+    for line in text.splitlines():
+        values = pairs(line)
+        if "PartitionName" not in values:
+            continue
+        most, least = values.get("MaxNodes", ""), values.get("MinNodes", "0")
+        found.append(
+            PartitionFacts(
+                name=values["PartitionName"],
+                default=values.get("Default") == "YES",
+                state=values.get("State", ""),
+                time=limit_of(values.get("MaxTime", "")),
+                max_nodes=int(most) if most.isdecimal() else None,
+                min_nodes=int(least) if least.isdecimal() else 0,
+                total=int(values.get("TotalNodes", "0")),
+                cpus=int(values.get("TotalCPUs", "0")),
+                accounts=_names(values.get("AllowAccounts", "ALL")),
+                denied=_names(values.get("DenyAccounts", "ALL")),
+                qos=_text(values.get("QoS", "")),
+                tier=int(values.get("PriorityTier", "0")),
+                root_only=values.get("RootOnly") == "YES",
+            )
+        )
+    return found
+
+
+def parse_nodes(text: str) -> list[Nodes]:
+    """The output of `NODES`: a line per partition and state."""
+    found = []
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) == 6 and fields[1].isdecimal():
+            partition, count, state, features, names, reason = fields
+            found.append(
+                Nodes(
+                    partition.rstrip("*"), int(count), state.lower(),
+                    () if NEVER.fullmatch(features) else tuple(features.split(",")),
+                    names, "" if NEVER.fullmatch(reason) else reason,
+                )
+            )  # fmt: skip
+    return found
+
+
+def parse_reservations(text: str) -> list[Reservation]:
+    """The output of `scontrol --oneliner show reservation`; none is told in words."""
+    found = []
+    for line in text.splitlines():
+        values = pairs(line)
+        if "ReservationName" in values:
+            who = _text(values.get("Users", "")) or _text(values.get("Accounts", ""))
+            found.append(
+                Reservation(
+                    values["ReservationName"], when(values.get("StartTime", "")), when(values.get("EndTime", "")),
+                    _text(values.get("Nodes", "")), tuple(values.get("Flags", "").split(",")), who,
+                )
+            )  # fmt: skip
+    return found
+
+
+def parse_limit(text: str, what: str, column: str) -> str:
+    """`QOS normal: MaxJobsPU=2` from lines of sacctmgr whose last field is the limit; the first that has one."""
+    for line in text.splitlines():
+        *names, value = line.split("|")
+        if value.strip():
+            who = [name for name in names if name]
+            return f"{what} {who[0]}{f', user {who[1]}' if len(who) > 1 else ''}: {column}={value.strip()}"
+    return ""
+
+
+def parse_trial(text: str) -> Trial:
+    """What sbatch --test-only prints, on stderr: when the job would start, or after `allocation failure` why not."""
+    if match := re.search(r"Job \S+ to start at (\S+)", text):
+        return Trial(when(match[1]))
+    words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
+    return Trial(None, words or "sbatch did not say why")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def when(text: str) -> float | None:
+    """Seconds since the epoch of Slurm's `2026-11-21T21:10:00` in local time; None: it has none."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def limit_of(text: str) -> int | None:
+    """Seconds of a wall time of scontrol's; None: no limit, or none that is told."""
+    try:
+        return parse_time(text)
+    except ValueError:  # UNLIMITED, NONE, Partition_Limit
+        return None
+
+
+def _text(value: str) -> str:
+    return "" if NEVER.fullmatch(value) else value
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return () if value in ("ALL", "(null)", "") else tuple(value.split(","))
+
+
+def slurm_version(slurm: Slurm) -> str:
+    """`22.05.8`.
+
+    Raises:
+        QueryError: sinfo is not there, or does not answer (this does not ask the controller).
+    """
+    return slurm.run("sinfo", "--version").split()[-1]

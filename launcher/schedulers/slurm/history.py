@@ -1,0 +1,61 @@
+"""What Slurm's accounting remembers of a job that is over: every time that it ran, and the memory it took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.slurm.client import Slurm
+from launcher.units import parse_size
+
+_FIELDS = "JobID,State,Start,End,MaxRSS"
+
+
+@dataclass(frozen=True)
+class Past:
+    """One run of a job; a requeued one has several.
+
+    Attributes:
+        word: its state in Slurm's words.
+        by: user id of who cancelled it; empty: nobody did.
+        begin, end: `2026-11-21T20:00:00` in local time, or `Unknown`.
+        used: most memory of one task of any step, in bytes; None: it was not measured.
+    """
+
+    word: str
+    by: str = ""
+    begin: str = ""
+    end: str = ""
+    used: int | None = None
+
+
+def history(slurm: Slurm, job_id: str) -> list[Past]:
+    """All runs of the job, oldest first; none where a site keeps no accounting."""
+    try:
+        text = slurm.run("sacct", "--noheader", "--parsable2", "--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
+    except QueryError:
+        return []
+    return parse(text)
+
+
+def parse(text: str) -> list[Past]:
+    """The output of that sacct: a line for each run of the job, and below it one for each of its steps."""
+    lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
+    groups: list[tuple[Sequence[str], list[int]]] = []
+    for fields in lines:
+        if "." not in fields[0]:
+            groups.append((fields, []))
+        elif groups and (used := _size(fields[4])):
+            groups[-1][1].append(used)
+    found = []
+    for (_, state, begin, end, _), sizes in groups:
+        words = state.split()  # CANCELLED by 1000
+        by = words[2] if words[1:2] == ["by"] and len(words) > 2 else ""
+        found.append(Past(words[0] if words else "", by, begin, end, max(sizes, default=None)))
+    return found
+
+
+def _size(text: str) -> int | None:
+    return parse_size(text) if re.fullmatch(r"[\d.]*[1-9][\d.]*[KMGTP]?", text) else None

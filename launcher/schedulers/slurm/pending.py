@@ -1,0 +1,248 @@
+"""Why a job of Slurm waits: asks what its reason makes worth asking, at most nine commands."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from launcher.schedulers.base import JobState, QueryError
+from launcher.schedulers.explanation import CLEARLY, Explanation, Option, commands, sooner
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.slurm import suggestions
+from launcher.schedulers.slurm.client import STATES
+from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
+from launcher.schedulers.slurm.reasons import Kind, Reason, in_words
+from launcher.spec.plan import JobPlan
+from launcher.units import format_time, plural
+
+TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
+OVERLOOKED = 300.0  # seconds without a reason: Slurm looks at its queue every minute
+FOR_ANOTHER = 0.8  # the part of the time for all questions after which no other trial is begun
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Answers:
+    """Asks, and keeps what could not be asked. After a question that hung, no other one is asked."""
+
+    notes: list[str] = field(default_factory=list)
+    hung: bool = False
+
+    def get(self, what: Callable[[], T], other: T) -> T:
+        if self.hung:
+            return other
+        try:
+            return what()
+        except QueryError as error:
+            self.notes.append(f"not answered: {error}")
+            self.hung = "did not answer within" in str(error)
+            return other
+
+
+def explain(
+    run: str, plan: JobPlan, job_id: str, *, facts: Facts, program: str, patience: float, fixed_nodes: bool = False
+) -> Explanation:
+    """Why the job waits.
+
+    Args:
+        run: id of the run.
+        plan: its plan.
+        job_id: id of its job, which Slurm calls pending.
+        facts: asks Slurm.
+        program: how the launcher was called.
+        patience: seconds for trials, about.
+        fixed_nodes: the user has set min_nodes.
+
+    Raises:
+        QueryError: not even the job could be asked for.
+    """
+    began, answers = time.monotonic(), _Answers()
+    job = facts.pending(job_id)
+    now = time.time()
+    reason = reason_of(job, now)
+    if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # that one has its nodes
+        return Explanation(run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
+    partitions: list[PartitionFacts] = []
+    nodes: list[Nodes] = []
+    windows: list[Reservation] = []
+    if reason.kind is not Kind.WAITS:
+        partitions = answers.get(facts.partitions, partitions)
+    if reason.kind not in (Kind.WAITS, Kind.HELD) or reason.of_nodes:
+        nodes = answers.get(facts.nodes, nodes)
+    if reason.kind in (Kind.NODES, Kind.RESERVATION):
+        windows = answers.get(facts.reservations, [])
+    limits = limits_of(job, plan, reason, partitions, windows, now)
+    if reason.column:
+        value = _value(job, reason, partitions, facts, answers)
+        limits += (value,) if value else ()
+    tried: tuple[Option, ...] = ()
+    if reason.kind in TRIED and job.state == "PENDING":
+        changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=fixed_nodes)
+        if reason.kind is Kind.RESERVATION:  # nothing else helps
+            changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
+        tried = _trials(plan, changes, facts, answers, began + FOR_ANOTHER * patience)
+        tried = corrected(tried, job, partitions, windows, now)
+        if reason.never and tried:
+            tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
+    better = sooner(tried, now)
+    if tried:
+        answers.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
+    return Explanation(
+        run=run,
+        state="queued",
+        why=reason.words,
+        job=job_id,
+        code=job.reason.replace("_", " "),
+        do=reason.do.replace("{job}", job_id),
+        starts=job.starts if job.starts and job.starts > now - 60 else None,
+        limits=limits,
+        nodes=suggestions.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
+        options=better,
+        tried=tried,
+        commands=commands(run, better[0], program) if better else (),
+        notes=tuple(answers.notes),
+    )
+
+
+def reason_of(job: Pending, now: float) -> Reason:
+    """Why the job waits, as Slurm says; or that it has said nothing for a long time. Pure."""
+    since = max(job.submitted or now, job.eligible or 0.0)
+    if job.reason or now - since < OVERLOOKED:
+        return in_words(job.reason)
+    return Reason(
+        Kind.ROOM,
+        f"Slurm has given no reason since {clock(since)}: its queue is long, or there is no such account"
+        f"{f' ({job.account})' if job.account else ''} or QOS",
+        "if other jobs start meanwhile, cancel it and resume it with another cluster.account or cluster.qos (null: "
+        "your default); slurmctld's log, which the site's support can read, names the reason",
+    )
+
+
+def _value(job: Pending, reason: Reason, partitions: Sequence[PartitionFacts], facts: Facts, answers: _Answers) -> str:
+    """The limit of accounting that binds: of the job's QOS, else of its partition's; or of its account."""
+    owners = [job.account]
+    if reason.scope == "qos":
+        owners = [job.qos, *(each.qos for each in partitions if each.name in job.partition.split(","))]
+    for owner in dict.fromkeys(filter(None, owners)):
+        value = answers.get(functools.partial(facts.limit, reason.scope, owner, reason.column), "")
+        if value:
+            return value
+    answers.notes.append(f"the value of the limit ({reason.column}) is not to be seen with sacctmgr")
+    return ""
+
+
+def _mine(job: Pending, nodes: Sequence[Nodes]) -> list[Nodes]:
+    """Nodes of the job's partitions with its features; those of several partitions once."""
+    found: dict[tuple[str, str], Nodes] = {}
+    for each in suggestions.usable(nodes, job.partition.split(","), job.features):
+        found.setdefault((each.names, each.state), each)
+    return [*found.values()]
+
+
+def limits_of(
+    job: Pending,
+    plan: JobPlan,
+    reason: Reason,
+    partitions: Sequence[PartitionFacts],
+    windows: Sequence[Reservation],
+    now: float,
+) -> tuple[str, ...]:
+    """The limits that bind, each with its value and where it is set, as far as they are known without another question.
+    Pure."""
+    found = []
+    mine = [each for each in partitions if each.name in job.partition.split(",")]
+    wanted = job.time if job.time is not None else plan.time
+    for each in mine:
+        if each.state != "UP":
+            found.append(f"partition {each.name}: State={each.state}")
+        if each.time is not None and wanted > each.time:
+            found.append(
+                f"partition {each.name}: MaxTime={format_time(each.time)}, and it asks for {format_time(wanted)}"
+            )
+        if each.max_nodes is not None and job.nodes > each.max_nodes:
+            found.append(f"partition {each.name}: MaxNodes={each.max_nodes}, and it asks for {job.nodes}")
+        if job.nodes < each.min_nodes:
+            found.append(f"partition {each.name}: MinNodes={each.min_nodes}, and it asks for {job.nodes}")
+        if job.nodes > each.total:
+            found.append(f"partition {each.name}: {plural(each.total, 'node')}, and it asks for {job.nodes}")
+        if each.accounts and job.account not in each.accounts:
+            found.append(
+                f"partition {each.name}: AllowAccounts={','.join(each.accounts)}, its account is {job.account}"
+            )
+    for window in windows:
+        in_its_way = (window.starts or 0) < now + wanted and (window.ends or 0) > now
+        if window.name != job.reservation and (reason.kind is Kind.RESERVATION or not in_its_way):
+            continue
+        kind = "maintenance" if window.maintenance else "reservation"
+        who = f" for {window.who}" if window.who else ""
+        found.append(
+            f"{kind} {window.name}{who}: {clock(window.starts)} to {clock(window.ends)} on {window.nodes or '-'}"
+        )
+    if job.reason.startswith("Dependency") and job.dependency:
+        found.append(f"dependency: {job.dependency}")
+    if job.throttle and job.reason == "JobArrayTaskLimit":
+        found.append(f"its array: {job.throttle} at once (ArrayTaskThrottle, sweep.parallelism)")
+    if job.reason == "BeginTime" and job.eligible:
+        found.append(f"not before {clock(job.eligible)}")
+    return tuple(found)
+
+
+def corrected(
+    tried: Sequence[Option],
+    job: Pending,
+    partitions: Sequence[PartitionFacts],
+    windows: Sequence[Reservation],
+    now: float,
+) -> tuple[Option, ...]:
+    """Trials without the waiting job itself; as it is, the run starts when Slurm's plan says, if that has it. Pure.
+
+    For jobs in front of it, a trial adds what they would take of the whole partition: CPUs x minutes / all CPUs
+    (job_scheduler.c, _delayed_job_start_time). The job that a change would replace is one of them.
+    """
+    mine = next((each for each in partitions if each.name == job.partition), None)
+    own = 0.0
+    if mine is not None and mine.cpus and mine.total and job.time:
+        cpus = max(job.cpus, job.nodes * max(mine.cpus // mine.total, 1))
+        own = cpus * job.time / mine.cpus
+    found = []
+    for each in tried:
+        starts, elsewhere = each.starts, any("partition=" in word for word in each.overrides)
+        if starts is not None and starts > now + CLEARLY and not elsewhere:
+            # Not into a window that the trial has waited for.
+            ends = [each.ends for each in windows if each.ends is not None and starts - own < each.ends <= starts]
+            starts = max(starts - own, now, *ends)
+        if not each.overrides and job.starts is not None and job.starts > now - CLEARLY:
+            starts = job.starts
+        found.append(replace(each, starts=starts))
+    return tuple(found)
+
+
+def clock(moment: float | None) -> str:
+    """`Sat 21 Nov 21:10:00` in local time."""
+    return "-" if moment is None else time.strftime("%a %d %b %H:%M:%S", time.localtime(moment))
+
+
+def _trials(
+    plan: JobPlan, changes: Sequence[suggestions.Change], facts: Facts, answers: _Answers, until: float
+) -> tuple[Option, ...]:
+    """When the run would start as it is, and with each change; a question each."""
+    found: list[Option] = []
+    environment = job_environment(os.environ, plan).environment
+    for change in (suggestions.Change((), plan), *changes):
+        if answers.hung:
+            break
+        if time.monotonic() > until:
+            answers.notes.append("Slurm is slow: not all changes were tried")
+            break
+        try:
+            trial = facts.trial(suggestions.arguments(change.plan), environment)
+        except QueryError as error:
+            answers.notes.append(f"not answered: {error}")
+            break
+        found.append(Option(change.overrides, trial.starts, change.note if trial.starts else trial.words))
+    return tuple(found)

@@ -1,0 +1,220 @@
+"""Changes of a waiting Slurm run that may let it start sooner, and nodes it could use. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.schedulers.explanation import may_have, ranks
+from launcher.schedulers.slurm import directives
+from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation
+from launcher.spec.plan import JobPlan
+from launcher.units import format_time
+
+MOST = 4  # changes that are tried, each of which is a question to Slurm
+SHORTEST = 120  # seconds: nobody wants a shorter job
+BROKEN = ("down", "drain", "fail", "error", "unknown", "maint", "reboot", "power")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: what `resume` takes, the plan that it makes, and what it costs."""
+
+    overrides: tuple[str, ...]
+    plan: JobPlan
+    note: str = ""
+
+
+def base_state(state: str) -> str:
+    """A node's state without the marks that sinfo puts behind it: `down*`, `idle~`, `mixed-`."""
+    return state.rstrip("*~#!%$@^-+")
+
+
+def usable(nodes: Sequence[Nodes], partitions: Sequence[str], constraint: str) -> list[Nodes]:
+    """Nodes of these partitions that have the features asked for, as far as the constraint is a list of them."""
+    wanted = set(re.split(r"[&,]", constraint)) if re.fullmatch(r"[\w.&,-]+", constraint) else set()
+    return [each for each in nodes if each.partition in partitions and wanted <= set(each.features)]
+
+
+def count(nodes: Sequence[Nodes]) -> dict[str, int]:
+    """How many nodes there are in each state, those of most nodes first."""
+    found: dict[str, int] = {}
+    for each in nodes:
+        state = base_state(each.state)
+        found[state] = found.get(state, 0) + each.count
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def idle(nodes: Sequence[Nodes]) -> int:
+    """Nodes that nobody uses and that are there; those that are planned for a job wait idle for others."""
+    return sum(each.count for each in nodes if base_state(each.state) in ("idle", "planned"))
+
+
+def node_lines(nodes: Sequence[Nodes], partition: str, constraint: str) -> tuple[str, ...]:
+    """`partition gpu: 4 nodes: 2 allocated, 1 idle, 1 drained`, and a line for each reason to be out of use."""
+    with_features = f" with {constraint}" if constraint else ""
+    if not nodes:
+        return (f"partition {partition} has no nodes{with_features}",)
+    states = count(nodes)
+    told = ", ".join(f"{number} {state}" for state, number in states.items())
+    total = sum(states.values())
+    lines = [f"partition {partition}: {total} node{'' if total == 1 else 's'}{with_features}: {told}"]
+    for each in nodes:
+        if base_state(each.state).startswith(BROKEN):
+            why = f": {each.reason}" if each.reason else ""
+            lines.append(f"{each.names} {'is' if each.count == 1 else 'are'} {base_state(each.state)}{why}")
+    return tuple(lines)
+
+
+def changes(
+    plan: JobPlan,
+    job: Pending,
+    partitions: Sequence[PartitionFacts],
+    nodes: Sequence[Nodes],
+    reservations: Sequence[Reservation],
+    *,
+    now: float,
+    fixed_nodes: bool = False,
+) -> list[Change]:
+    """What may be tried, the smallest change first, at most MOST.
+
+    | a change | is tried when |
+    |---|---|
+    | no exclude, no constraint, no reservation | the run has one |
+    | less time | it would reach into a reservation, or is more than its partition allows |
+    | another partition | the user may use it, it takes the run as it is; those with most idle nodes first |
+    | as many nodes as are idle, half of them | that is fewer, and min_nodes and the workload allow it |
+    | a partition of a higher tier | as for others |
+    | half the time | no other time is tried |
+
+    What the partition that it is for does not take, in time or in nodes, is not tried.
+
+    Args:
+        plan: the run's plan.
+        job: what Slurm says of its job.
+        partitions: all that there are.
+        nodes: of all partitions.
+        reservations: those that there are, as far as they were asked for.
+        now: seconds since the epoch.
+        fixed_nodes: the user has set min_nodes, so fewer are not offered.
+    """
+    mine = job.partition.split(",")
+    shorter = _shorter(plan, job, partitions, reservations, now)
+    cheap, dear = _elsewhere(plan, job, partitions, nodes)
+    smaller = _smaller(plan, idle(usable(nodes, mine, plan.constraint or "")), fixed_nodes)
+    half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
+    # A trial takes what its partition does not (EnforcePartLimits=NO), and would then wait for ever.
+    kinds = [
+        [each for each in found if _allowed(each.plan, mine, partitions)]
+        for found in (_without(plan), shorter, cheap, smaller, dear, half)
+    ]
+    # One of each kind is tried before a second one of any.
+    picked = [(kind, each) for turn in (0, 1) for kind, found in enumerate(kinds) for each in found[turn : turn + 1]]
+    picked = sorted(picked[: MOST - bool(reservations)], key=lambda pair: (pair[0], -pair[1].plan.nodes))
+    return [change for _, change in picked]
+
+
+def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionFacts]) -> bool:
+    """Whether one of the partitions that a plan is for takes its time and its nodes, as far as they are known.
+
+    Args:
+        plan: the plan, with a change.
+        mine: the partitions that the job is in, for a plan that names none.
+        partitions: all that there are.
+    """
+    names = plan.partition.split(",") if plan.partition else mine
+    there = [each for each in partitions if each.name in names]
+    return not there or any(
+        (each.time is None or plan.time <= each.time)
+        and each.min_nodes <= plan.nodes
+        and (each.max_nodes is None or plan.nodes <= each.max_nodes)
+        for each in there
+    )
+
+
+def arguments(plan: JobPlan) -> list[str]:
+    """The plan's options for `sbatch --test-only`: those of its script, but for what concerns its output."""
+    options = directives.directives(plan, "trial")
+    left_out = ("output", "error", "open-mode", "comment", "array")
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+        if name not in left_out
+    ]  # fmt: skip
+
+
+def _without(plan: JobPlan) -> list[Change]:
+    found = []
+    if plan.exclude:
+        other = dataclasses.replace(plan, exclude=None)
+        found.append(Change(("cluster.exclude=null",), other, f"on any node, {plan.exclude} too"))
+    if plan.constraint:
+        other = dataclasses.replace(plan, constraint=None)
+        found.append(Change(("cluster.constraint=null",), other, f"on nodes without {plan.constraint}"))
+    if plan.reservation:
+        other = dataclasses.replace(plan, reservation=None)
+        found.append(Change(("cluster.reservation=null",), other, f"outside of the reservation {plan.reservation}"))
+    return found
+
+
+def _shorter(
+    plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], reservations: Sequence[Reservation], now: float
+) -> list[Change]:
+    """Less time, where a window or the partition's limit asks for that."""
+    names = job.partition.split(",")
+    most = [each.time for each in partitions if each.name in names and each.time is not None]
+    if most and len(most) == len(names) and plan.time > max(most):
+        return [_in_time(plan, max(most), "what the partition allows")]
+    coming = [
+        each.starts for each in reservations
+        if each.starts is not None and now < each.starts < now + plan.time and each.name != plan.reservation
+    ]  # fmt: skip
+    if not coming:
+        return []
+    left = int(min(coming) - now) - 60  # Slurm needs a moment, and limits are whole minutes
+    return [_in_time(plan, left - left % 60, "it ends before the reservation begins")] if left >= SHORTEST else []
+
+
+def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
+    lead = min(plan.lead, max(seconds // 20, 10))
+    return Change((f"time={format_time(seconds)}",), dataclasses.replace(plan, time=seconds, lead=lead), note)
+
+
+def _elsewhere(
+    plan: JobPlan, job: Pending, partitions: Sequence[PartitionFacts], nodes: Sequence[Nodes]
+) -> tuple[list[Change], list[Change]]:
+    """Other partitions that take the run as it is, those with most idle nodes first; and such of a higher tier."""
+    mine = job.partition.split(",")
+    fitting = []
+    for each in partitions:
+        there = usable(nodes, [each.name], plan.constraint or "")
+        most = min(sum(group.count for group in there), math.inf if each.max_nodes is None else each.max_nodes)
+        allowed = not each.accounts or job.account in each.accounts
+        if (
+            each.name not in mine and each.state == "UP" and not each.root_only
+            and allowed and job.account not in each.denied
+            and each.min_nodes <= plan.nodes <= most and (each.time is None or plan.time <= each.time)
+        ):  # fmt: skip
+            fitting.append((idle(there), each))
+    fitting.sort(key=lambda pair: -pair[0])
+    tier = max((each.tier for each in partitions if each.name in mine), default=0)
+    cheap: list[Change] = []
+    dear: list[Change] = []
+    for _, each in fitting:
+        other = dataclasses.replace(plan, partition=each.name)
+        higher = each.tier > tier
+        note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
+        (dear if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))
+    return cheap, dear
+
+
+def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
+    """Fewer nodes: as many as are idle now, half of them, and the fewest that the run can do with."""
+    return [
+        Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
+               f"{ranks(n * plan.procs_per_node)} instead of {plan.world_size}")
+        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes)) if may_have(plan, n, fixed=fixed)
+    ]  # fmt: skip

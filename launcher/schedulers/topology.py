@@ -1,0 +1,345 @@
+"""Who am I among all ranks: derived from the variables of whatever started this process. Pure.
+
+Sources are asked in the order of `SOURCES`; the first whose set of variables is complete wins, and its name is kept in
+`Topology.source`. Nothing here does I/O: the environment, this host's name and the reader of PBS's node file are
+arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.schedulers.hostlist import expand, expand_counts, hosts_of
+
+Environ = Mapping[str, str]
+
+
+class TopologyError(RuntimeError):
+    """The environment names a place in a job, but not all of it."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one process in a job.
+
+    Attributes:
+        source: what it was derived from, e.g. `srun`.
+        rank, local_rank, node_rank: as torch.distributed uses them.
+        world_size, local_world_size, nnodes: number of processes, of processes on this node, of nodes.
+        hosts: host name of each node rank; empty when the source does not tell.
+        master: host of rank 0.
+        master_port: port that the environment prescribes, or None when it is ours to choose.
+        job: what tells this launch from any other of the same user (job and step).
+        node_told: whether the node rank was told; else it is a guess, by which ranks fill nodes in order.
+        tasks_per_node: ranks of each node, where the source tells them and ranks fill nodes in order.
+    """
+
+    source: str
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    nnodes: int
+    hosts: tuple[str, ...]
+    master: str
+    master_port: int | None
+    job: str
+    node_told: bool = True
+    tasks_per_node: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for value, bound, what in (
+            (self.rank, self.world_size, "rank"),
+            (self.local_rank, self.local_world_size, "local rank"),
+            (self.node_rank, self.nnodes, "node rank"),
+        ):
+            if not 0 <= value < bound:
+                raise TopologyError(
+                    f"{self.source} gives {what} {value} of {bound}: its variables contradict each other"
+                )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a source is asked in: the environment, this host, and the hosts of the allocation (empty if unknown)."""
+
+    environ: Environ
+    hostname: str
+    allocation: tuple[str, ...]
+
+    def number(self, name: str) -> int:
+        try:
+            return int(self.environ[name])
+        except ValueError:
+            raise TopologyError(f"{name}={self.environ[name]!r} is not a number") from None
+
+    def has(self, *names: str) -> bool:
+        return all(self.environ.get(name) for name in names)
+
+    def first(self, *names: str) -> int | None:
+        return next((self.number(name) for name in names if self.has(name)), None)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where all ranks are.
+
+    Attributes:
+        of_ranks: the node rank of each rank.
+        hosts: the host of each node rank.
+    """
+
+    of_ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+
+def numbered(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
+    """The nodes of all ranks, from what each of them says of itself. Pure.
+
+    | ranks say | a node is | nodes are numbered |
+    |---|---|---|
+    | the node rank that they were told, all of them | those of one number: simulated nodes share a host | as they say |
+    | their host only, at least one of them | those on one host | by the first rank on it |
+
+    Args:
+        told: of each rank, in order: its node rank (None: nobody told it), and its host.
+        hosts: names of the nodes by the source's own list, which count where they fit.
+    """
+    by_number = all(number is not None for number, _ in told)
+    places: list[int | str] = [number if by_number and number is not None else host for number, host in told]
+    order = sorted(set(places), key=lambda place: place if isinstance(place, int) else places.index(place))
+    named = {place: host for place, (_, host) in zip(reversed(places), reversed(told), strict=True)}
+    fits = by_number and len(hosts) == len(order)
+    return Nodes(
+        tuple(order.index(place) for place in places), tuple(hosts) if fits else tuple(named[place] for place in order)
+    )
+
+
+def in_order(place: Topology) -> tuple[int, ...]:
+    """The node rank of each rank where the source tells how many ranks its nodes have; () where nobody knows. Pure.
+
+    Ranks need not fill nodes in order (srun --distribution=cyclic, mpirun --map-by node), which one rank cannot see:
+    after they have joined, `numbered` counts.
+    """
+    counts = place.tasks_per_node
+    if not counts and place.node_told and place.world_size == place.local_world_size * place.nnodes:
+        counts = (place.local_world_size,) * place.nnodes
+    found = tuple(node for node, count in enumerate(counts) for _ in range(count))
+    fits = len(found) == place.world_size and found[place.rank] == place.node_rank
+    return found if fits else ()
+
+
+def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
+    """The topology of this process.
+
+    Args:
+        environ: its environment.
+        hostname: its host's name, for the sources that give no list of hosts.
+        read: reads PBS's node file, given its path.
+
+    Returns:
+        The first complete source of `SOURCES`; a world of one rank when there is none.
+
+    Raises:
+        TopologyError: a source is there, and its values contradict each other or leave the master unknown.
+    """
+    try:
+        place = _Place(environ, hostname, _allocation(environ, read))
+        topology = next(filter(None, (source(place) for source in SOURCES.values())), None)
+    except (ValueError, ZeroDivisionError) as error:  # a list of nodes or counts that is none, no ranks on a node
+        raise TopologyError(f"the variables of this job contradict each other: {error}") from None
+    if topology is None:
+        topology = _uniform("plain", place, 0, 1, 0, 1, job="plain")
+    if master := environ.get("MASTER_ADDR"):  # the user's word on it counts, whatever the source
+        port = place.first("MASTER_PORT")
+        topology = replace(topology, master=master, master_port=topology.master_port or port)
+    if not topology.master:
+        raise TopologyError(
+            f"{topology.source} started {topology.world_size} ranks on several nodes and does not tell the host of "
+            "rank 0: set MASTER_ADDR to it"
+        )
+    return topology
+
+
+def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]:
+    """Distinct hosts of the allocation in its order, or nothing."""
+    if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
+        return tuple(expand(nodes))
+    if path := environ.get("PBS_NODEFILE"):
+        return tuple(hosts_of(read(path)))
+    return ()
+
+
+def _uniform(
+    source: str,
+    place: _Place,
+    rank: int,
+    world: int,
+    local_rank: int,
+    local_world: int,
+    job: str,
+    node: int | None = None,
+) -> Topology:
+    """For sources that know their own numbers only: as if every node had as many ranks, and they filled nodes in order.
+
+    The ranks tell each other where they really are as soon as they can (`numbered`).
+    """
+    node_told = node is not None or world == 1
+    nnodes = max(-(-world // local_world), (node or 0) + 1)
+    hosts = place.allocation if nnodes > 1 else (place.hostname,)
+    master = hosts[0] if hosts else ""  # whether or not the nodes have as many ranks each
+    if len(hosts) != nnodes:
+        hosts = ()
+    if node is None:
+        names = [host.partition(".")[0] for host in hosts]
+        here = place.hostname.partition(".")[0]
+        node = names.index(here) if names.count(here) == 1 else rank // local_world
+    return Topology(
+        source,
+        rank,
+        local_rank,
+        node,
+        world,
+        local_world,
+        nnodes,
+        hosts,
+        master,
+        None,
+        job,
+        node_told,
+    )
+
+
+def _launcher(place: _Place) -> Topology | None:
+    """Our own scripts, where the scheduler gives a task no numbers (local, PBS)."""
+    if not place.has("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE", "LAUNCHER_HOSTS"):
+        return None
+    hosts = tuple(place.environ["LAUNCHER_HOSTS"].split(","))
+    tasks, task = place.number("LAUNCHER_TASKS"), place.number("LAUNCHER_TASK")
+    per_node = tasks // len(hosts)
+    job = place.environ.get("LAUNCHER_JOB", "")
+    return Topology(
+        "launcher", task, task % per_node, place.number("LAUNCHER_NODE"), tasks, per_node, len(hosts), hosts, hosts[0],
+        None, job,
+    )  # fmt: skip
+
+
+def _torchrun(place: _Place) -> Topology | None:
+    """torchrun: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables."""
+    if not place.has("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        return None
+    world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
+    nnodes = place.first("GROUP_WORLD_SIZE") or -(-world // local_world)
+    told = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # our agent tells its ranks
+    hosts = next((hosts for hosts in (told, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
+    node = place.first("GROUP_RANK", "NODE_RANK")  # torchrun's; who sets the others by hand may leave it out
+    return Topology(
+        "torchrun",
+        place.number("RANK"),
+        place.number("LOCAL_RANK"),
+        place.number("RANK") // local_world if node is None else node,
+        world,
+        local_world,
+        nnodes,
+        hosts,
+        place.environ["MASTER_ADDR"],
+        place.number("MASTER_PORT"),
+        place.environ.get("TORCHELASTIC_RUN_ID", "torchrun"),
+        node_told=node is not None or nnodes == 1,
+    )
+
+
+def _srun(place: _Place) -> Topology | None:
+    """srun: man srun, OUTPUT ENVIRONMENT VARIABLES. The step's values, for the job's may cover more nodes.
+
+    The batch script itself has SLURM_PROCID too, but belongs to no step of ours: SLURM_STEP_* tell them apart.
+    """
+    if not place.has(
+        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ):  # fmt: skip
+        return None
+    node, hosts = place.number("SLURM_NODEID"), place.allocation
+    counts = expand_counts(place.environ["SLURM_STEP_TASKS_PER_NODE"])
+    if len(counts) != len(hosts) or node >= len(hosts):
+        raise TopologyError(
+            f"srun gives {len(hosts)} hosts (SLURM_STEP_NODELIST), {len(counts)} task counts "
+            f"(SLURM_STEP_TASKS_PER_NODE) and node {node}: its variables contradict each other"
+        )
+    job = f"{place.environ.get('SLURM_JOB_ID', '')}.{place.environ.get('SLURM_STEP_ID', '')}"
+    return Topology(
+        "srun",
+        place.number("SLURM_PROCID"),
+        place.number("SLURM_LOCALID"),
+        node,
+        place.number("SLURM_STEP_NUM_TASKS"),
+        counts[node],
+        len(hosts),
+        hosts,
+        hosts[0],
+        None,
+        f"slurm-{job}",
+        tasks_per_node=() if "cyclic" in place.environ.get("SLURM_DISTRIBUTION", "") else tuple(counts),
+    )
+
+
+def _openmpi(place: _Place) -> Topology | None:
+    """OpenMPI's mpirun: docs.open-mpi.org, "Environment variables set at run time"."""
+    prefix = "OMPI_COMM_WORLD_"
+    if not place.has(*(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))):
+        return None
+    rank, world, local_rank, local_world = (
+        place.number(prefix + name) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    )
+    job = place.environ.get("PMIX_NAMESPACE", "")
+    return _uniform("openmpi", place, rank, world, local_rank, local_world, f"openmpi-{job}")
+
+
+def _pals(place: _Place) -> Topology | None:
+    """HPE Cray PALS (mpiexec on Cray EX): man intro_pals, and the world's size from Cray PMI."""
+    local_world = place.first("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+    if not place.has("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE") or local_world is None:
+        return None
+    rank, local_rank, node, world = (
+        place.number(name) for name in ("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_NODEID", "PMI_SIZE")
+    )
+    job = place.environ.get("PALS_APID", "")
+    return _uniform("pals", place, rank, world, local_rank, local_world, f"pals-{job}", node)
+
+
+def _mpich(place: _Place) -> Topology | None:
+    """MPICH's and Intel MPI's Hydra process manager (mpiexec -genvlist; MPI_LOCALRANKID)."""
+    if not place.has("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
+        return None
+    rank, world, local_rank, local_world = (
+        place.number(name) for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    )
+    job = place.environ.get("SLURM_JOB_ID") or place.environ.get("PBS_JOBID") or ""
+    return _uniform("mpich", place, rank, world, local_rank, local_world, f"mpich-{job}")
+
+
+def _pbs(place: _Place) -> Topology | None:
+    """pbsdsh and pbs_tmrsh with one task per node: PBS_NODENUM is the node's index in the job.
+
+    The main script has PBS_TASKNUM=1; it was started by nobody but the scheduler and is a world of its own.
+    """
+    if not place.has("PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM") or not place.allocation:
+        return None
+    if place.environ["PBS_TASKNUM"] == "1":
+        return None
+    node, nodes = place.number("PBS_NODENUM"), len(place.allocation)
+    job = f"pbs-{place.environ.get('PBS_JOBID', '')}"
+    return Topology("pbs", node, 0, node, nodes, 1, nodes, place.allocation, place.allocation[0], None, job)
+
+
+SOURCES: dict[str, Callable[[_Place], Topology | None]] = {
+    "launcher": _launcher,
+    "torchrun": _torchrun,
+    "srun": _srun,
+    "openmpi": _openmpi,
+    "pals": _pals,
+    "mpich": _mpich,
+    "pbs": _pbs,
+}

@@ -1,0 +1,110 @@
+"""What a submission asks its site for: node-hours, GPU-hours, core-hours. Pure.
+
+Hours are those of the wall time that is asked for: the most that may be charged, not what will be used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.config.schema import ResumeHow
+from launcher.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from launcher.spec.plan import JobPlan
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What jobs ask for together, in hours.
+
+    Attributes:
+        node_hours, gpu_hours, core_hours: nodes, GPUs and CPUs, each times the wall time.
+    """
+
+    node_hours: float = 0.0
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.node_hours + other.node_hours, self.gpu_hours + other.gpu_hours, self.core_hours + other.core_hours
+        )
+
+    def times(self, count: float) -> Cost:
+        return Cost(self.node_hours * count, self.gpu_hours * count, self.core_hours * count)
+
+    @property
+    def counted(self) -> tuple[float, str]:
+        """What `confirm_above` is compared with: GPU-hours, or node-hours where there are no GPUs."""
+        return (self.gpu_hours, "GPU-hours") if self.gpu_hours else (self.node_hours, "node-hours")
+
+    def __str__(self) -> str:
+        """`24 node-hours, 96 GPU-hours`; core-hours where there are no GPUs."""
+        second = _hours_of(self.gpu_hours, "GPU") if self.gpu_hours else _hours_of(self.core_hours, "core")
+        return f"{_hours_of(self.node_hours, 'node')}, {second}"
+
+
+def of_plan(plan: JobPlan) -> Cost:
+    """What one attempt of a run asks for; of a chain, whose jobs are all submitted at first, what all of them do."""
+    hours = plan.time / 3600 * (plan.max_attempts if plan.resume_how == ResumeHow.chain.value else 1)
+    return Cost(plan.nodes * hours, plan.nodes * plan.gpus_per_node * hours, plan.nodes * plan.cpus_per_node * hours)
+
+
+def of_plans(plans: Iterable[JobPlan]) -> Cost:
+    """What runs ask for together."""
+    return sum((of_plan(plan) for plan in plans), Cost())
+
+
+def lines(plan: JobPlan) -> list[str]:
+    """`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`, and how often."""
+    jobs = f"{plan.max_attempts} jobs x " if plan.resume_how == ResumeHow.chain.value else ""
+    return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
+
+
+def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str]:
+    """`15 x 1 node x 1 GPU x 1h = 15 node-hours, 15 GPU-hours`, for the points of a sweep; and how often.
+
+    Args:
+        plans: those of its points, at least one.
+        count: points that there will be, if these are but the first.
+    """
+    each = list(plans)
+    total = of_plans(each).times(1 if count is None else count / len(each))
+    shapes = {_shape(plan) for plan in each}
+    number_of = len(each) if count is None else count
+    what = f"{number_of} x {shapes.pop()}" if len(shapes) == 1 else f"{number_of} points"
+    return [f"{what} = {total}", *_attempts(each)]
+
+
+def _attempts(plans: Iterable[JobPlan]) -> list[str]:
+    """That an attempt which stops early may be followed by another one, which asks for as much."""
+    most = max(
+        (plan.max_attempts for plan in plans if plan.resume_how not in (ResumeHow.never.value, ResumeHow.chain.value)),
+        default=1,
+    )
+    return [f"in one attempt, of at most {most} (resume.max_attempts)"] if most > 1 else []
+
+
+def _shape(plan: JobPlan) -> str:
+    """`2 nodes x 4 GPUs x 12h`."""
+    many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
+    return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {hours(plan.time)}"
+
+
+def hours(seconds: int) -> str:
+    """`12h`, `1h30m`, `45s`: in the form that `time` takes. Pure."""
+    parts = ((seconds // 3600, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    return "".join(f"{value}{unit}" for value, unit in parts if value)
+
+
+def number(value: float) -> str:
+    """`96`, `0.5`, `1234.5`, `0.003`: as many digits as matter. Pure."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
+
+
+def _hours_of(value: float, what: str) -> str:
+    return f"{number(value)} {what}-hour" + ("" if value == 1 else "s")

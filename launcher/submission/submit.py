@@ -1,0 +1,589 @@
+"""From a plan to a job, once: the run directory first, then the scheduler, with a journal in between.
+
+A run id is submitted at most once. Whoever submits it again gets the job that is there, or finishes a submission that
+was cut short, provided that the config is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import __version__
+from launcher.config.schema import Config, ResumeHow, Scheduler
+from launcher.environment import redaction as public
+from launcher.environment import secrets as secret
+from launcher.environment import snapshot, trackers
+from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
+from launcher.files import shared_folder
+from launcher.files.os_errors import explain
+from launcher.files.shared_files import exists, known
+from launcher.monitoring.live import Live, look, read
+from launcher.monitoring.state import RunState
+from launcher.paths import default_runs_dir
+from launcher.processes.groups import Process
+from launcher.runs import live_index
+from launcher.runs.directory import Run, new_id, token_of
+from launcher.runs.lookup import find
+from launcher.schedulers.allocation import Held, allocation, require_room
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.detect import detect
+from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.pbs import facts as pbs_facts
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.successor import submit_after
+from launcher.script import render
+from launcher.spec import limits
+from launcher.spec.plan import JobPlan, Site, as_dict, check_name, make_plan
+from launcher.submission.inputs import Inputs
+from launcher.submission.interrupts import Interrupted, held_back
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+# Where and with which interpreter the command was typed does not make another run of it.
+OF_THE_COMMAND = ("workdir", "umask", "python", "repository", "code_path", "secrets_dir")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan that has passed every check, and what the user should know before it is used."""
+
+    plan: JobPlan
+    token: str
+    notes: tuple[str, ...]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # of cluster.environment; in no record
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The run and its job; `again` when the job was there already."""
+
+    run: Run
+    job_id: str
+    again: bool = False
+
+
+def prepare(
+    config: Config, environ: Mapping[str, str] = os.environ, *, run_id: str | None = None, new_snapshot: bool = False
+) -> Prepared:
+    """Plans and checks; nothing is written and nothing submitted.
+
+    Args:
+        config: the config.
+        environ: of this process.
+        run_id: of a run that is there already, which may be a point of a sweep; None: the config's, or a new one.
+        new_snapshot: with env.snapshot: of the code as it is now, although the run has one.
+
+    Raises:
+        ConfigError: the config cannot be run; the text names the fix.
+    """
+    held = held_by(config, environ)
+    check_name("name", config.name)
+    if run_id is None:
+        run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
+    plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)
+    notes += admitted(plan, config, environ, held)
+    # Made of the id, so that a second submission of it looks for the same job.
+    token = token_of(plan.run_dir)
+    render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
+    if plan.template is not None:
+        from launcher.script import custom_template
+
+        notes += custom_template.notes(plan, token)
+    secrets = secrets_of(config)
+    fields = as_dict(plan)
+    fields["workload"] = fields.pop("params")  # as the user calls it
+    secret.require_absent(fields, {**secret.among(environ, plan.secret_names), **secrets})
+    return Prepared(plan, token, notes, secrets)
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """The secrets among the variables that a config sets."""
+    values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
+    return secret.among(values, public.patterns(config.env.secrets))
+
+
+def site_of(config: Config, run_id: str, held: Held | None) -> Site:
+    """What this machine adds to the config of a run with this id; a point's is SWEEP/N."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
+    starter = held.starter if held else None
+    after = _after(config, Run(run_dir))
+    secrets_dir = str(secret.folder()) if config.cluster.scheduler is Scheduler.pbs else None
+    return Site(
+        run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
+    )
+
+
+def _after(config: Config, run: Run) -> tuple[str, ...]:
+    """What a run waits for, as its plan keeps it.
+
+    Raises:
+        ConfigError: it cannot be found.
+    """
+    wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
+    if not any(wanted.values()):
+        return ()
+    from launcher.submission import dependencies as after
+
+    if run.recorded() and (after.passed(run) or any(map(after.with_latest, wanted.values()))):
+        return run.plan().after  # by now `latest` may be another one, or nobody keeps what it waited for
+    runs_dir = Path(config.runs_dir).expanduser().absolute()
+    return tuple(each for key, value in wanted.items() for each in after.resolve(value, runs_dir, key))
+
+
+def planned(
+    config: Config, site: Site, inputs: Inputs, *, new_snapshot: bool = False
+) -> tuple[JobPlan, tuple[str, ...]]:
+    """The plan, checked against everything but the live scheduler, and what its user should know.
+
+    Args:
+        config: the config.
+        site: what this machine adds to it.
+        inputs: finds its data and its code; one for all points of a sweep.
+        new_snapshot: see `prepare`.
+
+    Raises:
+        ConfigError: the config cannot be run; the text names the fix.
+    """
+    run = None if new_snapshot else Run(Path(site.run_dir))
+    config, notes = inputs.into(_with_baseline(config), run)
+    config = inputs.with_template(config)
+    config, told = inputs.with_environment(config)
+    notes += told
+    site = inputs.with_code(config, site, new_snapshot=new_snapshot)
+    plan = make_plan(config, site)
+    limits.check_names(plan)
+    limits.check_sweep(plan)
+    limits.check_training(plan)
+    limits.check_limits(plan, config.cluster.limits)
+    return plan, notes + snapshot.notes(plan) + trackers.check(plan)
+
+
+def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Held | None) -> tuple[str, ...]:
+    """Compares a plan with the live scheduler or the allocation that is held; what its user should know.
+
+    Raises:
+        ConfigError: there is no room for it there.
+    """
+    waits = _waits(plan)
+    if plan.queued:
+        dropped = job_environment(environ, plan).dropped
+        notes = (f"not handed on to the job: {', '.join(dropped)}",) if dropped else ()
+        return _check_live(plan, config, environ) + notes + waits
+    if held:
+        require_room(held, plan)
+    return waits
+
+
+def _waits(plan: JobPlan) -> tuple[str, ...]:
+    if not plan.after:
+        return ()
+    from launcher.submission import dependencies as after
+
+    return after.admitted(plan)
+
+
+def submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str] = ()) -> Submitted:
+    """Makes the run directory and hands the job over.
+
+    Args:
+        prepared: what `prepare` returned.
+        config: the resolved config, for the record.
+        overrides: what the user wrote to get it, for `resume`.
+
+    Raises:
+        ConfigError: no run directory can be made, or the run id belongs to another config.
+        SubmissionError: the scheduler refused (nothing is left behind) or did not answer (repeat it with the run id).
+    """
+    with secret.exported(prepared.secrets):
+        return _submit(prepared, config, overrides)
+
+
+def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    plan = prepared.plan
+    run = Run(Path(plan.run_dir))
+    resumed = run.recorded()
+    if resumed:
+        run.require_private()
+    else:  # or its submitter was killed before it had submitted anything
+        try:
+            with _refusals_of_the_system(run, plan, prepared.token):
+                _make(run, prepared, config, overrides)
+        except Refused:
+            _remove(run)
+            raise
+    with run.only_submitter():
+        require_same(run, plan)  # others may have been here at the same time
+        if job_id := read(run).job_id:
+            return Submitted(run, job_id, again=True)
+        try:
+            with _interrupted(run), _refusals_of_the_system(run, plan, prepared.token):
+                job = start(run, plan, prepared.token, resumed)
+                journal_jobs(run, plan, job.job_id, prepared.token)
+        except Refused:
+            if not resumed:
+                _remove(run)
+            raise
+        except SubmissionError as error:
+            raise SubmissionError(
+                f"{error}.\nRepeat the command with run_id={plan.run_id}: it takes the job that is there, or submits "
+                "it if there is none"
+            ) from None
+    with contextlib.suppress(OSError):  # a convenience: `status RUN` also takes a path
+        run.link(default_runs_dir())
+    return Submitted(run, job.job_id)
+
+
+@contextlib.contextmanager
+def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[None]:
+    """What the system refuses inside, a full disk for one, ends the submission.
+
+    Raises:
+        Refused: the system's words; no scheduler has been asked.
+        SubmissionError: the same after one was asked, so that there may be a job.
+    """
+    try:
+        yield
+    except UnavailableError:  # nothing may be removed because it cannot be read
+        raise
+    except OSError as error:
+        words = explain(error)
+        if words is None:
+            raise
+        if plan.queued and tried(run, token):
+            raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
+        if process := Process.started(run.journal_events()):
+            process.signal(signal.SIGKILL)
+        raise Refused(f"nothing was submitted: {words}", surely=True) from None
+
+
+@contextlib.contextmanager
+def _interrupted(run: Run) -> Iterator[None]:
+    """Ctrl-C inside does not cut a submission short, and tells what has come of it.
+
+    Raises:
+        Interrupted: the job is there; or there was a second Ctrl-C, and nobody knows.
+    """
+    try:
+        with held_back() as interrupted:
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"nobody knows whether {run.id} was submitted: repeat the command with run_id={run.id}, which takes the "
+            f"job that is there, or end it with `launcher cancel {run.id}`"
+        ) from None
+    if interrupted:
+        job_id = read(run).job_id
+        raise Interrupted(f"{run.id} was submitted as job {job_id}, and goes on: `launcher cancel {run.id}` ends it")
+
+
+def tried(run: Run, token: str) -> bool:
+    """Whether a scheduler may have got the run's job with this token."""
+    return any(entry["event"] == "submitting" and entry["token"] == token for entry in run.journal_events())
+
+
+def _remove(run: Run) -> None:
+    """Removes a run that was never handed over."""
+    shutil.rmtree(run.path, ignore_errors=True)
+    live_index.take_back(run.path)
+
+
+def _make(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """The run directory with its record."""
+    plan = prepared.plan
+    require_commands(plan)
+    public = public_record(prepared, config, overrides)
+    Run.create(run.path)
+    try:
+        snapshot.take(plan)
+    except ConfigError:
+        _remove(run)
+        raise
+    _record(run, prepared, *public)
+
+
+def public_record(
+    prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The config and the overrides as they may be written.
+
+    Raises:
+        ConfigError: the value of a secret stands where it cannot be left out.
+    """
+    names = prepared.plan.secret_names
+    found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
+    secrets = {**secret.among(os.environ, names), **prepared.secrets}
+    secret.require_absent({**found[0], "overrides": found[1]}, secrets)
+    secret.require_not_interpolated(names)
+    return found
+
+
+def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    facts = {**facts_of_here(prepared.plan.submitted_in), **snapshot.facts(prepared.plan)}
+    facts |= {"token": prepared.token, "overrides": list(overrides)}
+    run.write_record(prepared.plan, config, facts)
+
+
+def facts_of_here(folder: str) -> dict[str, Any]:
+    """Versions, this machine, and the commit of the folder that the user works in."""
+    import hydra
+    import submitit
+
+    return {
+        "launcher": __version__, "python": platform.python_version(), "hydra": hydra.__version__,
+        "submitit": submitit.__version__, "host": platform.node(), "commit": _commit(folder),
+    }  # fmt: skip
+
+
+def resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    """Starts another attempt of a run that is over, with a plan that may be another one.
+
+    Args:
+        run: the run.
+        prepared: what `prepare` returned for its run id.
+        config: the resolved config, for the record.
+        overrides: what the user wrote to get it, this time and before.
+
+    Raises:
+        ConfigError: it is the plan of another workload.
+        RunError: the run is done, or not over.
+        SubmissionError: the scheduler refused, or did not answer (repeat the command).
+    """
+    with secret.exported(prepared.secrets):
+        return _resume(run, prepared, *public_record(prepared, config, overrides))
+
+
+def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[str]) -> Submitted:
+    plan = prepared.plan
+    require_commands(plan)
+    with run.only_submitter():
+        before = run.plan()
+        if (plan.entry, plan.kind) != (before.entry, before.kind):
+            raise ConfigError(
+                f"{run.id} is a run of workload={before.workload}: for workload={plan.workload} start another run"
+            )
+        require_over(run, Live())
+        # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
+        journal = run.journal_events()
+        token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
+        tried_before = tried(run, token)
+        prepared = dataclasses.replace(prepared, token=token)
+        snapshot.take(plan)
+        with _refusals_of_the_system(run, plan, token):
+            run.clear_for_resume()
+        try:
+            with _interrupted(run), _refusals_of_the_system(run, plan, token):
+                _record(run, prepared, config, overrides)
+                job = start(run, plan, token, resumed=tried_before)
+                journal_jobs(run, plan, job.job_id, token)
+        except Refused:  # the run is still what it was
+            run.take_back_record()
+            raise
+    return Submitted(run, job.job_id)
+
+
+def require_over(run: Run, live: Live) -> None:
+    """
+    Raises:
+        RunError: the run is done, or not over.
+    """
+    seen = look(run, live)
+    if seen.state is RunState.DONE:
+        raise RunError(f"{run.id} is done: there is nothing to resume")
+    if not seen.state.over:
+        word = f" ({seen.word})" if seen.state is RunState.UNKNOWN and seen.word else ""
+        raise RunError(f"{run.id} is {seen.state.value}{word}: to change its size, `touch {run.path}/stop` and wait")
+
+
+def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
+    """Notes the job; those of its chain are submitted first."""
+    if plan.resume_how != ResumeHow.chain.value:
+        run.journal("submitted", job=job_id)
+        return
+    environment = job_environment(os.environ, plan).environment
+    jobs = [job_id]
+    try:
+        for number in range(1, plan.max_attempts):
+            script = str(run.path / "script.sh")
+            jobs.append(submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.submit_timeout))
+    finally:  # some may be there although the site takes no more
+        run.journal("submitted", job=jobs[0], chain=jobs[1:])
+
+
+def start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
+    """Hands one run to its backend; `resumed`: it may have been handed over with this token already."""
+    from launcher.agent import payload
+
+    if plan.scheduler == Scheduler.slurm.value:
+        from launcher.schedulers.slurm.executor import SlurmExecutor
+
+        return SlurmExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
+    if plan.scheduler == Scheduler.pbs.value:
+        from launcher.schedulers.pbs.executor import PBSRunExecutor
+
+        return PBSRunExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
+    from launcher.schedulers.local.executor import LocalExecutor
+
+    return LocalExecutor(run, plan, token).submit(payload.run, str(run.path))
+
+
+def require_commands(plan: JobPlan) -> None:
+    """
+    Raises:
+        SubmissionError: this machine cannot submit the plan.
+    """
+    problem = detect().problem() if plan.scheduler == Scheduler.pbs.value else None
+    if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
+        problem = "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+    if problem:
+        raise SubmissionError(f"nothing was submitted: {problem}")
+
+
+def require_same(run: Run, plan: JobPlan) -> None:
+    """
+    Raises:
+        ConfigError: the run that is there has another plan.
+    """
+    mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.first_plan()))
+    different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
+    if different:
+        raise ConfigError(
+            f"{plan.run_id} is there already with other values of {', '.join(different)}: choose another "
+            + ("sweep.id" if run.is_point else "run_id")
+        )
+
+
+def _code_root() -> str | None:
+    from launcher.paths import code_root
+
+    root = code_root()
+    return None if root is None else str(root)
+
+
+def _with_baseline(config: Config) -> Config:
+    """Finds the results to compare with, and writes their path into the config."""
+    from launcher.config.schema import P2P, Collective
+
+    if config.baseline is None:
+        return config
+    from workloads import results  # for a comparison only
+
+    workload = config.workload
+    if not isinstance(workload, (Collective, P2P)):
+        raise ConfigError(
+            f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
+            "(python -m launcher report compares runs of every kind)"
+        )
+    path = Path(config.baseline).expanduser().absolute()
+    if not path.is_file():
+        try:
+            path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path / results.JSON
+        except RunError as error:
+            raise ConfigError(f"baseline={config.baseline}: {error}") from None
+    try:
+        measured = results.read(path)
+    except ValueError as error:
+        raise ConfigError(f"baseline={config.baseline}: {error}") from None
+    kind = type(workload).__name__.lower()
+    if measured.workload != kind:
+        raise ConfigError(
+            f"baseline={config.baseline} is a run of workload={measured.workload}: choose one of workload={kind}"
+        )
+    return dataclasses.replace(config, workload=dataclasses.replace(workload, baseline=str(path)))
+
+
+def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
+    if not config.cluster.check:
+        return ()
+    if plan.scheduler == Scheduler.pbs.value:
+        try:
+            queues = PBS(plan.submit_timeout).queues()
+            queue = limits.check_queue(plan, queues)
+        except QueryError as error:
+            return (f"not compared with the live queues: {error}",)
+        try:
+            nodes = pbs_facts.Facts(PBS(plan.submit_timeout)).nodes()
+        except QueryError as error:
+            return (f"not compared with the live nodes: {error}",)
+        limits.check_nodes(plan, pbs_facts.hosts_of(nodes, plan, queue))
+        return _seen_by(nodes, Path(plan.run_dir).parent)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Slurm(plan.submit_timeout).partitions)
+        importlib.import_module(
+            "launcher.schedulers.slurm.executor"
+        )  # 30 ms that the submission needs next, while Slurm answers
+    try:
+        partitions = answer.result()
+    except QueryError as error:
+        return (f"not compared with the live partitions: {error}",)
+    if partitions:
+        partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
+        limits.check_partition(dataclasses.replace(plan, partition=partition), partitions)
+    return ()
+
+
+def _seen_by(nodes: Sequence[pbs_facts.Node], folder: Path) -> tuple[str, ...]:
+    """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
+
+    Raises:
+        ConfigError: they cannot see it.
+    """
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=known(exists(folder / shared_folder.SEEN)),
+        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
+    )  # fmt: skip
+    return (note,) if note else ()
+
+
+def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
+    """The allocation that the shell is in, for a cluster that uses it.
+
+    Raises:
+        ConfigError: it is in none.
+    """
+    if config.cluster.scheduler is not Scheduler.allocation:
+        return None
+    found = allocation(environ)
+    if found is None:
+        raise ConfigError(
+            "cluster=allocation: this shell is in no allocation (neither SLURM_JOB_ID nor PBS_JOBID and PBS_NODEFILE "
+            "are set): get one with salloc first, or on PBS with qsub -I, or use a cluster that is submitted to"
+        )
+    return found
+
+
+def _commit(folder: str) -> str | None:
+    """The git commit of the folder the user works in, with `+` when files differ from it."""
+    head = Path(folder)
+    while not (head / ".git").exists():
+        if head == head.parent:
+            return None
+        head = head.parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"], cwd=folder, capture_output=True,
+            text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,200 @@
+"""Changes to a sweep that is under way: ending points, starting points again, how many run at once.
+
+Each takes the submitter's lock, so that nobody hands points over meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.config.schema import Scheduler
+from launcher.environment import secrets as secret
+from launcher.errors import RunError
+from launcher.monitoring.live import forget, queries
+from launcher.monitoring.state import RunState
+from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
+from launcher.runs.directory import Run, only_submitter
+from launcher.runs.sweep_directory import Submission, Sweep, to_ranges
+from launcher.schedulers.pbs.client import array_of, element_id
+from launcher.spec.plan import JobPlan
+from launcher.sweeps.grouping import shares
+
+if TYPE_CHECKING:
+    from launcher.sweeps.submit import SubmittedSweep
+
+BEGUN = (RunState.RUNNING.value, RunState.SUSPENDED.value)  # states of points that their array has started
+
+
+@dataclass(frozen=True)
+class LiveArray:
+    """An array some of whose points are not over.
+
+    Attributes:
+        job: its id, as its scheduler wants it.
+        plan: of one of its points.
+        points: those that are not over.
+        pending: how many of them have not begun.
+    """
+
+    job: str
+    plan: JobPlan
+    points: tuple[int, ...]
+    pending: int
+
+
+def live_arrays(
+    seen: Sequence[PointSeen], submissions: Sequence[Submission]
+) -> tuple[list[LiveArray], list[PointSeen]]:
+    """The arrays that are not over, and points that are not over and whose jobs are their own. Pure."""
+    by_job = {
+        element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
+    }
+    members: dict[str, list[PointSeen]] = {}
+    alone = []
+    for each in seen:
+        if not each.live or each.seen is None:
+            continue
+        submission = by_job.get(each.seen.story.job_id or "")
+        if submission is None or not each.seen.plan.queued:
+            alone.append(each)
+        else:
+            members.setdefault(submission.token, []).append(each)
+    return [_array(found) for found in members.values()], alone
+
+
+def _array(members: Sequence[PointSeen]) -> LiveArray:
+    first = members[0].seen
+    assert first is not None and first.story.job_id is not None
+    pbs = first.plan.scheduler == Scheduler.pbs.value
+    job = array_of(first.story.job_id) if pbs else first.story.job_id.rpartition("_")[0]
+    pending = sum(each.state not in BEGUN for each in members)
+    return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
+
+
+def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = False) -> dict[int, str]:
+    """Ends points, and keeps those from beginning that have not begun.
+
+    Args:
+        sweep: the sweep.
+        points: which; None: all of them.
+        kill: at once, where they run on this machine.
+
+    Returns:
+        What each was before; those that were over already stay as they are.
+
+    Raises:
+        RunError: one runs on another machine.
+        QueryError: a scheduler does not answer.
+    """
+    if points is None:
+        sweep.mark_cancelled(True)  # first: whoever starts points on this machine looks for it
+    live = SweepLive()
+    with only_submitter(sweep.path):
+        _settle(sweep)
+        seen = look_at(sweep, live, cancelled=False)  # each point gets a mark of its own
+        wanted = [each for each in seen if not each.over and (points is None or each.point.index in points)]
+        for each in wanted:  # first, or they would go on in another attempt
+            if each.point.run.recorded():  # else the sweep's own mark is enough
+                if each.seen is not None:
+                    secret.forget(str(each.point.run.path), each.seen.plan.secrets_dir)
+                each.point.run.journal("cancelled", sync=False)
+                each.point.run.mark("cancelled")
+        meant = {each.point.index for each in wanted}
+        arrays, alone = live_arrays(seen, sweep.submissions())
+        jobs: dict[int, str] = {each.point.index: each.seen.story.job_id or "" for each in seen if each.seen}
+        for array in arrays:
+            own = [index for index in array.points if index in meant]
+            whole = len(own) == len(array.points)
+            for job in [array.job] if whole else [jobs[index] for index in own]:
+                queries(array.plan).cancel(job)
+            forget(array.plan)
+        for each in alone:
+            if each.point.index in meant:
+                live.cancel(each.point.run, kill=kill)
+    return {each.point.index: each.state for each in wanted}
+
+
+def _settle(sweep: Sweep) -> None:
+    """Finds out what became of arrays whose submitter was killed before it knew; the lock is held."""
+    if any(each.job is None for each in sweep.submissions()):
+        from launcher.sweeps.submit import recover  # loads what submits
+
+        recover(sweep, {})
+
+
+def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
+    """Sets how many points may run at once; what each array got. On this machine it is the manifest that counts.
+
+    Raises:
+        QueryError: a scheduler does not answer.
+    """
+    with only_submitter(sweep.path):
+        sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
+        arrays, alone = live_arrays(look_at(sweep), sweep.submissions())
+        queued = [each for each in alone if each.seen and each.seen.plan.queued]  # they cannot be kept back
+        parts = shares(most, [len(array.points) for array in arrays] + [1] * len(queued))
+        given = [(array, part) for array, part in zip(arrays, parts, strict=False) if array.pending and part]
+        for array, part in given:
+            queries(array.plan).throttle(array.job, part)
+    return [(array.job, part) for array, part in given]
+
+
+def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int]:
+    """The points that are to be started again: the wanted ones, or all that are over and not done, or wait. Pure.
+
+    | the point | is meant by default | may be named |
+    |---|---|---|
+    | failed, stopped, cancelled, lost | yes | yes |
+    | waiting: never handed over, or its turn has not come | yes | yes |
+    | unconfirmed: whoever submits it looks for its job first | yes | yes |
+    | done | no | no |
+    | queued, running, suspended, unknown | no | no |
+
+    Raises:
+        RunError: a wanted one may not be started again.
+    """
+    fixed = (RunState.DONE.value, RunState.QUEUED.value, *BEGUN, RunState.UNKNOWN.value)
+    meant = [each for each in seen if wanted is None or each.point.index in wanted]
+    refused = {each.point.index: each.state for each in meant if wanted is not None and each.state in fixed}
+    if refused:
+        states: Mapping[str, list[int]] = {state: [] for state in refused.values()}
+        for index, state in refused.items():
+            states[state].append(index)
+        told = ", ".join(f"{to_ranges(indices)} {state}" for state, indices in states.items())
+        raise RunError(f"nothing was submitted: only what is over and not done is started again ({told})")
+    return [each.point.index for each in meant if each.state not in fixed]
+
+
+def rerun(
+    sweep: Sweep, wanted: Collection[int] | None, ask: Callable[[Sequence[int]], None] = lambda _: None,
+    secrets: Callable[[Run], Mapping[str, str]] = lambda _: {},
+) -> SubmittedSweep | None:  # fmt: skip
+    """Starts points again, see `again`; None: there are none.
+
+    Args:
+        sweep: the sweep.
+        wanted: these points; None: all that need it.
+        ask: is called with the points before they are submitted, and raises if they are not to be.
+        secrets: composes those that a point's config sets; see `submit_sweep.resubmit`.
+
+    Raises:
+        RunError: a wanted one is done, or not over.
+        SubmissionError: the scheduler refused, or did not answer.
+    """
+    from launcher.sweeps.submit import resubmit  # loads what submits
+
+    with only_submitter(sweep.path):
+        _settle(sweep)
+        chosen = again(look_at(sweep), wanted)
+        if missing := [index for index in chosen if not sweep.run(index).recorded()]:
+            raise RunError(
+                f"nothing was submitted: points {to_ranges(missing)} have not been made: repeat the command that makes "
+                "the sweep, which completes it"
+            )
+        if not chosen:
+            return None
+        ask(chosen)
+        return resubmit(sweep, chosen, secrets)

@@ -1,0 +1,234 @@
+"""Who holds up the others on GPUs, from NCCL's flight recorder.
+
+On GPUs the stacks of ranks tell little: collectives are enqueued, and all ranks hang where they next wait for their GPU
+(`loss.item()`). What tells is which collectives each rank has enqueued, and which of them its GPU has begun and ended.
+torch records that, and a thread of its own writes it to a file when somebody writes to a named pipe
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The main thread may wait in C as long as it has released the interpreter's
+lock, which `.item()` and `torch.cuda.synchronize()` have. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.runs.stacks import span
+
+ENTRIES = 2000  # collectives that a rank remembers; torch's own default
+PATIENCE = 4.0  # seconds for the dumps; torch looks at the pipe once in a second, and then looks up all stacks
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one rank has done in one process group.
+
+    Attributes:
+        name: of the group; the same on all of its ranks.
+        enqueued: number of the last collective that the rank has enqueued; 0: none.
+        pending: number of the first one that its GPU has not ended; None: it has ended all.
+        operation: that one (`nccl:all_reduce`); empty when none is pending.
+        started: its GPU has begun that one.
+    """
+
+    name: str
+    enqueued: int
+    pending: int | None = None
+    operation: str = ""
+    started: bool = False
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """What one rank has done in all of its groups."""
+
+    rank: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rank that holds up others, and how one tells."""
+
+    rank: int
+    why: str
+
+
+def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
+    """The ranks that hold up the others. Pure; in each group the first line that fits counts.
+
+    The first collective of the group that has not ended on every rank:
+
+    | what is seen | to blame |
+    |---|---|
+    | some ranks have enqueued it, others have not | those that have not |
+    | the ranks have enqueued different operations | those with another one than most |
+    | it has ended on some GPUs only | the ranks on which it has not |
+    | it has begun on some GPUs only | the ranks on which it has not: something before it does not end |
+    | anything else | nobody |
+
+    A rank that is to blame in one group because it waits for another one in a second group is not the cause.
+    """
+    accused: dict[int, Suspect] = {}
+    waits_for: dict[int, set[int]] = {}
+    for name in dict.fromkeys(group.name for recorder in recorders for group in recorder.groups):
+        seen = {recorder.rank: group for recorder in recorders for group in recorder.groups if group.name == name}
+        found, why = _in_group(name, seen)
+        for rank in found:
+            accused.setdefault(rank, Suspect(rank, why))
+        for rank, group in seen.items():
+            if rank not in found and group.pending is not None:
+                waits_for.setdefault(rank, set()).update(found)
+    causes = [suspect for rank, suspect in accused.items() if not waits_for.get(rank)]
+    return sorted(causes or accused.values(), key=lambda suspect: suspect.rank)
+
+
+def _in_group(name: str, seen: Mapping[int, Group]) -> tuple[list[int], str]:
+    """The ranks to blame in one group, and how one tells."""
+    pending = [group.pending for group in seen.values() if group.pending is not None]
+    if not pending:
+        return [], ""
+    number = min(pending)
+    at_it = {rank: group for rank, group in seen.items() if group.pending == number}
+    operations = Counter(group.operation for group in at_it.values()).most_common()
+    usual = operations[0][0].rpartition(":")[2]
+    what = f"{usual} (number {number} of process group {name})"
+    absent = [rank for rank, group in seen.items() if group.enqueued < number]
+    if absent:
+        return absent, f"has not called {what}, in which {_waiting(at_it)}"
+    if len(operations) > 1:
+        if operations[0][1] == operations[1][1]:  # no side is in the majority
+            return [], ""
+        others = [rank for rank, group in at_it.items() if group.operation != operations[0][0]]
+        return others, f"has called {operations[1][0].rpartition(':')[2]} where the others have called {what}"
+    if len(at_it) < len(seen):
+        return list(at_it), f"does not end {what}, which the others have ended"
+    begun = [rank for rank, group in at_it.items() if group.started]
+    if 0 < len(begun) < len(at_it):
+        late = [rank for rank in at_it if rank not in begun]
+        return late, f"has called {what} but its GPU does not begin it, and {_waiting(begun)} in it"
+    return [], ""
+
+
+def _waiting(ranks: Mapping[int, Group] | Sequence[int]) -> str:
+    return f"rank {next(iter(ranks))} waits" if len(ranks) == 1 else f"ranks {span(sorted(ranks))} wait"
+
+
+# -- torch's dumps
+
+
+class _PlainOnly(pickle.Unpickler):
+    """Unpickles dicts, lists, texts and numbers, which a dump is made of, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
+
+
+def parse(rank: int, dump: bytes) -> Recorder:
+    """A rank's dump, as torch writes it to a file. Pure.
+
+    An entry is done when its state is `completed`. gloo, whose entries never say so, retires them.
+
+    Raises:
+        ValueError: it is no dump, or not whole.
+    """
+    try:
+        entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for entry in entries:
+            if not entry.get("is_p2p", False):
+                groups.setdefault(str(entry["process_group"][0]), []).append(entry)
+        return Recorder(rank, tuple(_group(name, found) for name, found in groups.items()))
+    except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, IndexError, TypeError, UnicodeError) as error:
+        raise ValueError(f"not a flight recorder's dump: {error}") from None
+
+
+def _group(name: str, entries: Sequence[Mapping[str, Any]]) -> Group:
+    enqueued = max(int(entry["collective_seq_id"]) for entry in entries)
+    open_ones = [entry for entry in entries if not _is_done(entry)]
+    if not open_ones:
+        return Group(name, enqueued)
+    first = min(open_ones, key=lambda entry: int(entry["collective_seq_id"]))
+    return Group(
+        name, enqueued, int(first["collective_seq_id"]), str(first["profiling_name"]), first["state"] == "started"
+    )
+
+
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    retired = bool(entry.get("retired")) and str(entry["profiling_name"]).startswith("gloo:")
+    return entry["state"] == "completed" or retired
+
+
+def to_json(recorder: Recorder) -> str:
+    """For the way to another agent."""
+    return json.dumps(asdict(recorder))
+
+
+def from_json(text: str) -> Recorder:
+    """The inverse of `to_json`."""
+    value = json.loads(text)
+    return Recorder(value["rank"], tuple(Group(**group) for group in value["groups"]))
+
+
+class Recorders:
+    """The flight recorders of the ranks of one node, as their agent asks them."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
+        """Chooses where ranks are asked and answer.
+
+        Args:
+            folder: a private one on this node, which outlives the ranks; the caller removes it.
+            environ: of the agent; what the user has set there stays.
+            renamed: torch has `torch._C._distributed_c10d._dump_fr_trace`, so it also knows the variables by their
+                later names, and warns of the earlier ones.
+        """
+        size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+        wanted = {
+            size: str(ENTRIES),
+            "TORCH_NCCL_ENABLE_TIMING": "1",  # without it nobody knows whether a GPU has begun a collective
+            _PIPE: f"{folder}/ask-",
+            _FILE: f"{folder}/dump-",
+        }
+        if renamed:
+            wanted["TORCH_FR_DUMP_TEMP_FILE"] = environ.get(_FILE, wanted[_FILE])
+        self.variables = {name: value for name, value in wanted.items() if name not in environ}
+        self._pipe = environ.get(_PIPE, wanted[_PIPE])
+        self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
+
+    def take(self, ranks: Sequence[int], patience: float = PATIENCE) -> list[str]:
+        """What the recorder of each rank says, as `to_json` writes it; empty: the rank has none, or does not answer."""
+        found = dict.fromkeys(ranks, "")
+        asked = [rank for rank in ranks if self._ask(rank)]
+        give_up = time.monotonic() + patience
+        while asked:
+            for rank in list(asked):
+                with contextlib.suppress(OSError, ValueError):  # it is not there yet, or not whole
+                    found[rank] = to_json(parse(rank, Path(f"{self._file}{rank}").read_bytes()))
+                    asked.remove(rank)
+            if time.monotonic() > give_up:
+                break
+            time.sleep(0.05)
+        return list(found.values())
+
+    def _ask(self, rank: int) -> bool:
+        """Whether there is somebody to ask."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._file}{rank}")
+        try:
+            pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # no NCCL there, or nobody reads it any more
+            return False
+        with contextlib.suppress(OSError):
+            os.write(pipe, b"dump\n")
+        os.close(pipe)
+        return True

@@ -1,0 +1,101 @@
+"""What a rank may know of its run: where it saves, when its time is up, how it is to train."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.schema import BestIs
+from launcher.runs.event_writer import current_attempt
+from launcher.runs.time_left import time_left
+from launcher.worker.debugger import FOREVER
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run's settings for its trainings. The defaults are those outside of a run.
+
+    Attributes:
+        run_dir: the run directory; None outside of a run.
+        attempt: number of this attempt.
+        world_size: ranks of the run when it gets all its nodes.
+        checkpoint_dir: where checkpoints are; None: none are written.
+        every, every_steps: seconds or steps between two saves; both None: from the measured costs.
+        keep: newest complete checkpoints that are kept.
+        best, best_is: metric by which one more is kept, and which value of it is the best (`max`, `min`).
+        background: write while training goes on.
+        verify: compare checksums on loading.
+        read_timeout: seconds for which a read that fails is tried again.
+        checkpoint_timeout: seconds for which the slowest rank is awaited in a save or a load.
+        max_failures: saves in a row that may fail; 0: any number.
+        check_replicas: compare what ranks hold under one name.
+        start_over: begin anew where no checkpoint is sound.
+        strict: refuse a checkpoint with which the result could differ.
+        invariant, micro_batches: see launcher.config.schema.Train.
+        lead: seconds before the deadline at which to stop, at least.
+        timeout: seconds that a collective may take; None: torch's default.
+        deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: never,
+            or other ranks know better.
+    """
+
+    run_dir: Path | None = None
+    attempt: int = 0
+    world_size: int | None = None
+    checkpoint_dir: Path | None = None
+    every: float | None = None
+    every_steps: int | None = None
+    keep: int = 2
+    best: str | None = None
+    best_is: str = BestIs.max.value
+    background: bool = True
+    verify: bool = True
+    read_timeout: float = 300.0
+    checkpoint_timeout: float = 3600.0
+    max_failures: int = 5
+    check_replicas: bool = True
+    start_over: bool = False
+    strict: bool = False
+    invariant: bool = False
+    micro_batches: int = 8
+    lead: float = 0.0
+    timeout: float | None = None
+    deadline: float | None = None
+
+
+def settings() -> Settings:
+    """The settings of the run that this process belongs to.
+
+    Raises:
+        RunError: the run's record cannot be read.
+    """
+    attempt = current_attempt()
+    if attempt is None:
+        return Settings()
+    plan, left = attempt.run.plan(), time_left(os.environ)
+    watches = left is not None and (left.sure or os.environ.get("RANK", "0") == "0")
+    return Settings(
+        run_dir=attempt.run.path,
+        attempt=attempt.number,
+        world_size=plan.world_size,
+        checkpoint_dir=Path(plan.checkpoint_dir),
+        every=plan.checkpoint_every,
+        every_steps=plan.checkpoint_every_steps,
+        keep=plan.keep,
+        best=plan.best,
+        best_is=plan.best_is,
+        background=plan.background,
+        verify=plan.verify,
+        read_timeout=plan.read_timeout,
+        checkpoint_timeout=plan.checkpoint_timeout,
+        max_failures=plan.max_failures,
+        check_replicas=plan.check_replicas,
+        start_over=plan.start_over,
+        strict=plan.strict,
+        invariant=plan.invariant,
+        micro_batches=plan.micro_batches,
+        lead=plan.lead,
+        timeout=FOREVER if plan.debugs else float(plan.timeout),  # others wait for a rank at a breakpoint
+        deadline=time.time() + left.seconds if left is not None and watches else None,
+    )

@@ -1,0 +1,108 @@
+"""The agreement on stops in the memory that ranks share with their agent; see `launcher.worker.stop_agreement`.
+
+All fields are words of 8 bytes, aligned, each written by one side only and at once, so that none is ever seen half
+written. What belongs together is in one word, or in words that carry the same proposal's number.
+
+| word of the agent | bits, from the highest |
+|---|---|
+| 0 | ranks of all agents |
+| 1 | number of the proposal (24), boundary at which to act (40) |
+| 2 | the same number (24), cause (3), save (1), rank (36) |
+| 3 | number of the proposal that was committed last |
+
+| word of a rank | bits, from the highest |
+|---|---|
+| 0 | boundaries that it has come to |
+| 1 | number of the proposal that it has carried out last (24); then from the lowest: save (1), cause (3), closed (1) |
+| 2 | number of the proposal that it has answered last (24); lowest: accepted (1) |
+| 3 | nanoseconds of a step |
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
+
+WORD = 8  # bytes
+AGENT = RANK = 4 * WORD  # bytes of one side's words
+_NUMBER, _RANK = 40, 36  # lowest bit of a proposal's number; bits of a rank
+_BOUNDARIES = (1 << _NUMBER) - 1
+_RANKS = (1 << _RANK) - 1
+
+
+class AgentWords:
+    """What an agent shows to its ranks."""
+
+    def __init__(self, memory: mmap.mmap, offset: int = 0) -> None:
+        """
+        Args:
+            memory: shared.
+            offset: of these words, in bytes; a multiple of 8.
+        """
+        self._words = memoryview(memory)[offset : offset + AGENT].cast("Q")
+
+    def clear(self, world_size: int = 0) -> None:
+        """Begins from scratch, for so many ranks of all agents; 0: there is no agreement through agents."""
+        for index, word in enumerate((0, 0, 0, 0)):
+            self._words[index] = word
+        self._words[0] = world_size
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all agents."""
+        return self._words[0]
+
+    def show(self, proposal: Proposal | None, committed: int) -> None:
+        """For the agent: from now on its ranks see this."""
+        if proposal is not None:
+            number, want = proposal.number << _NUMBER, proposal.want
+            self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
+            self._words[1] = number | proposal.at
+        self._words[3] = committed
+
+    def proposal(self) -> tuple[Proposal | None, int] | None:
+        """For a rank: the newest proposal and the number of the last that was committed; None: look again."""
+        committed, first, second = self._words[3], self._words[1], self._words[2]
+        number = first >> _NUMBER
+        if second >> _NUMBER != number:
+            return None
+        if number == 0:
+            return None, committed
+        cause = Cause(second >> _RANK + 1 & 7)
+        want = Want(cause, second & _RANKS, bool(second >> _RANK & 1))
+        return Proposal(number, first & _BOUNDARIES, want), committed
+
+
+class RankWords:
+    """What one rank tells its agent."""
+
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
+        """
+        Args:
+            memory: shared.
+            offset: of these words, in bytes; a multiple of 8.
+        """
+        self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
+
+    def write(self, state: RankState) -> None:
+        """For the rank: its agent is to see this."""
+        words = self._words
+        words[0] = state.boundary
+        words[1] = state.acted << _NUMBER | state.closed << 4 | state.cause << 1 | state.save
+        words[2] = state.answered << _NUMBER | state.accepted
+        words[3] = int(state.step_time * 1e9)
+
+    def read(self) -> RankState:
+        """What the rank has written last."""
+        boundary, wanted, answer, step_time = self._words
+        return RankState(
+            boundary=boundary,
+            closed=bool(wanted >> 4 & 1),
+            cause=Cause(wanted >> 1 & 7),
+            save=bool(wanted & 1),
+            acted=wanted >> _NUMBER,
+            answered=answer >> _NUMBER,
+            accepted=bool(answer & 1),
+            step_time=step_time / 1e9,
+        )

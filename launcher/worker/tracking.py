@@ -1,0 +1,253 @@
+"""Hands what rank 0 reports to trackers (TensorBoard, MLflow) without ever making the work wait, or fail.
+
+`progress`, `evaluated` and `report` put numbers into a queue, from which a thread hands them on. When the queue is full
+they are dropped, and how many is told at the end. A failure of a tracker is told of once; after some it is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.environment.redaction import HIDDEN, secret, without_password
+from launcher.runs.directory import Attempt
+
+QUEUE = 10_000  # entries that may wait
+BATCH = 200  # of them that are handed on at once
+FAILURES = 3  # in a row, after which a tracker is given up
+PATIENCE = 5.0  # seconds that the end of the work waits for what is still in the queue
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Numbers of one step; `moment` is in seconds since the epoch."""
+
+    step: int
+    moment: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a tracker is told of a run.
+
+    Attributes:
+        run_id, attempt: the run's id, and this attempt's number.
+        folder: the run directory.
+        experiment: name under which runs that belong together are kept.
+        uri: MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow beside the run.
+        log_dir: TensorBoard's.
+        config: the config, flat (`workload.lr`).
+        tags: what else is to be known (job, hosts, ...).
+    """
+
+    run_id: str
+    attempt: int
+    folder: Path
+    experiment: str
+    uri: str
+    log_dir: Path
+    config: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """One kind of tracker. All its methods are called in one thread, and may raise anything."""
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Takes entries, in order; the first call tells it that there is something to track."""
+
+    def close(self, done: bool) -> None:
+        """No more will come; `done`: the work has come to its end."""
+
+
+class Tracking:
+    """Hands entries to trackers, to each in a thread of its own: one that hangs is in no other's way."""
+
+    def __init__(self, trackers: Mapping[str, Callable[[], Tracker]]) -> None:
+        """
+        Args:
+            trackers: by name, what makes each of them; it is called in the thread, for that may take seconds.
+        """
+        self._feeds = [_Feed(name, make) for name, make in trackers.items()]
+        self._step, self._pid = 0, os.getpid()
+        self._closed = False
+        self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes as well
+
+    def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Takes the numbers among `values`, each as `prefix/name`; returns at once.
+
+        Args:
+            prefix: train, eval or result.
+            values: anything; only numbers are taken.
+            step: of the training; None: the last one that was told.
+        """
+        self._step = self._step if step is None else step
+        if numbers := dict(numbers_in(prefix, values)):
+            entry = Entry(self._step, time.time(), numbers)
+            for feed in self._feeds:
+                feed.put(entry)
+
+    def finished(self) -> None:
+        """The work has come to its end."""
+        for feed in self._feeds:
+            feed.done = True
+
+    def close(self) -> None:
+        """Hands on what is left, for a few seconds at most, and tells what could not be."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = True
+        for feed in self._feeds:
+            feed.ends.set()
+        give_up = time.monotonic() + PATIENCE
+        for feed in self._feeds:
+            feed.join(give_up - time.monotonic())
+
+
+class _Feed:
+    """What waits for one tracker, and the thread that hands it on."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        self.done, self.ends = False, threading.Event()
+        self._name, self._make = name, make
+        self._tracker: Tracker | None = None
+        self._queue: queue.Queue[Entry] = queue.Queue(QUEUE)
+        self._dropped = self._failures = 0
+        self._warned = self._given_up = False
+        self._thread = threading.Thread(target=self._run, name=f"tracking {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Takes an entry, or drops it; returns at once."""
+        if self._given_up:
+            return
+        try:
+            self._queue.put_nowait(entry)
+        except queue.Full:
+            self._dropped += 1
+
+    def join(self, patience: float) -> None:
+        """Waits for the thread, at most so many seconds, and tells what did not reach the tracker."""
+        self._thread.join(max(0.0, patience))
+        left = self._dropped + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
+        if left:
+            _say(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # at the end of the interpreter anything may be gone
+            while not (self.ends.is_set() and self._queue.empty()) and not self._given_up:
+                if batch := self._batch():
+                    self._try(lambda batch=batch: self._open().log(batch))  # type: ignore[misc]
+                    for _ in batch:
+                        self._queue.task_done()
+            if self._tracker is not None and not self._given_up:
+                self._try(lambda: self._open().close(self.done))
+
+    def _batch(self) -> list[Entry]:
+        """What waits, or comes within a moment."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._queue.get(timeout=0.1))
+            while len(found) < BATCH:
+                found.append(self._queue.get_nowait())
+        return found
+
+    def _open(self) -> Tracker:
+        if self._tracker is None:
+            self._tracker = self._make()
+        return self._tracker
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """Does something with the tracker, which must not harm anybody else."""
+        try:
+            action()
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            if not self._warned:
+                self._warned = True
+                _say(f"{self._name} failed, the work goes on: {words}")
+            if self._failures >= FAILURES or isinstance(error, ImportError):
+                self._given_up = True
+                _say(f"{self._name} is given up: no more is tracked there")
+
+
+def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """`train/loss` and its value for each number, those of mappings inside as `prefix/outer/inner`. Pure."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from numbers_in(f"{prefix}/{key}", value)
+        elif isinstance(value, (int, float)):
+            with contextlib.suppress(OverflowError):  # a whole number may be larger than any of those
+                yield f"{prefix}/{key}", float(value)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`workload.lr` and its value as text for each key that has one; values of secrets are not shown. Pure."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif value is not None and value != []:
+            yield prefix + str(key), _public(str(key), str(value))
+
+
+def _public(key: str, value: str) -> str:
+    """A value without what is secret in it: a tracker may show it to others."""
+    if secret(key):
+        return HIDDEN
+    return without_password(value) if "://" in value else value
+
+
+def of(attempt: Attempt) -> Tracking | None:
+    """What the run of this attempt is tracked by; None: nothing."""
+    plan = attempt.run.plan()
+    if not plan.track:
+        return None
+
+    def about() -> About:
+        runs_dir = Path(plan.run_dir.removesuffix(plan.run_id))
+        folder = attempt.run.path
+        tags = {
+            "run": plan.run_id, "attempt": str(attempt.number), "job": os.environ.get("LAUNCHER_JOB_ID", ""),
+            "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster,
+            "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(folder),
+        }  # fmt: skip
+        return About(
+            run_id=plan.run_id,
+            attempt=attempt.number,
+            folder=folder,
+            experiment=plan.tracking_experiment,
+            uri=plan.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
+            log_dir=Path(plan.tracking_dir).expanduser() / plan.run_id if plan.tracking_dir else folder / "tensorboard",
+            config=dict(flat(attempt.run.record().get("config", {}))),
+            tags={name: value for name, value in tags.items() if value},
+        )
+
+    def tensorboard() -> Tracker:
+        from launcher.worker.tracking_tensorboard import TensorBoard
+
+        return TensorBoard(about())
+
+    def mlflow() -> Tracker:
+        from launcher.worker.tracking_mlflow import MLflow
+
+        return MLflow(about())
+
+    known: dict[str, Callable[[], Tracker]] = {"tensorboard": tensorboard, "mlflow": mlflow}
+    return Tracking({name: known[name] for name in plan.track})
+
+
+def _say(words: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"launcher: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,72 @@
+"""TensorBoard's event files, written by torch's own SummaryWriter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.files import run_files
+from launcher.worker.tracking import About, Entry
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+FILES = "events.out.tfevents.*"
+
+
+class TensorBoard:
+    """One folder for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        """
+        Raises:
+            ImportError: the package tensorboard is not here.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._about, self._kind = about, SummaryWriter
+        self._writer: SummaryWriter | None = None
+        self._before: set[Path] | None = None  # files that were there before; None: those since are private already
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        writer = self._writer or self._begin(entries[0])
+        for entry in entries:
+            for name, value in entry.values.items():
+                writer.add_scalar(name, value, entry.step, walltime=entry.moment)
+        writer.flush()
+        if self._before is not None:
+            for path in set(self._about.log_dir.glob(FILES)) - self._before:
+                path.chmod(0o600)  # it is made with the umask of the user's own code
+            self._before = None
+
+    def close(self, done: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self, first: Entry) -> SummaryWriter:
+        """Opens another file; the steps that are done again are not shown from earlier ones any more."""
+        about, step = self._about, redone_from(first)
+        self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
+        run_files.make_folder(about.log_dir)
+        self._writer = self._kind(str(about.log_dir), purge_step=step if self._before else None)
+        self._writer.add_text("config", _table(about.config), step)
+        self._writer.add_text("run", _table(about.tags), step)
+        return self._writer
+
+
+def redone_from(first: Entry) -> int:
+    """The first step whose training values an attempt gives again, by its first entry. Pure.
+
+    An attempt that was stopped between a step and its evaluation is continued with that evaluation: the training
+    values of the step stand in the earlier file only.
+    """
+    trains = any(name.startswith("train/") for name in first.values)
+    return first.step if trains else first.step + 1
+
+
+def _table(values: Mapping[str, str]) -> str:
+    """A table in Markdown. Pure."""
+    rows = [f"| {key} | `{value.replace('|', chr(92) + '|')}` |" for key, value in values.items()]
+    return "\n".join(["| key | value |", "|---|---|", *rows])
