@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -30,19 +30,11 @@ _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 def register() -> None:
     """Makes the schema and our resolvers known; before anything is composed."""
     import yaml
-    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    store = ConfigStore.instance()
-    store.store(name="schema", node=schema.Config)
-    # Below hydra/, so that help and near matches do not offer them as choices.
-    store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
-    store.store(group="hydra/schema", name="launch", node=schema.Launch)
-    store.store(group="hydra/schema", name="env", node=schema.Env)
-    for name, kind in WORKLOADS.items():
-        store.store(group="hydra/schema/workload", name=name, node=kind)
     from launcher.environment import secrets  # what reads runs is not for help
 
+    _store()
     secrets.interpolated.clear()
     OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
@@ -52,6 +44,21 @@ def register() -> None:
         yaml.SafeLoader.yaml_implicit_resolvers[start] = [
             (tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers
         ]
+
+
+@cache
+def _store() -> None:
+    """Hands the dataclasses over, once: that takes a fifth as long as to compose a config."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=schema.Config)
+    # Below hydra/, so that help and near matches do not offer them as choices.
+    store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
+    store.store(group="hydra/schema", name="launch", node=schema.Launch)
+    store.store(group="hydra/schema", name="env", node=schema.Env)
+    for name, kind in WORKLOADS.items():
+        store.store(group="hydra/schema/workload", name=name, node=kind)
 
 
 def _environment_variable(name: str, default: Any = "(none)", *, _node_: Any) -> Any:

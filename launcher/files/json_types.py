@@ -39,9 +39,10 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         found = [misfit(value, each, name) for each in arguments]
-        of_itself = {_wrong(name, each) for each in _WORDS}  # not of something inside of it
-        inside = [words for words in found if words is not None and words not in of_itself]
-        return None if None in found else (inside or found)[0]
+        if None in found:
+            return None
+        of_itself = {_wrong(name, each) for each in _WORDS}
+        return next((words for words in found if words not in of_itself), found[0])  # of something inside of it
     if origin in (list, tuple):
         return _misfit_of_items(value, origin, arguments, name)
     if not isinstance(value, dict):

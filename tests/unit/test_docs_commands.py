@@ -178,7 +178,8 @@ def parsed_only(module: str) -> Any:
     def run(arguments: Any) -> int:
         if hasattr(command, "ACTIONS"):
             require_action(module.rpartition(".")[2], arguments.action, command.ACTIONS)
-        submit.config_of(["workload=ddp_mnist", *getattr(arguments, "overrides", ())])
+        if overrides := getattr(arguments, "overrides", ()):
+            submit.config_of(["workload=ddp_mnist", *overrides])
         return 0
 
     run.__doc__ = command.run.__doc__

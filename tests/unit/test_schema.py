@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,15 @@ def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig
     assert (read.nodes, read.seed, read.workload.lr, read.cluster.environment.A) == (3, 16, 1e-3, -7)
 
 
-@pytest.mark.parametrize("cluster", ["local", "slurm", "allocation"])
-@pytest.mark.parametrize("workload", list(registration.WORKLOADS))
-@pytest.mark.parametrize("launch", ["agent", "tasks"])
+# The groups know nothing of each other, so a choice of one stands beside any of the others.
+@pytest.mark.parametrize(
+    ("workload", "cluster", "launch"),
+    zip(
+        registration.WORKLOADS, cycle(["local", "slurm", "pbs", "allocation"]), cycle(["agent", "tasks"]), strict=False
+    ),
+)
 def test_every_choice_composes_to_the_dataclasses(
-    composed: Callable[..., DictConfig], cluster: str, workload: str, launch: str
+    composed: Callable[..., DictConfig], workload: str, cluster: str, launch: str
 ) -> None:
     typed: Any = OmegaConf.to_object(composed(f"workload={workload}", f"cluster={cluster}", f"launch={launch}"))
     assert isinstance(typed, config.Config)
