@@ -44,7 +44,6 @@ PASSING = frozenset({
 })  # fmt: skip
 
 _rests_until = float("-inf")
-_sleep = time.sleep
 
 
 @dataclass(frozen=True)
@@ -148,21 +147,14 @@ def tried(call: Callable[[], T], path: AnyPath, *, patience: float | None = None
     found = _once(call, path)
     if not _passes(found) or patience == 0 or (patience is None and time.monotonic() < _rests_until):
         return found
-    import tenacity  # after a failure only: it is not worth its import time otherwise
-
     limit = patience if patience is not None else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_result(_passes),
-        wait=tenacity.wait_exponential(multiplier=FIRST, max=LONGEST),
-        stop=lambda state: max(state.idle_for, state.seconds_since_start or 0.0) >= limit,
-        sleep=lambda seconds: _sleep(seconds),
-        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
-    )
-    retrying.sleep(FIRST)
-    last: Outcome[T | None] = retrying(_once, call, path)
-    if _passes(last):
+    began, pause = time.monotonic(), FIRST
+    while _passes(found) and time.monotonic() - began < limit:
+        time.sleep(pause)
+        found, pause = _once(call, path), min(2 * pause, LONGEST)
+    if _passes(found):
         _rests_until = time.monotonic() + REST
-    return last
+    return found
 
 
 def passes(error: BaseException) -> bool:

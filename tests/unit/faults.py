@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.files import shared_files
+from tests.unit.clock import Clock
 
 FOR_EVER = 10**9
 
@@ -26,8 +27,7 @@ class FileServer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._left: dict[str, list[int]] = {}
-        self.slept: list[float] = []
-        monkeypatch.setattr(shared_files, "_sleep", self.slept.append)
+        self.slept = Clock(monkeypatch, shared_files).slept
         monkeypatch.setattr(shared_files, "_rests_until", float("-inf"))
         for owner, name in (
             (os, "open"), (os, "stat"), (os, "lstat"), (os, "scandir"), (builtins, "open"), (io, "open")
