@@ -10,7 +10,6 @@ from pathlib import Path
 SBATCH = r"""#!/bin/bash
 cd {folder}
 echo called >>calls
-[ ! -e delay ] || sleep "$(cat delay)"
 while [ -e hold ]; do sleep 0.05; done
 script=${{!#}}
 array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
@@ -88,8 +87,8 @@ class SlurmStandIn:
         return f"{self.bin}:{os.environ['PATH']}"
 
     def set(self, **settings: object) -> None:
-        """most_jobs and most_elements: limits; refusal: words in scripts that are refused; delay: seconds that sbatch
-        takes; hold: sbatch waits; down: squeue fails. None takes it back."""
+        """most_jobs and most_elements: limits; refusal: words in scripts that are refused; hold: sbatch waits; down:
+        squeue fails. None takes it back."""
         for name, value in settings.items():
             if value is None:
                 (self.folder / name).unlink(missing_ok=True)

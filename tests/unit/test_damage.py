@@ -72,7 +72,7 @@ def files(folder: Path) -> list[Path]:
 
 def changes(size: int) -> Iterator[Change]:
     """Cut at every byte of a short file, and at many of a long one; bytes that are no text; the end never written."""
-    places = range(size) if size < 160 else sorted(random.Random(size).sample(range(size), 60))
+    places = range(size) if size < 80 else sorted(random.Random(size).sample(range(size), 30))
     for place in places:
         yield lambda data, place=place: data[:place]  # type: ignore[misc]
     for place in list(places)[::4]:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +13,11 @@ from launcher.monitoring.live import read
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
-from launcher.sweeps import submit as submit_sweep
-from launcher.sweeps.submit import SubmittedSweep, Wanted, id_of, prepare_sweep, resubmit
-from tests.unit.plans import make_config
+from launcher.sweeps import submit
+from launcher.sweeps.submit import id_of, prepare_sweep, resubmit
 from tests.unit.slurm_stand_in import SlurmStandIn
 from tests.unit.sweep_runs import begin, end
-
-COMMAND = ("-m", "workload=work", "seed=...")
+from tests.unit.sweep_site import COMMAND, Site, seeds, submitted_points
 
 
 @pytest.mark.parametrize(
@@ -47,50 +39,12 @@ def test_the_same_overrides_mean_the_same_sweep(command: list[str], same: bool) 
     assert first.startswith("p2p-")
 
 
-@dataclasses.dataclass
-class Site:
-    """A Slurm of stand-ins, and sweeps in a folder."""
-
-    folder: Path
-    slurm: SlurmStandIn
-
-    def wanted(self, points: Sequence[str], **keys: Any) -> list[Wanted]:
-        """Points whose overrides are `seed=1 nodes=2` and the like."""
-        return [self._wanted(point.split(), **keys) for point in points]
-
-    def _wanted(self, words: list[str], **keys: Any) -> Wanted:
-        own = {key: int(value) if value.isdecimal() else value for key, _, value in (w.partition("=") for w in words)}
-        values = {key: value for key, value in own.items() if key in ("seed", "nodes", "time", "name")}
-        cluster = {"check": False, "submit_timeout": 10, **keys.pop("cluster", {})}
-        config = make_config(runs_dir=str(self.folder / "runs"), **{"cluster": cluster, **keys, **values})
-        return Wanted(tuple(words), config, {"seed": config.seed})
-
-    def submit(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> SubmittedSweep:
-        return submit_sweep.submit_sweep(prepare_sweep(self.wanted(points, **keys), command))
-
-    def refused(self, points: Sequence[str], command: Sequence[str] = COMMAND, **keys: Any) -> str:
-        """Why they are refused; then nothing is written or submitted."""
-        with pytest.raises(ConfigError) as caught:
-            self.submit(points, command, **keys)
-        assert not (self.folder / "runs").exists()
-        assert self.slurm.calls() == 0
-        return str(caught.value)
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     slurm = SlurmStandIn(tmp_path / "slurm")
     monkeypatch.setenv("PATH", slurm.path)
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     return Site(tmp_path, slurm)
-
-
-def seeds(count: int, more: str = "") -> list[str]:
-    return [f"seed={seed} {more}".strip() for seed in range(count)]
-
-
-def submitted_points(site: Site) -> list[int]:
-    return sorted(point for job in site.slurm.jobs() for point in job.points)
 
 
 # -- submissions
@@ -180,7 +134,7 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
     ],
 )
 def test_words_after_which_points_wait(words: str, later: bool) -> None:
-    assert bool(submit_sweep.LIMIT.search(words)) is later
+    assert bool(submit.LIMIT.search(words)) is later
 
 
 def test_what_the_submit_limit_splits_is_throttled_as_a_whole(site: Site) -> None:
@@ -289,7 +243,7 @@ def test_an_array_of_those_that_ran_before_is_not_taken_for_their_old_one(site: 
     for index in range(2):
         end(first.sweep.run(index), 1, job=f"100_{index}")
     first.sweep.submitting("launcher-x-1", [0, 1])
-    submit_sweep.recover(first.sweep, {})
+    submit.recover(first.sweep, {})
     assert [each.job for each in first.sweep.submissions()] == ["100"]
 
 
@@ -310,42 +264,6 @@ def test_a_job_that_began_before_its_submitter_said_so_is_found(site: Site) -> N
     begin(run, "105", number=1)
     assert resubmit(first.sweep, [0]).jobs == (("105", (0,)),)
     assert len(site.slurm.jobs()) == 1
-
-
-# -- a submitter that is killed while sbatch is under way
-
-SUBMITTER = """
-import sys
-from tests.unit.test_submit_sweep import Site, seeds
-from tests.unit.slurm_stand_in import SlurmStandIn
-from pathlib import Path
-site = Site(Path(sys.argv[1]), None)
-site.submit(seeds(int(sys.argv[2])))
-"""
-
-
-@pytest.mark.parametrize("points", [3, 1])
-def test_an_sbatch_that_outlives_its_submitter_is_waited_for(
-    site: Site, points: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site.slurm.set(delay=2)
-    command = [sys.executable, "-c", SUBMITTER, str(site.folder), str(points)]
-    with subprocess.Popen(command, start_new_session=True) as submitter:
-        until(lambda: site.slurm.calls() == 1)
-        submitter.send_signal(signal.SIGKILL)
-    assert site.slurm.jobs() == []
-    done = site.submit(seeds(points))
-    assert done.there == tuple(range(points)) or done.jobs == (("100", (0,)),)
-    assert len(site.slurm.jobs()) == 1
-    assert (site.slurm.calls(), len(submitted_points(site))) == (1, points)
-    assert "waiting for another command that submits" in capsys.readouterr().err
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # -- bad input
@@ -429,19 +347,19 @@ def test_a_sweep_that_another_command_changes_is_left_alone(site: Site) -> None:
     prepared = prepare_sweep(site.wanted(seeds(2)), COMMAND)
     site.submit(seeds(2))
     with pytest.raises(SubmissionError, match="was changed by another command meanwhile: repeat this one"):
-        submit_sweep.submit_sweep(prepared)
+        submit.submit_sweep(prepared)
     assert len(site.slurm.jobs()) == 1
 
 
 def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes to its own: those of this machine to a process that runs a few at a time."""
     started: list[Sweep] = []
-    monkeypatch.setattr(submit_sweep, "start_here", started.append)
+    monkeypatch.setattr(submit, "start_here", started.append)
     wanted = [
         *site.wanted(["seed=1 cluster=slurm", "seed=2 cluster=slurm"]),
         *site.wanted(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": Scheduler.local}),
     ]
-    done = submit_sweep.submit_sweep(prepare_sweep(wanted, COMMAND))
+    done = submit.submit_sweep(prepare_sweep(wanted, COMMAND))
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
     assert started == [done.sweep]
     assert list(done.sweep.asked()) == [2, 3]
