@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-BEGIN = 1_800_000_000.0  # seconds since the epoch
-
 
 class Clock:
-    """Stands for the module `time` in the modules that go by it.
+    """Stands for the module `time` in the modules that go by it, from the moment on in which it is made.
 
     Attributes:
         now: seconds since the epoch.
         slept: the pauses that were made, in seconds; none of them takes any time.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, now: float = BEGIN) -> None:
-        self.now = now
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+        self.now = time.time()  # the files of a test have times of this machine
         self.slept: list[float] = []
         for module in modules:
             real = vars(module)["time"]

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import status_rows, sweep_follow, sweep_status, watch
+from launcher.monitoring import live, sweep
+from launcher.runs import event_file
+from launcher.schedulers import query_cache
+from tests.unit.clock import Clock
 from tests.unit.faults import FileServer
 
 
@@ -33,3 +38,9 @@ def handlers() -> Iterator[None]:
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     """A file server whose faults a test chooses."""
     return FileServer(monkeypatch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of what tells how runs are, and of their events."""
+    return Clock(monkeypatch, query_cache, event_file, live, status_rows, sweep_follow, sweep, sweep_status, watch)

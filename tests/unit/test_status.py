@@ -34,9 +34,11 @@ from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError, Sched
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
 from launcher.submission.submit import require_over
+from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, make_sweep
 
+pytestmark = pytest.mark.usefixtures("clock")  # what a scheduler has said is good for a few seconds
 NOW = 10_000.0
 ID = "ddp_mnist-20261121-074601-3f9c"
 
@@ -212,7 +214,7 @@ def make(folder: Path, name: str, job: str, *, step: int | None = None, **plan: 
     values = plan_of(**plan)
     values = dataclasses.replace(values, checkpoint_dir=f"{run.path}/checkpoints")
     run.write_record(values, {}, {"launcher": "1", "token": "t"})
-    line = json.dumps(event(time.time() - 60, "submitted", job=job))
+    line = json.dumps(event(event_file.time.time() - 60, "submitted", job=job))  # by the clock of all events
     (run.path / "journal.jsonl").write_text(f"{line}\n")
     if step is not None:
         begin(run, job, step=step)
@@ -272,7 +274,7 @@ def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monk
 
 
 def test_commands_share_an_answer_but_not_about_what_it_could_not_know(
-    tmp_path: Path, says: Callable[..., list[str]]
+    tmp_path: Path, says: Callable[..., list[str]], clock: Clock
 ) -> None:
     make(tmp_path, "old", "1")
     asked = says({"1": RUNNING, "2": RUNNING})
@@ -280,6 +282,7 @@ def test_commands_share_an_answer_but_not_about_what_it_could_not_know(
         assert rows(tmp_path)["old"]["state"] == "running"
     assert asked == ["squeue"]
     # The answer that is shared was given before this one was handed over, and it is not lost.
+    clock.now += 0.1
     run = make(tmp_path, "new", "3")
     run.journal("submitted", job="3")
     again = says({"1": RUNNING, "3": (JobState.PENDING, "PENDING")})
@@ -378,17 +381,14 @@ def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
 
 
 def test_runs_that_nobody_remembers_are_asked_about_together_again_and_again(
-    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, says: Callable[..., list[str]], clock: Clock
 ) -> None:
     for number in range(9):
         make(tmp_path, f"run-{number}", str(number))
-    asked, clock, watched = says({"0": RUNNING}), [time.time()], Rows([], tmp_path, False)
-    monkeypatch.setattr(
-        "launcher.monitoring.live.time", SimpleNamespace(time=lambda: clock[0], monotonic=lambda: clock[0])
-    )
+    asked, watched = says({"0": RUNNING}), Rows([], tmp_path, False)
     for _ in range(3):
         watched.look()
-        clock[0] += 100
+        clock.now += 100
     assert [len(each.split()) for each in asked if each.startswith("sacct")] == [9] * 3  # 8 ids each
 
 
@@ -398,23 +398,21 @@ SILENT = NoAnswerInTime("squeue did not answer within 10 s")
 
 
 def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
-    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+) -> None:  # fmt: skip
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path))
     for number in range(2):
         make(tmp_path, f"run-{number}", str(number), step=5)
     end(make(tmp_path, "done", "9"), 0, job="9")
     here = make(tmp_path, "here", "local-x", cluster={"scheduler": Scheduler.local})
     here.journal("process", pid=10**7, start=1, host="elsewhere")
-    now = time.time()
-    for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
     assert states == {"run-0": "running", "done": "done"}
     monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
     asked = says(SILENT)
-    now += 7
+    clock.now += 7
     told = rows(tmp_path)
     assert {name: each["state"] for name, each in told.items()} == {
         "run-0": "unknown", "run-1": "unknown", "done": "done", "here": "unknown",
@@ -541,8 +539,9 @@ def test_what_is_watched_is_looked_at_less_often_while_nothing_happens(calm: int
 
 
 def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
-    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+) -> None:  # fmt: skip
     monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
     run = make(tmp_path, "a", "1")
     says({"1": (JobState.PENDING, "PENDING")})
@@ -553,18 +552,18 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
         events = begin(run, "1", step=1)
         yield
         with (events / "rank-0.jsonl").open("a") as file:
-            file.write(json.dumps({"time": time.time() + 5, "event": "progress", "step": 55, "total": 100}) + "\n")
+            file.write(json.dumps({"time": clock.now + 5, "event": "progress", "step": 55, "total": 100}) + "\n")
         yield
         says(SILENT)
         yield
         says({"1": RUNNING})
         yield
         with (events / "script.jsonl").open("a") as file:
-            file.write(json.dumps({"time": time.time() + 9, "event": "ended", "code": 0}) + "\n")
+            file.write(json.dumps({"time": clock.now + 9, "event": "ended", "code": 0}) + "\n")
         yield
 
     story = happens()
-    monkeypatch.setattr("launcher.cli.watch.time.sleep", lambda _: next(story))
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: clock.sleep(seconds) or next(story))
     assert watch.show(Rows(["a"], tmp_path, False)) == 0
     lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
     assert [line.split(":")[0].split(", needs")[0] for line in lines] == [
@@ -632,13 +631,13 @@ def test_failed_and_recent_ones_can_be_chosen(row: dict[str, Any], fits: str) ->
 
 
 def test_a_choice_is_made_among_all_of_them(
-    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     says({})
     end(make(tmp_path, "failed", "8"), 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: NOW)
-        end(make(tmp_path, "failed-long-ago", "9"), 1)
+    today, clock.now = clock.now, NOW
+    end(make(tmp_path, "failed-long-ago", "9"), 1)
+    clock.now = today
     for number in range(30):  # more than are shown without a choice, and newer
         end(make(tmp_path, f"done-{number}", str(10 + number)))
 

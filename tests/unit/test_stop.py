@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
 from launcher.worker.stop import GO_ON, Stop, Verdict, interval
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
+from tests.unit.clock import Clock
 from tests.unit.test_training import env_of
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -55,37 +55,36 @@ def test_signals_set_a_flag_and_nothing_else(numbers: list[int], words: str) -> 
 
 
 def test_the_deadline_leaves_time_for_the_saves_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
-    flag = Stop(env_of(), Settings(deadline=time.time() + 100, lead=10))
-    clock[0] += 85
+    clock = Clock(monkeypatch, stop)
+    flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
+    clock.now += 85
     assert flag.boundary(1) == GO_ON
     flag.save_took(20)
     flag.save_took(1)
     assert flag.boundary(2) == Verdict("its time is nearly up")  # 2 x 20 s + 5 s
-    clock[0] -= 30.5
+    clock.now -= 30.5
     assert flag.boundary(3) == GO_ON
 
 
 def test_saves_that_are_too_long_for_the_attempt_are_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
-    flag = Stop(env_of(), Settings(deadline=time.time() + 60, lead=10))
+    clock = Clock(monkeypatch, stop)
+    flag = Stop(env_of(), Settings(deadline=clock.now + 60, lead=10))
     flag.save_took(40)
     flag.save_took(41)
     assert capsys.readouterr().out.splitlines() == [
         "launcher: a save takes 40 s, too long for an attempt of 60 s: the last one may be cut off; raise `time`"
     ]
-    clock[0] += 25
+    clock.now += 25
     assert flag.boundary(1) == GO_ON  # half of the attempt is for work
-    clock[0] += 10
+    clock.now += 10
     assert flag.boundary(2).stop == "its time is nearly up"
 
 
 def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    flag = Stop(env_of(), Settings(deadline=time.time() + 100, lead=10))
+    clock = Clock(monkeypatch, stop)
+    flag = Stop(env_of(), Settings(deadline=clock.now + 100, lead=10))
     monkeypatch.setattr(stop.time, "time", lambda: 5e9)
     assert flag.boundary(1) == GO_ON
 
@@ -166,15 +165,15 @@ def test_a_group_of_some_ranks_agrees_without_the_agents(monkeypatch: pytest.Mon
 
 
 def test_a_deadline_is_told_a_step_ahead_where_agents_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(stop.time, "monotonic", lambda: clock[0])
+    clock = Clock(monkeypatch, stop)
     shared = with_agent(monkeypatch)
-    flag = Stop(env_of(2, (0, 0), 2), Settings(deadline=time.time() + 100, lead=10))
-    flag._step_time, clock[0] = 20.0, 1069.0
+    flag = Stop(env_of(2, (0, 0), 2), Settings(deadline=clock.now + 100, lead=10))
+    flag._step_time = 20.0
+    clock.now += 69
     flag.boundary(1)
     assert shared.stops()[0].cause is Cause.NONE
-    clock[0] = 1071.0
-    flag._last = 1051.0
+    clock.now += 2
+    flag._last = clock.now - 20
     flag.boundary(2)
     assert shared.stops()[0].cause is Cause.DEADLINE
 

@@ -131,6 +131,7 @@ def test_what_is_not_there_is_a_failure(call: Call, sweep: Sweep, tmp_path: Path
 # -- status
 
 
+@pytest.mark.usefixtures("clock")
 def test_status_tells_of_points_that_fail_or_run(call: Call, sweep: Sweep) -> None:
     lines = call("sweep status lr-1").lines
     assert lines[0] == "lr-1: 3/6 done, 1 failed, 1 running, 1 waiting"

@@ -16,6 +16,7 @@ from launcher.runs.directory import being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
+from tests.unit.clock import Clock
 from tests.unit.sweep_runs import begin, end, make_sweep
 
 
@@ -87,7 +88,7 @@ def test_a_sweep_that_is_over_is_not_waited_for(
 
 
 def test_a_sweep_is_followed_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     sweep = make_sweep(tmp_path, 2)
 
@@ -99,7 +100,7 @@ def test_a_sweep_is_followed_to_its_end(
         yield from itertools.repeat(None)
 
     steps = later()
-    monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: next(steps))
+    monkeypatch.setattr(sweep_follow.time, "sleep", lambda seconds: clock.sleep(seconds) or next(steps))
     assert sweep_follow.to_the_end(sweep) == 0
     assert capsys.readouterr().out.splitlines() == [
         "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "point 0 (lr=0) is done", "lr-1: 2/2 done",

@@ -16,9 +16,11 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
+from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
+pytestmark = pytest.mark.usefixtures("clock")  # what a scheduler has said is good for a few seconds
 HERE = plan_of(cluster={"scheduler": Scheduler.local})
 Jobs = dict[str, JobState]
 Says = Callable[..., list[str]]
@@ -94,14 +96,13 @@ def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
+    tmp_path: Path, says: Says, clock: Clock
 ) -> None:
     sweep, same = make_sweep(tmp_path, 2), SweepLive()
-    monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
-    monkeypatch.setattr("launcher.monitoring.sweep.SCHEDULER_INTERVAL", -1.0)
     says({"100_0": JobState.RUNNING}, {"100_0": JobState.RUNNING, "100_1": JobState.FAILED})
     assert [each.state for each in look_at(sweep, same)] == ["running", "failed"]
     says({}, {"100_0": JobState.CANCELLED, "100_1": JobState.FAILED})
+    clock.now += 60
     assert [each.state for each in look_at(sweep, same)] == ["cancelled", "failed"]
 
 
