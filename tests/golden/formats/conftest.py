@@ -1,0 +1,147 @@
+"""A site for the golden tests: a clock that stands still, and schedulers that give recorded answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.__main__ import main
+from tests.golden.formats.golden import HERE, sections
+
+SUBMITTED = 1795345200.0  # 2026-11-22 11:00:00 UTC
+NOW = SUBMITTED + 3600  # when commands are called
+SITE = "/site"  # what the test's own folder is called in golden files
+FACTS = ("launcher", "python", "hydra", "submitit", "host", "commit")  # in a record, of the machine that submitted
+COMMANDS = {
+    "slurm": ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun"),
+    "pbs": ("qstat", "qsub", "qdel", "qselect", "qalter", "qmgr", "pbsnodes"),
+}
+
+
+@dataclass
+class Site:
+    """A folder for runs, and commands of schedulers in front of nothing else on PATH."""
+
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+    now: float = SUBMITTED
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def call(self, *arguments: str) -> tuple[int, str]:
+        """The exit code and the standard output of a command line."""
+        self.now = NOW
+        self.capture.readouterr()
+        code = main(list(arguments))
+        printed = self.capture.readouterr()
+        return code, printed.out or printed.err
+
+    def submit(self, *arguments: str) -> None:
+        """Hands a run or a sweep over."""
+        code = main([*arguments, "wait=false", "env.snapshot=false"])
+        printed = self.capture.readouterr()
+        assert code == 0, printed.out + printed.err
+
+    def told(self, *arguments: str) -> str:
+        """The JSON that a command prints, without what differs from machine to machine."""
+        _, text = self.call(*arguments)
+        json.loads(text)
+        return self.neutral(text)
+
+    def neutral(self, text: str) -> str:
+        """A text without the names of this machine, of this user and of the test's folder."""
+        for found, name in (
+            (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
+            (socket.gethostname(), "login1"),
+        ):  # fmt: skip
+            text = text.replace(found, name)
+        return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
+
+    def answer(self, scheduler: str, name: str | None = None) -> None:
+        """Puts the commands of a scheduler on PATH, which answer as recorded; what is not recorded fails."""
+        recorded = sections(f"answers/{name}.txt", "$") if name else []
+        for command in COMMANDS[scheduler]:
+            lines = ["#!/bin/sh", f'case "{command} $*" in']
+            for number, (pattern, text) in enumerate(recorded):
+                if pattern.partition(" ")[0] == command:
+                    (self.folder / f"answer-{number}").write_text(self.placed(text))
+                    quoted = "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
+                    lines.append(f"{quoted}) exec /bin/cat {self.folder}/answer-{number};;")
+            lines += ["esac", f'echo "{command}: no recorded answer to $*" >&2', "exit 1", ""]
+            (self.folder / "bin" / command).write_text("\n".join(lines))
+            (self.folder / "bin" / command).chmod(0o700)
+
+    def placed(self, text: str) -> str:
+        """A golden text with the test's own folder."""
+        return text.replace(SITE, str(self.folder)).replace("login1", socket.gethostname())
+
+    def unpack(self, name: str, run: str | None = None) -> Path:
+        """The run directory that runs/NAME.txt describes; its record and journal are those of written/SCHEDULER."""
+        path = self.runs / (run or name)
+        (path / "submitit").mkdir(parents=True)
+        (path / "attempts").mkdir()
+        for title, text in sections(f"runs/{name}.txt", "---"):
+            if title.startswith("like "):  # files that the product wrote, of another run
+                for source in sorted((HERE / "written" / title[5:]).iterdir()):
+                    _place(path / source.name, self.placed(source.read_text()).replace("/runs/r", f"/runs/{path.name}"))
+            elif title.startswith("replace "):  # one value of the record
+                record = json.loads((path / "record.json").read_text())
+                _put(record, title[8:], json.loads(text))
+                _place(path / "record.json", json.dumps(record))
+            else:
+                _place(path / title, self.placed(text))
+        for each in sorted(path.rglob("*")):
+            os.utime(each, (NOW, NOW))
+        return path
+
+
+def _place(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+def _put(record: dict[str, Any], key: str, value: Any) -> None:
+    *way, last = key.split(".")
+    for each in way:
+        record = record[each]
+    record[last] = value
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    for name in ("bin", "cache", "home", "config", "work"):
+        (folder / name).mkdir(parents=True)
+    (folder / "bin/bash").symlink_to(shutil.which("bash") or "/bin/bash")
+    for name in [name for name in os.environ if name.startswith(("LAUNCHER_", "SLURM_", "PBS_", "HYDRA_"))]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("PATH", folder / "bin"), ("HOME", folder / "home"), ("LAUNCHER_RUNS_DIR", folder / "runs"),
+        ("LAUNCHER_CACHE_DIR", folder / "cache"), ("LAUNCHER_CONFIG_DIR", folder / "config"), ("TZ", "UTC"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(folder / "work")
+    made = Site(folder, capsys)
+    monkeypatch.setattr(time, "time", lambda: made.now)
+    monkeypatch.setattr(sys, "argv", ["launcher"])
+    time.tzset()
+    before = os.umask(0o022)
+    yield made
+    os.umask(before)
+    monkeypatch.undo()
+    time.tzset()

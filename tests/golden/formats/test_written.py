@@ -1,0 +1,63 @@
+"""What the product writes into run directories and sweeps."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.golden.formats.conftest import FACTS, Site
+from tests.golden.formats.golden import check
+
+
+def frozen(site: Site, path: Path) -> None:
+    """Compares a file of a run or a sweep; of a record, what a machine or a version puts there is taken out."""
+    text = path.read_text()
+    if path.name == "record.json":
+        value = json.loads(text)
+        text = json.dumps(value | {key: f"<{key}>" for key in FACTS if key in value}, indent=1) + "\n"
+    text = re.sub(r'"pid": \d+, "start": \d+', '"pid": 1234, "start": 5678', text)
+    check(f"written/{path.relative_to(site.runs)}", site.neutral(text))
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_run_that_is_handed_over(site: Site, scheduler: str) -> None:
+    site.answer(scheduler, "submission")
+    site.submit(
+        "workload=p2p", f"cluster={scheduler}", "cluster.check=false", "nodes=2", "procs_per_node=2",
+        f"run_id={scheduler}",
+    )  # fmt: skip
+    frozen(site, site.runs / scheduler / "record.json")
+    frozen(site, site.runs / scheduler / "journal.jsonl")
+
+
+def test_a_run_of_this_machine(site: Site) -> None:
+    (site.folder / "bin/bash").unlink()
+    (site.folder / "bin/bash").symlink_to("/bin/true")
+    site.submit("workload=p2p", "procs_per_node=2", "run_id=local")
+    frozen(site, site.runs / "local/record.json")
+    frozen(site, site.runs / "local/journal.jsonl")
+
+
+def test_a_chain_of_jobs(site: Site) -> None:
+    site.answer("slurm", "submission")
+    site.submit(
+        "workload=p2p", "cluster=slurm", "cluster.check=false", "nodes=2", "resume.how=chain", "resume.max_attempts=3",
+        "run_id=chain",
+    )  # fmt: skip
+    frozen(site, site.runs / "chain/journal.jsonl")
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_sweep_that_is_handed_over(site: Site, scheduler: str) -> None:
+    site.answer(scheduler, "submission")
+    name = f"sweep-{scheduler}"
+    site.submit(
+        "-m", "workload=p2p", "nodes=2", "seed=1,2", f"cluster={scheduler}", "cluster.check=false", f"sweep.id={name}"
+    )
+    for path in sorted((site.runs / name).rglob("*.json*")):
+        frozen(site, path)
+    names = sorted(str(path.relative_to(site.runs)) for path in (site.runs / name).rglob("*") if path.is_file())
+    check(f"written/{name}/files.txt", site.neutral("".join(f"{each}\n" for each in names)))
