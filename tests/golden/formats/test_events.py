@@ -1,0 +1,249 @@
+"""Each kind of event, as its writer writes it: the job script, agents, ranks, and what decides whether a run goes on.
+
+The parts of agents that are put in place of the others and of the ranks are those of the unit tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launcher import Env
+from launcher.agent.restart_policy import History
+from launcher.agent.stragglers import Paces
+from launcher.agent.supervisor import NextRound
+from launcher.attach import requests
+from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.format import CheckpointError
+from launcher.job import dependencies, requeue
+from launcher.preflight.attempt import Preflight
+from launcher.preflight.checks import Check, Level
+from launcher.preflight.verdict import Then, Verdict
+from launcher.runs import directory, event_file
+from launcher.runs.event_writer import Events, Reporter
+from launcher.spec.plan import JobPlan
+from tests.golden.formats.golden import check
+from tests.unit.agent import test_attempt as agents
+from tests.unit.agent.test_attempt import MEMBERS, script
+from tests.unit.agent.test_supervisor import GRACE, HANG, HEARTBEAT, KILL, TERM, Job, raised
+from tests.unit.plans import bare_plan
+from tests.unit.sandbox import Sandbox
+from tests.unit.test_debug import adds, in_thread, rank, terminal, until_prompt
+
+__all__ = ["rank", "script"]  # fixtures
+
+
+def frozen(name: str, run: Path, attempt: int = 0) -> None:
+    """Compares all that was written into the events of an attempt, whose clock is the machine's."""
+    lines = []
+    folder = run / "attempts" / str(attempt)
+    for path in sorted(folder.rglob("*.jsonl")):
+        assert event_file.problems(path) == []
+        lines += [f"{path.relative_to(folder)}: {line}\n" for line in path.read_text().splitlines()]
+    text = "".join(lines)
+    for pattern, value in (
+        (r'"(time|seconds|blocked|since)": [\d.e+-]+', r'"\1": 1.5'), (re.escape(str(run)), "/site/runs/r"),
+        (r'"(torch|id|socket|where)": "[^"]*"', r'"\1": "<\1>"'), (r'"(pid|bytes)": \d+', r'"\1": 1234'),
+        (re.escape(socket.gethostname()), "login1"),
+    ):  # fmt: skip
+        text = re.sub(pattern, value, text)
+    check(f"written/events/{name}.txt", text)
+
+
+# -- agents
+
+
+def killed(job: Job) -> None:
+    job.agents[1].workers.end(0, -KILL)
+    job.run(1)
+
+
+def raises(job: Job) -> None:
+    job.agents[1].workers.end(0, 1, error=raised())
+    job.run(1)
+
+
+def loses_a_peer(job: Job) -> None:
+    job.agents[1].workers.end(0, 1, error=raised("Connection closed by peer", lost_peer=True))
+    job.run(HEARTBEAT + GRACE)
+
+
+def exits(job: Job) -> None:
+    job.agents[0].workers.end(1, 3)
+    job.run(1)
+
+
+def hangs(job: Job) -> None:
+    job.run(HANG + GRACE + HEARTBEAT)
+
+
+def loses_a_node(job: Job) -> None:
+    job.cut(1)
+    job.run(HEARTBEAT)
+
+
+def leaves(job: Job) -> None:
+    job.leave(0)
+    job.leave(1)
+    job.run(1)
+
+
+def is_told_to_stop(job: Job) -> None:
+    job.agents[0].signals.send(TERM)
+    job.run(GRACE + HEARTBEAT)
+
+
+@pytest.mark.parametrize(
+    ("happens", "keys"),
+    [
+        (killed, {}), (raises, {"max_restarts": 0}), (loses_a_peer, {"max_restarts": 0}),
+        (exits, {"max_restarts": 0}), (hangs, {"max_restarts": 0}), (loses_a_node, {"min_nodes": 2}),
+        (leaves, {}), (is_told_to_stop, {"listen": False}),
+    ],
+)  # fmt: skip
+def test_what_an_agent_tells(tmp_path: Path, happens: Callable[[Job], None], keys: dict[str, Any]) -> None:
+    happens(Job(tmp_path, **keys))
+    frozen(f"agent-{happens.__name__.replace('_', '-')}", tmp_path)
+
+
+def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> None:
+    smaller = dataclasses.replace(agents.MEETING, members=MEMBERS[:2])
+    script.steps |= {
+        "supervise": [NextRound(History(round=1), (2,)), agents.DONE], "next": [(History(round=1), smaller)],
+    }  # fmt: skip
+    agents.ended(tmp_path)
+    frozen("attempt", tmp_path)
+
+
+def test_paces_and_a_straggler(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path)
+    plan = bare_plan(straggler_time=20, straggler_factor=1.5)
+    paces = Paces(plan, attempt, Events(attempt, "node-0"), agents.MEETING, 0, 0)
+    told = paces.look([(0.5, 3)], 1e9)
+    assert told is not None
+    others = [{**told, "rank": rank, "seconds": [0.1], "host": f"node{rank}"} for rank in (1, 2)]
+    paces.judge([{**each, "time": 1000.0 + 5 * number} for number in range(9) for each in (told, *others)])
+    frozen("paces", tmp_path)
+
+
+def test_a_preflight(tmp_path: Path) -> None:
+    told = SimpleNamespace(
+        _events=Events(attempt_of(tmp_path), "node-0"), _me=MEMBERS[0], _round=0, _nodes=MEMBERS
+    )  # fmt: skip
+    found = [Check("disk", Level.WARNING, "/tmp has 1.0G free", ms=12.0)]
+    verdict = Verdict(Then.WITHOUT, (("node2", "no GPU"),), (2,), (("node0", "/tmp has 1.0G free"),))
+    Preflight._tell(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
+    frozen("preflight", tmp_path)
+
+
+# -- ranks
+
+
+def attempt_of(folder: Path) -> directory.Attempt:
+    attempt = directory.Attempt(directory.Run(folder), 0)
+    attempt.events_file("x").parent.mkdir(parents=True)
+    return attempt
+
+
+def test_progress_and_results(tmp_path: Path) -> None:
+    reporter = Reporter(attempt_of(tmp_path), 0)
+    reporter._tracked = False
+    reporter.progress(1, 100, loss=2.5, epoch=0)
+    reporter.evaluated(1, accuracy=0.5)
+    reporter.report(accuracy=0.5, losses=[2.5, 2.0])
+    frozen("progress", tmp_path)
+    check("written/result.json", (tmp_path / "result.json").read_text())
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> directory.Attempt:
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    return attempt_of(tmp_path)
+
+
+def test_checkpoints(environment: directory.Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+    state = {"weight": torch.zeros(4)}
+    one = Checkpointer(tmp_path / "checkpoints", alone, identity={})
+    one.save(1, state, wait=True)
+    one.save(2, state, wait=True)
+    one.close()
+    (tmp_path / "checkpoints/step-000000002/manifest.json").write_text("{")
+
+    def fence() -> None:
+        raise RuntimeError("another attempt has the run")
+
+    other = Checkpointer(tmp_path / "checkpoints", alone, identity={}, fence=fence)
+    other.load({"weight": torch.zeros(4)})
+    with pytest.raises(CheckpointError):
+        other.save(3, state, wait=True)
+    with pytest.raises(CheckpointError):
+        other.close()
+    frozen("checkpoints", tmp_path)
+
+
+def test_a_breakpoint(rank: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ended = in_thread(rank, lambda: adds(rank))
+    user = terminal(rank)
+    until_prompt(user)
+    user.send(line="c")
+    ended()
+    user.leave()
+    frozen("breakpoint", tmp_path)
+
+
+# -- the job script, and what it calls
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "outcome"),
+    [
+        ("done", {}, {}), ("failed", {}, {"code": 1}), ("killed", {}, {"code": 137}),
+        ("setup-failed", {"setup": ("false",)}, {}), ("no-folder", {"workdir": "/nowhere"}, {}),
+        ("told-to-stop", {"setup": ("kill -TERM $$",)}, {}),
+    ],
+)  # fmt: skip
+def test_what_a_script_tells(tmp_path: Path, name: str, keys: dict[str, Any], outcome: dict[str, Any]) -> None:
+    sandbox = Sandbox(tmp_path / "site")
+    plan = sandbox.plan(checkpoint_dir=f"{sandbox.run_dir}/checkpoints", **keys)
+    (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
+    sandbox.python.write_text("#!/bin/bash\nexit 1\n")  # launcher.job.requeue, which cannot be started
+    sandbox.execute(plan, **outcome)
+    frozen(f"script-{name}", sandbox.run_dir)
+
+
+@pytest.mark.parametrize("how", ["never", "auto"])
+def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    run = directory.Run.create(tmp_path / "run")
+    plan = bare_plan(
+        resume_how=how, scheduler="local", run_dir=str(run.path), checkpoint_dir=str(run.path / "checkpoints")
+    )
+    run.write_record(plan, {}, {})
+    attempt = attempt_of(run.path)
+    event_file.append(attempt.events_file("rank-0"), "progress", step=7, total=100)
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    requeue.main(str(run.path), told=False)
+    frozen(f"again-{how}", run.path)
+
+
+def test_a_run_whose_turn_has_come(environment: directory.Attempt, tmp_path: Path) -> None:
+    (tmp_path / "submitit").mkdir()
+    environment.run.write_record(bare_plan(run_dir=str(tmp_path)), {}, {})
+    assert dependencies.main() == 0
+    frozen("after", tmp_path)
+
+
+def test_a_question_to_the_agents(tmp_path: Path) -> None:
+    requests.ask(attempt_of(tmp_path), requests.STACKS, 1)
+    frozen("asked", tmp_path)
