@@ -66,7 +66,7 @@ class Site:
         """A text without the names of this machine, of this user and of the test's folder."""
         for found, name in (
             (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
-            (socket.gethostname(), "login1"),
+            (f'"{socket.gethostname()}"', '"login1"'),
         ):  # fmt: skip
             text = text.replace(found, name)
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
@@ -80,14 +80,17 @@ class Site:
                 if pattern.partition(" ")[0] == command:
                     (self.folder / f"answer-{number}").write_text(self.placed(text))
                     quoted = "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
-                    lines.append(f"{quoted}) exec /bin/cat {self.folder}/answer-{number};;")
+                    fails = "exit 1" if text.startswith(f"{command}: ") else "exit 0"
+                    lines.append(
+                        f"{quoted}) /bin/cat {self.folder}/answer-{number} >&{2 - fails.endswith('0')}; {fails};;"
+                    )
             lines += ["esac", f'echo "{command}: no recorded answer to $*" >&2', "exit 1", ""]
             (self.folder / "bin" / command).write_text("\n".join(lines))
             (self.folder / "bin" / command).chmod(0o700)
 
     def placed(self, text: str) -> str:
         """A golden text with the test's own folder."""
-        return text.replace(SITE, str(self.folder)).replace("login1", socket.gethostname())
+        return text.replace(SITE, str(self.folder)).replace('"login1"', f'"{socket.gethostname()}"')
 
     def unpack(self, name: str, run: str | None = None) -> Path:
         """The run directory that runs/NAME.txt describes; its record and journal are those of written/SCHEDULER."""
