@@ -25,7 +25,7 @@ NOW = SUBMITTED + 3600  # when commands are called
 SITE = "/site"  # what the test's own folder is called in golden files
 FACTS = ("launcher", "python", "hydra", "submitit", "host", "commit")  # in a record, of the machine that submitted
 COMMANDS = {
-    "slurm": ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun"),
+    "slurm": ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "srun", "sacctmgr"),
     "pbs": ("qstat", "qsub", "qdel", "qselect", "qalter", "qmgr", "pbsnodes"),
 }
 
@@ -71,19 +71,28 @@ class Site:
             text = text.replace(found, name)
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
 
-    def answer(self, scheduler: str, name: str | None = None) -> None:
-        """Puts the commands of a scheduler on PATH, which answer as recorded; what is not recorded fails."""
+    def answer(self, scheduler: str, name: str | None = None, **values: str) -> None:
+        """Puts the commands of a scheduler on PATH, which answer as recorded; what is not recorded fails.
+
+        Args:
+            scheduler: slurm or pbs.
+            name: of a file in answers/. A text there that begins with the command's own name is an error message; a
+                line `@A|B|C` of squeue is put into its columns.
+            values: what stands for {NAME} there.
+        """
         recorded = sections(f"answers/{name}.txt", "$") if name else []
         for command in COMMANDS[scheduler]:
             lines = ["#!/bin/sh", f'case "{command} $*" in']
             for number, (pattern, text) in enumerate(recorded):
                 if pattern.partition(" ")[0] == command:
-                    (self.folder / f"answer-{number}").write_text(self.placed(text))
-                    quoted = "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
-                    fails = "exit 1" if text.startswith(f"{command}: ") else "exit 0"
-                    lines.append(
-                        f"{quoted}) /bin/cat {self.folder}/answer-{number} >&{2 - fails.endswith('0')}; {fails};;"
+                    for key, value in values.items():
+                        text = text.replace(f"{{{key}}}", value)
+                    (self.folder / f"answer-{number}").write_text(
+                        re.sub(r"^@(.*)$", _columns, self.placed(text), flags=re.M)
                     )
+                    quoted = "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
+                    ends = "1>&2; exit 1" if text.startswith(f"{command}: ") else "; exit"
+                    lines.append(f"{quoted}) /bin/cat {self.folder}/answer-{number} {ends};;")
             lines += ["esac", f'echo "{command}: no recorded answer to $*" >&2', "exit 1", ""]
             (self.folder / "bin" / command).write_text("\n".join(lines))
             (self.folder / "bin" / command).chmod(0o700)
@@ -110,6 +119,12 @@ class Site:
         for each in sorted(path.rglob("*")):
             os.utime(each, (NOW, NOW))
         return path
+
+
+def _columns(match: re.Match[str]) -> str:
+    """A line of squeue in the columns that it is asked for."""
+    widths = (64, 32, 64, 256, 32)
+    return "".join(f"{text:{width}}" for text, width in zip(match[1].split("|"), widths, strict=True))
 
 
 def _place(path: Path, text: str) -> None:

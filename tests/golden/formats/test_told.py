@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs import event_file
+from launcher.runs.directory import token_of
 from tests.golden.formats.conftest import Site
 from tests.golden.formats.golden import check
 
@@ -14,7 +15,7 @@ OVER = [
     "exception", "out-of-gpu-memory", "gpu-error", "shared-memory", "disk-full", "limit", "import-error",
     "file-missing", "config-error", "out-of-memory", "killed", "exited", "wall-time", "time-limit", "cancelled",
     "cancelled-early", "stopped", "node-lost", "bad-node", "connection-lost", "collective-timeout",
-    "rendezvous-timeout", "hang", "setup-failed", "no-progress", "never-started", "no-words", "lost", "done",
+    "rendezvous-timeout", "hang", "setup-failed", "no-progress", "never-started", "no-words", "lost", "done", "told-to-stop",
 ]  # fmt: skip
 
 
@@ -32,3 +33,110 @@ def test_a_run_that_is_over(site: Site, name: str) -> None:
     check(f"told/post-mortem/{name}.json", site.told("post-mortem", name, "--json"))
     check(f"told/status/{name}.json", site.told("status", name, "--json"))
     check(f"told/why/{name}.json", site.told("why", name, "--json"))
+
+
+def told(site: Site, name: str, run: str) -> None:
+    """What the three commands on one run say."""
+    for command in ("status", "why", "post-mortem"):
+        check(f"told/{command}/{name}.json", site.told(command, run, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "reason"),
+    [
+        ("queued", "PENDING", "Priority"), ("running", "RUNNING", "None"), ("smaller", "RUNNING", "None"),
+        ("suspended", "SUSPENDED", "None"), ("unconfirmed", "RUNNING", "None"), ("unknown", "NEW_STATE", "None"),
+        ("preempted", "PENDING", "BeginTime"), ("requeued", "PENDING", "BeginTime"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_over(site: Site, name: str, state: str, reason: str) -> None:
+    if state == "PENDING":
+        site.answer("slurm", "pending", REASON=reason)
+    else:
+        site.answer("slurm", "queue", STATE=state, REASON=reason, LEFT="30:00")
+    events_are_whole(site.unpack(name))
+    told(site, name, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "state", "reason"),
+    [
+        ("accounting-time-limit", "lost", "TIMEOUT", "TimeLimit"),
+        ("accounting-out-of-memory", "killed", "OUT_OF_MEMORY", "None"),
+        ("accounting-cancelled", "told-to-stop", "CANCELLED by 0", "None"),
+        ("accounting-preempted", "lost", "PREEMPTED", "None"),
+    ],
+)
+def test_what_accounting_adds(site: Site, name: str, run: str, state: str, reason: str) -> None:
+    site.answer("slurm", "accounting", STATE=state, REASON=reason)
+    site.unpack(run)
+    told(site, name, run)
+
+
+def test_a_scheduler_that_does_not_answer(site: Site) -> None:
+    site.answer("slurm", "down")
+    site.unpack("lost")
+    told(site, "unanswered", "lost")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_of_several_attempts(site: Site, number: int) -> None:
+    site.answer("slurm", "forgotten")
+    site.unpack("preempted")
+    check(
+        f"told/post-mortem/attempt-{number}.json",
+        site.told("post-mortem", "preempted", "--json", "--attempt", str(number)),
+    )
+
+
+def test_a_run_of_this_machine_that_is_gone(site: Site) -> None:
+    site.unpack("local-lost")
+    told(site, "local-lost", "local-lost")
+
+
+def test_a_job_of_pbs_that_is_over(site: Site) -> None:
+    site.answer("pbs", "pbs-history")
+    site.unpack("pbs-time-limit")
+    told(site, "pbs-time-limit", "pbs-time-limit")
+
+
+def test_all_runs(site: Site) -> None:
+    site.answer("slurm", "orphan", TOKEN=token_of(str(site.runs / "gone")))
+    for name in ("done", "exception", "damaged"):
+        site.unpack(name)
+    check("told/status/all.json", site.told("status", "--all", "--json"))
+    check("told/status/failed.json", site.told("status", "--failed", "--json"))
+
+
+# -- why a job waits
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Resources", "Priority", "QOSMaxJobsPerUserLimit", "AssocGrpNodeLimit", "JobHeldUser", "Dependency",
+        "DependencyNeverSatisfied", "ReqNodeNotAvail,_UnavailableNodes:node3", "PartitionTimeLimit", "BeginTime",
+        "Something_new",
+    ],
+)  # fmt: skip
+def test_why_a_job_of_slurm_waits(site: Site, reason: str) -> None:
+    site.answer("slurm", "pending", REASON=reason)
+    site.unpack("queued")
+    check(f"told/why/slurm-{reason.partition(',')[0]}.json", site.told("why", "queued", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "letter", "hold", "comment"),
+    [
+        ("room", "Q", "n", "Not Running: Not enough free nodes available"),
+        ("never", "Q", "n", "Can Never Run: Insufficient amount of resource: ncpus (R: 500 A: 16 T: 16)"),
+        ("limit", "Q", "n", "Not Running: User has reached queue workq running job limit."),
+        ("reservation", "Q", "n", "Not Running: Job would interfere with a confirmed reservation"),
+        ("held", "H", "u", "Job held by root on Sun Nov 22 11:00:00 2026"),
+        ("unseen", "Q", "n", ""), ("new", "Q", "n", "Not Running: Something new"),
+    ],
+)  # fmt: skip
+def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, comment: str) -> None:
+    site.answer("pbs", "pbs-waits", LETTER=letter, HOLD=hold, COMMENT=comment)
+    site.unpack("pbs-queued")
+    check(f"told/why/pbs-{name}.json", site.told("why", "pbs-queued", "--json"))
