@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
 from tests.golden.formats.golden import HERE, sections
@@ -108,8 +111,10 @@ class Site:
         (path / "attempts").mkdir()
         for title, text in sections(f"runs/{name}.txt", "---"):
             if title.startswith("like "):  # files that the product wrote, of another run
-                for source in sorted((HERE / "written" / title[5:]).iterdir()):
-                    _place(path / source.name, self.placed(source.read_text()).replace("/runs/r", f"/runs/{path.name}"))
+                like = HERE / "written" / title[5:]
+                for source in sorted(each for each in like.rglob("*.json*") if each.is_file()):
+                    text = source.read_text().replace(f"/runs/{title[5:]}", f"/runs/{path.name}")
+                    _place(path / source.relative_to(like), self.placed(text))
             elif title.startswith("replace "):  # one value of the record
                 record = json.loads((path / "record.json").read_text())
                 _put(record, title[8:], json.loads(text))
@@ -158,8 +163,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(time, "time", lambda: made.now)
     monkeypatch.setattr(sys, "argv", ["launcher"])
     time.tzset()
-    before = os.umask(0o022)
+    before, collects = os.umask(0o022), gc.get_threshold()
+    resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
     yield made
     os.umask(before)
+    gc.set_threshold(*collects)  # commands set these for their process
+    yaml.SafeLoader.yaml_implicit_resolvers = resolvers
+    GlobalHydra.instance().clear()
     monkeypatch.undo()
     time.tzset()

@@ -23,10 +23,12 @@ from launcher.agent.supervisor import NextRound
 from launcher.attach import requests
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
+from launcher.errors import NO_RETRY
 from launcher.job import dependencies, requeue
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Check, Level
 from launcher.preflight.verdict import Then, Verdict
+from launcher.rendezvous.membership import Rounds
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events, Reporter
 from launcher.spec.plan import JobPlan
@@ -81,6 +83,11 @@ def exits(job: Job) -> None:
     job.run(1)
 
 
+def needs_no_retry(job: Job) -> None:
+    job.agents[0].workers.end(1, NO_RETRY)
+    job.run(1)
+
+
 def hangs(job: Job) -> None:
     job.run(HANG + GRACE + HEARTBEAT)
 
@@ -96,6 +103,13 @@ def leaves(job: Job) -> None:
     job.run(1)
 
 
+def takes_a_node_back(job: Job) -> None:
+    for agent in job.agents:
+        agent.line.inbox.append({"type": "regroup", "reason": "node2 came back"})
+    job.run(0.3)
+    leaves(job)
+
+
 def is_told_to_stop(job: Job) -> None:
     job.agents[0].signals.send(TERM)
     job.run(GRACE + HEARTBEAT)
@@ -105,8 +119,8 @@ def is_told_to_stop(job: Job) -> None:
     ("happens", "keys"),
     [
         (killed, {}), (raises, {"max_restarts": 0}), (loses_a_peer, {"max_restarts": 0}),
-        (exits, {"max_restarts": 0}), (hangs, {"max_restarts": 0}), (loses_a_node, {"min_nodes": 2}),
-        (leaves, {}), (is_told_to_stop, {"listen": False}),
+        (exits, {"max_restarts": 0}), (needs_no_retry, {}), (hangs, {"max_restarts": 0}),
+        (loses_a_node, {"min_nodes": 2}), (leaves, {}), (takes_a_node_back, {}), (is_told_to_stop, {"listen": False}),
     ],
 )  # fmt: skip
 def test_what_an_agent_tells(tmp_path: Path, happens: Callable[[Job], None], keys: dict[str, Any]) -> None:
@@ -121,6 +135,12 @@ def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> 
     }  # fmt: skip
     agents.ended(tmp_path)
     frozen("attempt", tmp_path)
+    check("written/exit_code", (tmp_path / "attempts/0/exit_code").read_text())
+
+
+def test_a_round(tmp_path: Path) -> None:
+    assert Rounds(tmp_path / "rounds").claim(1, MEMBERS[0], 20001, MEMBERS, "node0") is None
+    check("written/rounds/1.json", (tmp_path / "rounds/1.json").read_text())
 
 
 def test_paces_and_a_straggler(tmp_path: Path) -> None:

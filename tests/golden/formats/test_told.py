@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from launcher import Env
+from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.cli import doctor
+from launcher.diagnose.doctor import finding
 from launcher.runs import event_file
 from launcher.runs.directory import token_of
 from tests.golden.formats.conftest import Site
@@ -15,7 +22,8 @@ OVER = [
     "exception", "out-of-gpu-memory", "gpu-error", "shared-memory", "disk-full", "limit", "import-error",
     "file-missing", "config-error", "out-of-memory", "killed", "exited", "wall-time", "time-limit", "cancelled",
     "cancelled-early", "stopped", "node-lost", "bad-node", "connection-lost", "collective-timeout",
-    "rendezvous-timeout", "hang", "setup-failed", "no-progress", "never-started", "no-words", "lost", "done", "told-to-stop",
+    "rendezvous-timeout", "hang", "setup-failed", "no-progress", "never-started", "no-words", "lost", "done",
+    "told-to-stop",
 ]  # fmt: skip
 
 
@@ -140,3 +148,80 @@ def test_why_a_job_of_pbs_waits(site: Site, name: str, letter: str, hold: str, c
     site.answer("pbs", "pbs-waits", LETTER=letter, HOLD=hold, COMMENT=comment)
     site.unpack("pbs-queued")
     check(f"told/why/pbs-{name}.json", site.told("why", "pbs-queued", "--json"))
+
+
+# -- sweeps
+
+
+@pytest.mark.parametrize(("name", "answer"), [("sweep-over", "forgotten"), ("sweep-runs", "array")])
+def test_a_sweep(site: Site, name: str, answer: str) -> None:
+    site.answer("slurm", answer)
+    events_are_whole(site.unpack(name))
+    check(f"told/sweep/{name}-status.json", site.told("sweep", "status", name, "--json"))
+    check(f"told/sweep/{name}-results.json", site.told("sweep", "results", name, "--json"))
+    check(f"told/sweep/{name}-in-status.json", site.told("status", name, "--json"))
+    check(f"told/sweep/{name}-overview.json", site.told("sweep", "status", "--json"))
+    check(f"told/sweep/{name}-point.json", site.told("why", f"{name}/1", "--json"))
+
+
+# -- checkpoints, and this machine
+
+
+def test_checkpoints(site: Site) -> None:
+    site.answer("slurm", "forgotten")
+    run = site.unpack("exited")
+    env = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
+    one = Checkpointer(run / "checkpoints", env, identity={"model": "linear"})
+    for step in (100, 200, 300):
+        state = {"model": {"weight": torch.zeros(4, 2), "bias": torch.ones(2)}, "lr": 0.5}
+        one.save(step, state, metrics={"accuracy": step / 1000}, extra={"epoch": 1}, wait=True)
+    one.close()
+    (run / "checkpoints/step-000000200/manifest.json").write_text("{")
+    check("written/checkpoint/manifest.json", _steady((run / "checkpoints/step-000000300/manifest.json").read_text()))
+    check("told/checkpoint/list.json", _steady(site.told("checkpoint", "list", "exited", "--json")))
+    check("told/checkpoint/inspect.json", _steady(site.told("checkpoint", "inspect", "exited", "--json")))
+
+
+def _steady(text: str) -> str:
+    """A manifest without versions, checksums, and what is drawn by lot."""
+    text = re.sub(r'"(torch|launcher|lineage|parent)": "[^"]*"', r'"\1": "<\1>"', text)
+    text = re.sub(r'"crc32": \[[^]]*\]', '"crc32": [1234]', text)
+    return re.sub(r'"(size|bytes|age|time|crc32)": -?[\d.]+', r'"\1": 1234', text)
+
+
+def test_doctor(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it finds differs from machine to machine: only the form is compared."""
+    found = [
+        finding.ok("python", "3.12"),
+        finding.warning("gpus", "none", "x"),
+        finding.problem("runs_dir", "full", "y"),
+    ]
+    monkeypatch.setattr(doctor, "_all", lambda _: iter(found))
+    values = json.loads(site.told("doctor", "--json"))
+    check("told/doctor.json", json.dumps(values | {"launcher": "<launcher>", "python": "<python>"}, indent=1))
+
+
+# -- what commands write
+
+
+@pytest.mark.parametrize("name", ["cancel", "cancel-fails"])
+def test_a_cancellation_in_the_journal(site: Site, name: str) -> None:
+    site.answer("slurm", name)
+    run = site.unpack("running")
+    site.call("cancel", "running")
+    check(f"written/journals/{name}.jsonl", site.neutral((run / "journal.jsonl").read_text()))
+
+
+def test_a_resumption_in_the_journal(site: Site) -> None:
+    site.answer("slurm", "submission")
+    run = site.unpack("exited")
+    code, text = site.call("resume", "exited", "wait=false")
+    assert code == 0, text
+    check("written/journals/resumed.jsonl", site.neutral((run / "journal.jsonl").read_text()))
+
+
+def test_a_sweep_that_is_refused(site: Site) -> None:
+    site.answer("slurm", "refused")
+    site.call("-m", "workload=p2p", "nodes=2", "seed=1,2", "cluster=slurm", "cluster.check=false", "sweep.id=s",
+              "env.snapshot=false")  # fmt: skip
+    check("written/journals/refused.jsonl", site.neutral((site.runs / "s/journal.jsonl").read_text()))

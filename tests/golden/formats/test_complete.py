@@ -1,0 +1,75 @@
+"""The golden files hold all that there is: every kind of event, of failure, and every state of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.agent import restart_policy
+from launcher.failures.kinds import Kind
+from launcher.monitoring.state import RunState
+from launcher.runs import event_file
+from tests.golden.formats.golden import HERE
+
+ROOT = HERE.parents[2]
+# How an event is written: by a journal or a writer of events in Python, and in the job script.
+WRITERS = {
+    "launcher/**/*.py": re.compile(r'(?:\.journal|\bevents|_events|event_file\.append)\((?:[\w./ ]+,)?\s*"(\w+)"'),
+    "templates/**/*.j2": re.compile(r"^\s*event (\w+) ", re.MULTILINE),
+}
+
+
+def kinds_written() -> set[str]:
+    """The kinds of events whose names stand where they are written."""
+    return {
+        kind
+        for files, pattern in WRITERS.items()
+        for path in ROOT.glob(files)
+        for kind in pattern.findall(path.read_text())
+    }
+
+
+def golden_events() -> Iterator[dict[str, Any]]:
+    """All events in golden files that writers have written."""
+    for path in (HERE / "written").rglob("*"):
+        if path.suffix == ".jsonl" or path.parent.name == "events":
+            for line in path.read_text().splitlines():
+                yield json.loads(line[line.index("{") :])
+
+
+def test_every_kind_of_event_is_in_a_golden_file() -> None:
+    written = kinds_written()
+    assert {"submitted", "fault", "stop_requested", "pace"} <= written, "the patterns above find no writer any more"
+    assert {event["event"] for event in golden_events()} >= written | set(event_file._FIELDS)
+
+
+def test_every_field_of_an_event_is_in_a_golden_file() -> None:
+    seen: dict[str, set[str]] = {}
+    for event in golden_events():
+        seen.setdefault(event["event"], set()).update(event)
+    missing = {kind: sorted({key for key, _ in fields} - seen[kind]) for kind, fields in event_file._FIELDS.items()}
+    assert {kind: keys for kind, keys in missing.items() if keys} == {}
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in restart_policy.Kind if kind is not restart_policy.Kind.LEFT])
+def test_every_kind_of_failure_in_an_attempt_is_in_a_golden_file(kind: str) -> None:
+    assert kind in {event.get("kind") for event in golden_events()}
+
+
+def values(command: str, key: str) -> set[str]:
+    """What a key says anywhere in what a command told."""
+    texts = [path.read_text() for path in (HERE / "told" / command).glob("*.json")]
+    return {value for text in texts for value in re.findall(rf'"{key}": "([^"]*)"', text)}
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in Kind if kind is not Kind.DONE])
+def test_every_kind_of_end_is_in_a_golden_file(kind: str) -> None:
+    assert kind in values("post-mortem", "kind")
+
+
+def test_every_state_of_a_run_is_in_a_golden_file() -> None:
+    assert {state.value for state in RunState} <= values("status", "state")
