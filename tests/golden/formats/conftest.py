@@ -33,6 +33,11 @@ COMMANDS = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--golden-update", default=False):  # `make golden` says it so
+        os.environ["GOLDEN_UPDATE"] = "1"
+
+
 @dataclass
 class Site:
     """A folder for runs, and commands of schedulers in front of nothing else on PATH."""
@@ -66,10 +71,9 @@ class Site:
         return self.neutral(text)
 
     def neutral(self, text: str) -> str:
-        """A text without the names of this machine, of this user and of the test's folder."""
+        """A text without the test's folder, this Python, the checkout, and tokens."""
         for found, name in (
             (str(self.folder), SITE), (sys.executable, "/venv/bin/python"), (str(HERE.parents[2]), "/checkout"),
-            (f'"{socket.gethostname()}"', '"login1"'),
         ):  # fmt: skip
             text = text.replace(found, name)
         return re.sub(r"launcher-[0-9a-f]{20}", "launcher-" + "0" * 20, text)
@@ -102,11 +106,15 @@ class Site:
 
     def placed(self, text: str) -> str:
         """A golden text with the test's own folder."""
-        return text.replace(SITE, str(self.folder)).replace('"login1"', f'"{socket.gethostname()}"')
+        return text.replace(SITE, str(self.folder))
 
-    def unpack(self, name: str, run: str | None = None) -> Path:
-        """The run directory that runs/NAME.txt describes; its record and journal are those of written/SCHEDULER."""
-        path = self.runs / (run or name)
+    def unpack(self, name: str) -> Path:
+        """The run or sweep that runs/NAME.txt describes.
+
+        `--- like X` stands for the files in written/X, with this run's paths; `--- replace KEY` for a value of its
+        record; any other title is a file's path, and what follows is the file.
+        """
+        path = self.runs / name
         (path / "submitit").mkdir(parents=True)
         (path / "attempts").mkdir()
         for title, text in sections(f"runs/{name}.txt", "---"):
@@ -161,6 +169,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(folder / "work")
     made = Site(folder, capsys)
     monkeypatch.setattr(time, "time", lambda: made.now)
+    monkeypatch.setattr(socket, "gethostname", lambda: "login1")
     monkeypatch.setattr(sys, "argv", ["launcher"])
     time.tzset()
     before, collects = os.umask(0o022), gc.get_threshold()
