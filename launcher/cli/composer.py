@@ -21,7 +21,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser
 from omegaconf.base import Container, Node
 
 from launcher.cli.submit import typed
+from launcher.config import registration
 from launcher.config.schema import MISSING, Config
+from launcher.environment import redaction, secrets
 
 SHAPES = 16  # compositions by Hydra that are kept
 
@@ -83,7 +85,7 @@ class Composer:
 
         Raises:
             HydraException, OmegaConfBaseException: they cannot be composed.
-            ConfigError: there is no workload, or a key that the schema does not know.
+            ConfigError: as from `typed`.
         """
         parsed = [self._parse(each) for each in overrides]
         keys = [each.key_or_group for each in parsed]
@@ -91,7 +93,10 @@ class Composer:
             for shape in self._shapes:
                 if shape.fits(parsed):
                     try:
-                        return _changed(shape, parsed)
+                        with registration.interpolated() as variables:
+                            composed = _changed(shape, parsed)
+                        secrets.require_not_interpolated(variables, redaction.patterns(composed.config.env.secrets))
+                        return composed
                     except Exception:
                         self._shapes.remove(shape)  # it may have changed in part
                         raise

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.config import registration
 from launcher.config.hydra_text import element
-from launcher.config.registration import OWN_ARGUMENTS
 from launcher.config.schema import MISSING
 from launcher.errors import BAD_INPUT, ConfigError, LauncherError, near
 from launcher.paths import resource
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     from yaml import YAMLError
 
     from launcher.cli import confirm, override_errors
-    from launcher.config import profile_errors, registration
+    from launcher.config import profile_errors
 
     registration.register()
     arguments = opened(confirm.without_yes(with_arguments(arguments)))
@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> int:
 
 def opened(arguments: list[str]) -> list[str]:
     """The arguments of a function or a program are its own: new keys, which Hydra wants a plus in front of. Pure."""
-    return [f"++{word}" if word.startswith(tuple(f"{key}." for key in OWN_ARGUMENTS)) else word for word in arguments]
+    own = tuple(f"{key}." for key in registration.OWN_ARGUMENTS)
+    return [f"++{word}" if word.startswith(own) else word for word in arguments]
 
 
 def with_arguments(words: list[str]) -> list[str]:
@@ -106,7 +107,7 @@ def config_of(overrides: list[str]) -> Config:
     from yaml import YAMLError
 
     from launcher.cli import override_errors
-    from launcher.config import profile_errors, registration
+    from launcher.config import profile_errors
 
     registration.register()
     try:
@@ -159,8 +160,6 @@ def _require_known_options(arguments: list[str]) -> None:
     """
     from hydra._internal.utils import get_args_parser
 
-    from launcher.config import registration
-
     known = list(get_args_parser()._option_string_actions)
     for word in arguments:
         option = word.partition("=")[0]
@@ -195,11 +194,13 @@ def typed(config: DictConfig) -> Config:
     """The composed config as the dataclasses of its schema.
 
     Raises:
-        ConfigError: no workload was chosen, or there is a key that the schema does not know.
+        ConfigError: no workload was chosen, there is a key that the schema does not know, or the value of a secret
+            stands in a key that a run's record has.
     """
     from omegaconf import OmegaConf
 
     from launcher.cli.override_errors import no_workload
+    from launcher.environment import redaction, secrets
 
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
@@ -209,7 +210,9 @@ def typed(config: DictConfig) -> Config:
         raise ConfigError(
             f"the profile{named} names no scheduler: begin its file with `defaults: [slurm, _self_]`, or pbs"
         )
-    result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    with registration.interpolated() as variables:
+        result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    secrets.require_not_interpolated(variables, redaction.patterns(result.env.secrets))
     return result
 
 
@@ -266,8 +269,6 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
     import dataclasses
 
     from omegaconf import DictConfig, OmegaConf
-
-    from launcher.config import registration
 
     kind = OmegaConf.get_type(config)
     if kind is None or not dataclasses.is_dataclass(kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -32,11 +33,7 @@ def register() -> None:
     import yaml
     from omegaconf import OmegaConf
 
-    from launcher.environment import secrets  # what reads runs is not for help
-
     _store()
-    secrets.interpolated.clear()
-    OmegaConf.register_new_resolver("oc.env", _environment_variable, replace=True)
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", _held_nodes, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
@@ -61,14 +58,23 @@ def _store() -> None:
         store.store(group="hydra/schema/workload", name=name, node=kind)
 
 
-def _environment_variable(name: str, default: Any = "(none)", *, _node_: Any) -> Any:
-    """OmegaConf's own `oc.env`, which also notes which key a secret could have come into."""
+@contextlib.contextmanager
+def interpolated() -> Iterator[dict[str, str]]:
+    """The keys into which `${oc.env:NAME}` comes while values are resolved inside, and NAME."""
+    from omegaconf import OmegaConf
     from omegaconf.resolvers import oc
 
-    from launcher.environment import secrets
+    found: dict[str, str] = {}
 
-    secrets.interpolated[str(_node_._get_full_key(None))] = name
-    return oc.env(name) if default == "(none)" else oc.env(name, default)
+    def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
+        found[str(_node_._get_full_key(None))] = name
+        return oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
+    try:
+        yield found
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def _held_nodes() -> int:

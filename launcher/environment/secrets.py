@@ -32,7 +32,6 @@ PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-se
 FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
 FOLDER = "LAUNCHER_SECRETS_DIR"  # the user's own word on where such files are
 KEPT_OUT = "(secret)"  # in a record, instead of a value
-interpolated: dict[str, str] = {}  # keys of the config into which `${oc.env:NAME}` has come, and NAME
 LEAST = 8  # characters of a value that is looked for in other values; shorter ones would be found anywhere
 _VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
 _SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
@@ -111,8 +110,12 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
                 )
 
 
-def require_not_interpolated(patterns: Sequence[str]) -> None:
-    """Of the config that was composed last, however short the values are.
+def require_not_interpolated(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
+    """However short the values are. Pure.
+
+    Args:
+        interpolated: keys of a config into which `${oc.env:NAME}` has come, and NAME.
+        patterns: of the names of secrets.
 
     Raises:
         ConfigError: a secret stands in a key other than a secret of cluster.environment.

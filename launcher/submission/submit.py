@@ -333,7 +333,6 @@ def public_record(
     found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
     secrets = {**secret.among(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
-    secret.require_not_interpolated(names)
     return found
 
 

@@ -148,7 +148,6 @@ def prepare_sweep(
     hidden = {**secret.among(environ, names), **secrets}
     for each in wanted:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
-    secret.require_not_interpolated(names)
     name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"
     sweep_id = id_of(command, check_name("name", name)) if first.sweep.id is None else first.sweep.id
     path = Path(first.runs_dir).expanduser().absolute() / check_name("sweep.id", sweep_id)

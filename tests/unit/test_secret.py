@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,8 +17,10 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 
 from launcher.cli import submit as composing
+from launcher.cli.composer import Composer
 from launcher.cli.submit import show
 from launcher.config import registration
 from launcher.config.schema import Env, Scheduler
@@ -381,9 +383,26 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     registration.register()
     config = composing.compose_run(["workload=program", "workload.script=x.py", *words])
     assert config is not None
-    composing.typed(config)
     if key is None:
-        secrets.require_not_interpolated(redaction.SECRETS)
+        composing.typed(config)
     else:
         with pytest.raises(ConfigError, match=f"^{re.escape(key)} has the value of MY_TOKEN, a secret"):
-            secrets.require_not_interpolated(redaction.SECRETS)
+            composing.typed(config)
+
+
+def test_each_point_of_a_sweep_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's config is the first one's with what differs, where another variable may be meant."""
+    monkeypatch.setenv("MY_TOKEN", "abc")
+    monkeypatch.setenv("OTHER", "abc")
+    registration.register()
+
+    def by_hydra(overrides: Sequence[str], _: int) -> DictConfig:
+        config = composing.compose_run(list(overrides))
+        assert config is not None
+        return config
+
+    composer = Composer(by_hydra)
+    words = ["workload=program", "workload.args=['${oc.env:${name}}']"]
+    composer([*words, "workload.script=x.py", "name=OTHER"], 0)
+    with pytest.raises(ConfigError, match=r"^workload.args\[0\] has the value of MY_TOKEN, a secret"):
+        composer([*words, "workload.script=x.py", "name=MY_TOKEN"], 1)
