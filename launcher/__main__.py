@@ -7,6 +7,7 @@ import os
 import sys
 
 ABOUT = {"-h", "--help", "--version"}
+IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value, which may stand in front of a command, too
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,10 +53,11 @@ def _told(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+    at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
+    if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
         from launcher.cli import commands
 
-        return commands.main(arguments)
+        return commands.main([arguments[at], *arguments[:at], *arguments[at + 1 :]])
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if not arguments or not ABOUT.isdisjoint(ours):
         from launcher.cli import help

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from launcher.__main__ import main
+from launcher.cli import submit
 from launcher.cli.run import name_of, overrides
 from launcher.spec.plan import check_name
 
@@ -46,3 +48,16 @@ def test_a_script_is_a_run_of_its_name(script: str, module: bool, given: Sequenc
 )
 def test_the_name_is_one_that_every_system_takes(script: str, name: str) -> None:
     assert check_name("name", name_of(script)) == name
+
+
+@pytest.mark.parametrize("option", ["-m", "--multirun", "--yes"])
+@pytest.mark.parametrize("behind", [(), ("--", "-m", "run")])
+def test_options_stand_in_front_of_the_command_as_well(
+    option: str, behind: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(submit, "main", lambda words: asked.append(words) or 0)
+    for words in ([option, "run"], ["run", option]):
+        assert main([*words, "train.py", "seed=1,2", *behind]) == 0
+    assert asked[0] == asked[1]
+    assert f"--{option.removeprefix('--').replace('-m', 'multirun')}" in asked[0]
