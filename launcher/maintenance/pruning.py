@@ -19,14 +19,14 @@ import contextlib
 import os
 import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, known, names, read_text
-from launcher.monitoring.live import DAMAGE, Damaged, Seen, look_at_each, read, readable
+from launcher.monitoring.live import DAMAGE, Damaged, look, look_at_each, read, readable
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepLive, counts, look_at
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import SUBMITTING, Run
@@ -105,24 +105,51 @@ def survey(runs_dir: Path) -> list[Old]:
             continue
         found.append(made[0])
         users += made[1]
-    for each in look_at_each(_elsewhere([old.path for old in found]), live):
-        if isinstance(each, Seen) and not each.state.over:
-            users.append((each.run.id, each.plan))
-    needed = needs(users, [each.path for each in found])
+    paths = [each.path for each in found]
+    needed = needs(users, paths)
+    for old in found:
+        needed.setdefault(old.path, []).extend([] if old.words else _waiting_for(old.path, live, paths))
     found = [Old(each.path, each.states, each.news, tuple(needed.get(each.path, ())), each.words) for each in found]
     return sorted(found, key=lambda each: each.news or 0.0)
 
 
-def _elsewhere(folders: Collection[Path]) -> list[Run]:
-    """Runs of other folders that once waited for one of these."""
-    followers = (
-        Path((known(read_text(file)) or "").strip())
-        for folder in folders
-        for file in (folder / FOLLOWERS / name for name in known(names(folder / FOLLOWERS)) or ())
-        if not file.name.startswith(".")
-    )
-    others = dict.fromkeys(path for path in followers if not {path, path.parent} & {*folders})
-    return [Run(path) for path in others if known(exists(path / lookup.RECORDS["run"]))]
+def _waiting_for(folder: Path, live: SweepLive, known_ones: Collection[Path] = ()) -> list[str]:
+    """Ids of those that were submitted to begin after a run or sweep, or one of its points, and are not over.
+
+    Args:
+        folder: of the run or sweep.
+        live: asks schedulers.
+        known_ones: runs and sweeps that are not looked at.
+
+    Raises:
+        UnavailableError: nobody can tell who they are now. One whose state nobody can tell counts as not over.
+    """
+    found: list[str] = []
+    for path in _followers(folder):
+        if {path, path.parent}.isdisjoint(known_ones):
+            users = readable(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
+            if isinstance(users, Damaged):
+                found += [path.name] if users.passes else []
+            else:
+                found += needs(users, [folder]).get(folder, [])
+    return found
+
+
+def _followers(folder: Path) -> list[Path]:
+    sweep = Sweep(folder)
+    homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
+    files = [home / FOLLOWERS / name for home in homes for name in known(names(home / FOLLOWERS)) or ()]
+    return [Path((known(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
+
+
+def _not_over(path: Path, live: SweepLive) -> list[tuple[str, JobPlan]]:
+    """The id and the plan of a run, or of each point of a sweep, that is not over."""
+    if Sweep(path).recorded():
+        return _of_sweep(Sweep(path), live)[1]
+    if not Run(path).recorded():
+        return []
+    seen = look(Run(path), live)
+    return [] if seen.state.over else [(seen.run.id, seen.plan)]
 
 
 def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:
@@ -177,8 +204,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
         for name in (SUBMITTING, ".points") if known(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
             if not stack.enter_context(locks.held_if_free(path / name)):
                 return "it is being submitted"
-        again = _again(path)
-        if why := kept_because(Old(path, again.states, again.news, old.needed_by, again.words), before, states):
+        if why := kept_because(_again(old), before, states):
             return why
         aside = path.with_name(f"{REMOVED}{path.name}")
         path.rename(aside)
@@ -202,15 +228,15 @@ def finish(runs_dir: Path) -> int:
     return freed
 
 
-def _again(path: Path) -> Old:
-    """The run or sweep in a directory as it is now."""
-    live = SweepLive()
+def _again(old: Old) -> Old:
+    """The run or sweep as it is now, and also needed by those that have come to wait for it since."""
+    live, path = SweepLive(), old.path
     try:
         if known(exists(path / sweep_directory.RECORD)):
-            return _of_sweep(Sweep(path), live)[0]
-        seen = look_at_each([Run(path)], live)[0]
+            now = _of_sweep(Sweep(path), live)[0]
+        else:
+            seen = look(Run(path), live)
+            now = Old(path, frozenset({seen.state.value}), seen.story.moved or None)
+        return replace(now, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)])))
     except DAMAGE as error:
         return Old(path, frozenset(), None, words=str(error))
-    if isinstance(seen, Damaged):
-        return Old(path, frozenset(), None, words=seen.words)
-    return Old(path, frozenset({seen.state.value}), seen.story.moved or None)

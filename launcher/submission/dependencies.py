@@ -41,7 +41,7 @@ from launcher.spec.plan import JobPlan
 
 CONDITIONS = ("ok", "any", "failed")
 PASSED = "after"  # the event of an attempt for which all had come about
-FOLLOWERS = "followers"  # folder of a run or sweep: who waits for it
+FOLLOWERS = "followers"  # folder of a run or sweep: whose jobs look, when they begin, for what became of it
 
 
 class Word(Enum):
@@ -242,12 +242,12 @@ def jobs_of(others: Sequence[Other]) -> list[str]:
 
 
 def held_by(plan: JobPlan) -> list[str]:
-    """The jobs that have to end before the job of this plan may start; the others are told who waits for them."""
+    """The jobs that have to end before the job of this plan may start; the others are told who looks for them then."""
     if not plan.after or passed(Run(Path(plan.run_dir))):
         return []
     others = _others(plan)
     for other in others:
-        if other.word is Word.WAIT and ownership.is_own(other.path):
+        if other.word is not Word.NEVER and ownership.is_own(other.path):
             with contextlib.suppress(OSError):  # then it looks itself, when it begins
                 (other.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
                 directory.write(other.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)

@@ -22,6 +22,7 @@ from launcher.runs import event_file
 from launcher.runs.directory import SUBMITTING, Run, only_submitter
 from launcher.schedulers.base import JobState
 from launcher.spec.plan import JobPlan
+from launcher.submission import dependencies
 from tests.unit.faults import FileServer
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import end, make_sweep
@@ -179,6 +180,41 @@ def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: 
     event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # its last news is of now
     assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
     assert run.path.exists()
+
+
+@pytest.mark.parametrize("point", [False, True])
+@pytest.mark.parametrize("by_a_sweep", [False, True])
+def test_what_somebody_has_come_to_wait_for_meanwhile_stays(
+    make: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: bool, by_a_sweep: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: OLD)
+        sweep = make_sweep(tmp_path, 2, name="a", plan=HERE)
+        for number in range(2):
+            end(sweep.run(number))
+    (found,) = pruning.survey(tmp_path)
+    queued = dataclasses.replace(plan_of(), after=(f"ok:{sweep.run(1).path if point else sweep.path}",))
+    if by_a_sweep:
+        follower = make_sweep(tmp_path / "other", 1, name="b", plan=queued).path
+    else:
+        follower = make("b", None, queued, tmp_path / "other").path
+    assert dependencies.held_by(dataclasses.replace(queued, run_id="b", run_dir=str(follower))) == []
+    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "", True))
+    why = pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"])
+    assert why == f"{'b/0' if by_a_sweep else 'b'} needs it"
+    assert pruning.survey(tmp_path)[0].needed_by
+    assert sweep.path.exists()
+
+
+def test_who_waits_and_cannot_be_read_now_may_need_it(
+    make: Callable[..., Run], tmp_path: Path, server: FileServer
+) -> None:
+    needed = make("a")
+    follower = make("b", None, dataclasses.replace(plan_of(), after=(f"ok:{needed.path}",)), tmp_path / "other")
+    (found,) = pruning.survey(tmp_path)
+    dependencies.held_by(follower.plan())
+    server.fail(follower.path / "journal.jsonl", number=errno.EIO)
+    assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["done"]) == "b needs it"
 
 
 def test_a_removal_that_was_interrupted_is_finished_by_the_next_one(
