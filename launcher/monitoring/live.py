@@ -29,7 +29,7 @@ from launcher.files.shared_files import passes
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
-from launcher.schedulers.base import JobState, NoAnswerInTime, Queries, QueryError, SchedulerJob
+from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
 from launcher.schedulers.slurm.client import Slurm
@@ -292,7 +292,7 @@ class Live:
         finally:
             try:
                 self._end(run, plan, story, kill)
-            except NoAnswerInTime:  # its job may end all the same, and is not to begin another attempt then
+            except AnswerLost:  # its job may end all the same, and is not to begin another attempt then
                 raise
             except LauncherError:
                 run.unmark("cancelled")

@@ -14,7 +14,11 @@ class QueryError(LauncherError):
     """The scheduler could not be asked; what it would have said is unknown."""
 
 
-class NoAnswerInTime(QueryError):
+class AnswerLost(QueryError):
+    """Nobody heard whether the scheduler did what it was asked for."""
+
+
+class NoAnswerInTime(AnswerLost):
     """The scheduler took longer than one is ready to wait."""
 
 

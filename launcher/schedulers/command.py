@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from launcher.schedulers.base import NoAnswerInTime, QueryError
+from launcher.schedulers.base import AnswerLost, NoAnswerInTime, QueryError
 from launcher.units import long_size
 
 MOST = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
@@ -38,7 +38,8 @@ def ask(
 
     Raises:
         NoAnswerInTime: it takes too long.
-        QueryError: it is not there, cannot be started, prints more than MOST bytes, or exits with another code.
+        AnswerLost: it prints more than MOST bytes.
+        QueryError: it is not there, cannot be started, or exits with another code.
     """
     try:
         done = run(command, timeout=timeout, environment=environment)
@@ -49,7 +50,7 @@ def ask(
     except subprocess.TimeoutExpired:
         raise NoAnswerInTime(f"{command[0]} did not answer within {timeout:g} s") from None
     except PrintsTooMuch as error:
-        raise QueryError(str(error)) from None
+        raise AnswerLost(str(error)) from None
     if done.returncode not in good:
         raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
     return done

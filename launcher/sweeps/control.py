@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Scheduler
 from launcher.environment import secrets as secret
-from launcher.errors import RunError
+from launcher.errors import LauncherError, RunError
 from launcher.monitoring.live import forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
 from launcher.runs.directory import Run, only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, to_ranges
+from launcher.schedulers.base import AnswerLost
 from launcher.schedulers.pbs.client import array_of, element_id
 from launcher.spec.plan import JobPlan
 from launcher.sweeps.grouping import shares
@@ -87,34 +88,67 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
 
     Raises:
         RunError: one runs on another machine.
-        QueryError: a scheduler does not answer.
+        QueryError: a scheduler does not answer. Points whose end it was not asked for are what they were before.
     """
+    before = sweep.cancelled()
     if points is None:
         sweep.mark_cancelled(True)  # first: whoever starts points on this machine looks for it
+    try:
+        with only_submitter(sweep.path):
+            return _cancel(sweep, points, kill)
+    except LauncherError:
+        if points is None:
+            sweep.mark_cancelled(before)
+        raise
+
+
+def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:
+    """See `cancel`; the lock is held."""
     live = SweepLive()
-    with only_submitter(sweep.path):
-        _settle(sweep)
-        seen = look_at(sweep, live, cancelled=False)  # each point gets a mark of its own
-        wanted = [each for each in seen if not each.over and (points is None or each.point.index in points)]
-        for each in wanted:  # first, or they would go on in another attempt
-            if each.point.run.recorded():  # else the sweep's own mark is enough
-                if each.seen is not None:
-                    secret.forget(str(each.point.run.path), each.seen.plan.secrets_dir)
-                each.point.run.journal("cancelled", sync=False)
-                each.point.run.mark("cancelled")
-        meant = {each.point.index for each in wanted}
+    _settle(sweep)
+    seen = look_at(sweep, live, cancelled=False)  # each point gets a mark of its own
+    meant = [each for each in seen if not each.over and (points is None or each.point.index in points)]
+    wanted = {each.point.index: each for each in meant}
+    # For one that has never been made the sweep's own mark is enough.
+    runs = {index: each.point.run for index, each in wanted.items() if each.point.run.recorded()}
+    for run in runs.values():  # first, or they would go on in another attempt
+        run.journal("cancelled", sync=False)
+        run.mark("cancelled")
+    asked: set[int] = set()
+    try:
         arrays, alone = live_arrays(seen, sweep.submissions())
         jobs: dict[int, str] = {each.point.index: each.seen.story.job_id or "" for each in seen if each.seen}
         for array in arrays:
-            own = [index for index in array.points if index in meant]
+            own = [index for index in array.points if index in wanted]
             whole = len(own) == len(array.points)
-            for job in [array.job] if whole else [jobs[index] for index in own]:
-                queries(array.plan).cancel(job)
-            forget(array.plan)
+            try:
+                for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
+                    _end(array.plan, job, members, asked)
+            finally:
+                forget(array.plan)
         for each in alone:
-            if each.point.index in meant:
+            if each.point.index in wanted:
+                asked.add(each.point.index)  # `cancel` of a run takes its own mark back
                 live.cancel(each.point.run, kill=kill)
-    return {each.point.index: each.state for each in wanted}
+    except LauncherError:
+        for index in runs.keys() - asked:
+            runs[index].unmark("cancelled")
+            runs[index].journal("cancel_failed", sync=False)
+        raise
+    for index, run in runs.items():
+        if (point := wanted[index].seen) is not None:
+            secret.forget(str(run.path), point.plan.secrets_dir)
+    return {index: each.state for index, each in wanted.items()}
+
+
+def _end(plan: JobPlan, job: str, members: Collection[int], asked: set[int]) -> None:
+    """Asks for the end of a job, and adds its points to `asked` unless it is known that the request did not arrive."""
+    try:
+        queries(plan).cancel(job)
+    except AnswerLost:
+        asked.update(members)
+        raise
+    asked.update(members)
 
 
 def _settle(sweep: Sweep) -> None:

@@ -12,13 +12,14 @@ from launcher.config.schema import GpuDirective, Scheduler
 from launcher.errors import RunError
 from launcher.monitoring.sweep import look_at
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.base import JobState, SchedulerJob
+from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
 from launcher.schedulers.slurm.client import Slurm
 from launcher.sweeps import control
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
+CANCEL = {Slurm: Slurm.cancel, PBS: PBS.cancel}
 PBS_PLAN = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus})
 
 
@@ -95,6 +96,44 @@ def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
     sweep.run(1).clear_marks()
     sweep.ask([1], again=True)
     assert [each.state for each in look_at(sweep)] == ["cancelled", "waiting", "cancelled"]
+
+
+@pytest.mark.parametrize("points", [None, range(6)])
+@pytest.mark.parametrize(
+    ("kind", "words", "stays"),
+    [
+        (Slurm, "scancel: error: Unable to contact slurm controller (connect failure)", [0, 1]),
+        (Slurm, "scancel: error: Kill job error on job id 200: Access/permission denied", [0, 1]),
+        (Slurm, "scancel: error: Socket timed out on send/recv operation", [0, 1, 2, 3]),
+        (PBS, "Connection timed out\nqdel: cannot connect to server pbs-srv (errno=110)", [0, 1]),
+        (PBS, "qdel: Unauthorized Request  200[].pbs-srv", [0, 1]),
+        (PBS, "qdel: End of File", [0, 1, 2, 3]),
+    ],
+)
+def test_only_points_whose_end_may_have_been_asked_for_stay_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Slurm] | type[PBS], words: str, stays: list[int],
+    points: Sequence[int] | None,
+) -> None:  # fmt: skip
+    """Of three arrays the second one's cancellation fails."""
+    end = ".pbs-srv" if kind is PBS else ""
+    sweep = make_sweep(tmp_path, 6, array=None, plan=PBS_PLAN if kind is PBS else plan_of())
+    for number in range(3):
+        hand_over(sweep, range(2 * number, 2 * number + 2), f"{number + 1}00{end}", token=str(number))
+    names = "{0}[{1}]" if kind is PBS else "{0}_{1}"
+    live = {names.format(job, number) + end: JobState.PENDING for job in (100, 200, 300) for number in range(2)}
+    Site(monkeypatch, kind, live)
+
+    def answer(*command: str, **_: object) -> None:
+        if command[-1].startswith("200"):
+            raise QueryError(f"{command[0]} failed (exit 1): {words}")
+
+    monkeypatch.setattr(kind, "cancel", CANCEL[kind])
+    monkeypatch.setattr(kind, "run", lambda _, *command, **options: answer(*command))
+    with pytest.raises(QueryError):
+        control.cancel(sweep, points)
+    assert marked(sweep, 6) == stays
+    assert not sweep.cancelled()
+    assert [each.point.index for each in look_at(sweep) if each.seen and each.seen.story.cancelled] == stays
 
 
 def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
+from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
@@ -50,11 +50,12 @@ ENDS = (
 UNKNOWN_JOB, FINISHED, UNKNOWN_QUEUE, UNAUTHORIZED = 153, 35, 170, 159
 DELETED = "91"  # substate
 TOKEN = "LAUNCHER_TOKEN"  # noqa: S105  the variable of a job that it is found by
-# Words of qsub when the server was not reached, or its answer was lost.
+# Words of PBS's commands when the server was not reached,
+_UNREACHED = r"cannot connect|Connection refused|Unknown Host|No route to host|Server shutting down"
+UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
+# and when that is so or its answer was lost.
 NO_ANSWER = re.compile(
-    r"cannot connect|Connection refused|Communication failure|End of File|Premature|timed out|Protocol|try again"
-    r"|Unknown Host|No route to host|Server shutting down",
-    re.IGNORECASE,
+    rf"{_UNREACHED}|Communication failure|End of File|Premature|timed out|Protocol|try again", re.IGNORECASE
 )
 # What to look at when qsub says no, by its exit code.
 HINTS = {
@@ -208,8 +209,19 @@ class PBS:
         return HINTS.get(code)
 
     def cancel(self, job_id: str) -> None:
-        """Asks PBS to end a job; one that has ended already is no error."""
-        self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+        """Asks PBS to end a job; one that has ended already is no error.
+
+        Raises:
+            AnswerLost: PBS may have been asked.
+            QueryError: it was not, or refuses.
+        """
+        try:
+            self.run("qdel", pbs_id(job_id), good=(0, FINISHED, UNKNOWN_JOB))
+        except QueryError as error:
+            words = str(error)
+            if NO_ANSWER.search(words) and not UNREACHED.search(words):
+                raise AnswerLost(words) from None
+            raise
 
     def throttle(self, job_id: str, most: int) -> None:
         """Sets how many subjobs of an array may run at once.

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.base import (
+    AnswerLost,
+    JobOrigin,
+    JobState,
+    NoAnswerInTime,
+    QueryError,
+    SchedulerJob,
+)
 from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_time
@@ -47,10 +54,13 @@ STATES = {
     "OUT_OF_MEMORY": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
 }
-# sbatch's words when the controller was not reached or its answer was lost (slurm_errno.c): the job may exist.
+# Words of Slurm's commands (slurm_errno.c) when the controller was not reached,
+_UNREACHED = r"Unable to contact|Connection refused|standby mode|No route to host"
+UNREACHED = re.compile(_UNREACHED, re.IGNORECASE)
+# and when that is so or its answer was lost: the job may exist.
 NO_ANSWER = re.compile(
-    r"timed out|Unable to contact|Connection (refused|reset)|Zero Bytes|Transport endpoint|Unexpected message"
-    r"|communication|standby mode|No route to host|try again|temporarily unable",
+    rf"{_UNREACHED}|timed out|Connection reset|Zero Bytes|Transport endpoint|Unexpected message|communication"
+    "|try again|temporarily unable",
     re.IGNORECASE,
 )
 
@@ -210,12 +220,21 @@ class Slurm:
         self.run("scontrol", "requeue", job_id)
 
     def cancel(self, job_id: str) -> None:
-        """Asks Slurm to end a job; one that has ended already is no error."""
+        """Asks Slurm to end a job; one that has ended already is no error.
+
+        Raises:
+            AnswerLost: Slurm may have been asked.
+            QueryError: it was not, or refuses.
+        """
         try:
             self.run("scancel", job_id)
         except QueryError as error:
-            if "already" not in str(error) and "Invalid job id" not in str(error):
-                raise
+            words = str(error)
+            if "already" in words or "Invalid job id" in words:
+                return
+            if NO_ANSWER.search(words) and not UNREACHED.search(words):
+                raise AnswerLost(words) from None
+            raise
 
 
 SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|%G")
