@@ -75,6 +75,9 @@ def run(run_dir: str) -> dict[str, Any]:
         raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
     events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
+        if not _can_enter(plan.workdir):
+            events("fault", cause=plan.no_workdir, host=host, exit_code=errors.NO_RETRY)
+            raise AttemptFailed(f"{host}: {plan.no_workdir}", errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
         return _Agent(plan, attempt, place, events, signals).run()
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
@@ -92,6 +95,20 @@ def run(run_dir: str) -> dict[str, Any]:
         failed = failed_by(error, host)
         events("fault", cause=str(failed), host=host, exit_code=failed.exit_code)
         raise failed from None
+
+
+def _can_enter(folder: str) -> bool:
+    """Whether a folder is there for this process. Where it is not, Slurm starts a task in /tmp, and says so in a log.
+
+    Raises:
+        OSError: nobody can tell now.
+    """
+    try:
+        return bool(os.stat(f"{folder}/."))
+    except OSError as error:
+        if passes(error):
+            raise
+        return False
 
 
 def failed_by(error: Exception, host: str) -> AttemptFailed:

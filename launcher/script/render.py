@@ -50,9 +50,6 @@ class Raw:
         self.text = text
 
 
-NO_WORKDIR = "its working folder {} cannot be entered there: submit in a folder that all nodes share"
-
-
 def quote(value: Any) -> str:
     """The value as one shell word (jinja2's `finalize`).
 
@@ -122,7 +119,7 @@ def context(plan: JobPlan, *, token: str, array: str | None = None, elements: Pa
         "arrays": elements and elements.parent,
         "checkpoints": _checkpoints(plan),
         "seen": Path(plan.run_dir).parent / SEEN,
-        "no_workdir": Raw(quote(json.dumps(NO_WORKDIR.format(plan.workdir)))),
+        "no_workdir": Raw(quote(json.dumps(plan.no_workdir))),
         "setup": [(Raw(line), what, Raw(quote(json.dumps(what)))) for line, what in setup_lines(plan)],
         "environment": [(Raw(name), value) for name, value in plan.environment.items()],
         "secrets": [Raw(name) for name in plan.secrets],

@@ -202,6 +202,11 @@ class JobPlan:
     debug_post_mortem: bool = False
 
     @property
+    def no_workdir(self) -> str:
+        """What is told of a node where the job cannot start in its folder."""
+        return f"its working folder {self.workdir} cannot be entered there: submit in a folder that all nodes share"
+
+    @property
     def debugs(self) -> bool:
         """Whether ranks may stop for a debugger, so that nobody is impatient with one that does nothing."""
         return bool(self.debug_ranks)

@@ -22,7 +22,7 @@ SCRIPT = """\
 umask 077
 {environment}
 export {guard}={folder}/"$(hostname).$$"
-cd {cwd} || exit 93
+cd {cwd} || {{ [ -n "${{LAUNCHER_RUN_DIR:-}}" ] && cd /; }} || exit 93  # an agent says itself that it is not there
 exec {command}
 """
 

@@ -80,7 +80,7 @@ disown
 set +m
 {environment}
 export LAUNCHER_TASK="$1" LAUNCHER_NODE="$2" {guard}={folder}/"$1"
-if cd {cwd}; then
+if cd {cwd} || {{ [ -n "${{LAUNCHER_RUN_DIR:-}}" ] && cd /; }}; then  # an agent says itself that it is not there
   {command}
 else
   echo "launcher: the folder of the run is not there on $(hostname): start it in one that all nodes share" >&2

@@ -106,7 +106,7 @@ class FakeSignals(Signals):
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
-    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path))
+    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path))
     attempt = directory.Attempt(directory.Run(tmp_path), 0)
     for folder in (attempt.logs, attempt.events_file("x").parent):
         folder.mkdir(parents=True)
@@ -143,6 +143,34 @@ def test_a_run_without_faults(script: Script, tmp_path: Path) -> None:
     assert ended(tmp_path) == {"loss": 1}
     assert script.calls == ["first", "start", "open_gate", "supervise"]
     assert (tmp_path / "attempts" / "0" / "exit_code").read_text() == "0\n"
+
+
+# -- nodes that have not what the first one has
+
+
+@pytest.mark.parametrize(("least", "decides"), [(3, True), (2, False)])
+def test_a_node_without_the_working_folder_says_so_before_it_meets_the_others(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, decides: bool
+) -> None:
+    plan = bare_plan(nodes=3, min_nodes=least, run_dir=str(tmp_path), workdir=f"{tmp_path}/gone")
+    monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
+    words = f"its working folder {tmp_path}/gone cannot be entered there: submit in a folder that all nodes share"
+    with pytest.raises(AttemptFailed, match=f"^node0: {words}") as failed:
+        module.run(str(tmp_path))
+    assert (failed.value.exit_code, failed.value.decides) == (errors.NO_RETRY, decides)
+    (fault,) = read(directory.Attempt(directory.Run(tmp_path), 0).events_file("node-0"))
+    assert (fault["cause"], fault["host"], fault["exit_code"]) == (words, "node0", errors.NO_RETRY)
+    assert script.calls == []
+
+
+def test_a_working_folder_that_cannot_be_looked_at_now_may_be_there(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hung(_: str) -> bool:
+        raise EIO
+
+    monkeypatch.setattr(module.os, "stat", hung)
+    assert ended(tmp_path) == errors.RESUME
 
 
 # -- rounds
@@ -200,7 +228,7 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
 def test_whatever_becomes_of_a_preflight_is_no_traceback(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, list[Any]], outcome: Any
 ) -> None:
-    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), preflight=True)
+    plan = bare_plan(nodes=3, min_nodes=2, run_dir=str(tmp_path), workdir=str(tmp_path), preflight=True)
     monkeypatch.setattr(directory.Run, "plan", lambda self: plan)
     script.steps.update({name: list(each) for name, each in steps.items()})
     assert ended(tmp_path) == outcome

@@ -1,0 +1,44 @@
+"""Nodes that do not see the same folders. Needs root, for mount namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch import PYTHON, Launcher
+
+# Where the folder of a task is missing Slurm starts it in /tmp.
+TEMPLATE = """{{% extends "local.sh.j2" %}}
+{{% block start %}}
+{{{{ start }}}} unshare --mount sh -c '[ "$LAUNCHER_NODE" = 0 ] || {{ mount -t tmpfs none {hidden} && cd /tmp; }}
+exec "$@"' sh {{{{ node }}}} "$LAUNCHER_RUN_DIR" 9>&-
+{{% endblock %}}
+"""
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.backend("local", "mount namespaces"),
+    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mount namespaces need root"),
+]
+
+
+def test_a_node_that_does_not_see_the_working_folder_is_named(tmp_path: Path) -> None:
+    hidden = tmp_path / "home"
+    (hidden / "work").mkdir(parents=True)
+    (hidden / "work" / "train.py").write_text("print('trained')\n")
+    (tmp_path / "two.sh.j2").write_text(TEMPLATE.format(hidden=hidden))
+    launcher = Launcher(tmp_path / "runs", {})
+    done = subprocess.run(
+        [PYTHON, "-m", "launcher", "run", "train.py", "nodes=2", f"cluster.template={tmp_path}/two.sh.j2", "wait=true"],
+        cwd=hidden / "work", env=launcher.environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    words = f"its working folder {hidden}/work cannot be entered there: submit in a folder that all nodes share"
+    assert done.returncode == 93, done.stdout + done.stderr
+    assert words in done.stderr
+    fault, *_ = [event for event in launcher.last().attempts()[-1].events() if event["event"] == "fault"]
+    assert (fault["cause"], fault["exit_code"]) == (words, 93)
+    assert fault["host"]
