@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 
+from launcher import writers
+
 ABOUT = {"-h", "--help", "--version"}
 IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value, which may stand in front of a command, too
 
@@ -82,12 +84,16 @@ def note_on_folder(folder: str = ".") -> str | None:
         found = os.stat(folder)
     except OSError:  # it is gone
         return None
-    if found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o002:
-        return None
+    user = os.geteuid()
+    if found.st_uid in (0, user):
+        shared = found.st_mode & 0o022  # else nobody needs to know who is in the group
+        group = writers.private_group(user) if shared else -1
+        if not (shared and writers.others(found.st_mode, found.st_gid, group, writers.has_list(folder))):
+            return None
     return "note: `python -m` imports modules from this folder, to which others can write: type `launcher` here"
 
 
 if __name__ == "__main__":
-    if warning := note_on_folder():
+    if not getattr(sys.flags, "safe_path", False) and (warning := note_on_folder()):  # python -P, since 3.11
         print(warning, file=sys.stderr)
     sys.exit(main())

@@ -24,7 +24,6 @@ on other machines have nothing but that.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import grp
 import os
@@ -34,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import writers
 from launcher.errors import ConfigError, RunError
 from launcher.files.shared_files import known, tried
 
@@ -99,13 +99,8 @@ def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 def _writers(folder: Folder, user: User) -> str:
     """Who besides its owner can write to a folder; empty: nobody."""
-    if folder.mode & stat.S_IWOTH:
-        return "everybody"
-    if folder.mode & stat.S_IWGRP and folder.listed:  # the group's bits are the list's mask: man 5 acl
-        return "whoever its access control list names"
-    if folder.mode & stat.S_IWGRP and folder.gid != user.private_group:
-        return f"group {_group(folder.gid)}"
-    return ""
+    found = writers.others(folder.mode, folder.gid, user.private_group, folder.listed)
+    return f"group {_group(folder.gid)}" if found == writers.GROUP else found or ""
 
 
 def why_not_own(path: Path | str) -> str | None:
@@ -218,9 +213,7 @@ def _links(path: str) -> list[str]:
 
 def _folder(path: str, descriptor: int) -> Folder:
     status = os.fstat(descriptor)
-    listed = False
-    with contextlib.suppress(OSError):  # there is no list, or this file system has none
-        listed = bool(os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access"))
+    listed = writers.has_list(f"/proc/self/fd/{descriptor}")
     return Folder(path, _owner(status), status.st_gid, status.st_mode, listed)
 
 
@@ -239,14 +232,7 @@ def _unmapped() -> int | None:
 
 
 def _user() -> User:
-    uid = os.getuid()
-    try:
-        entry = pwd.getpwuid(uid)
-        group = grp.getgrgid(entry.pw_gid)
-    except KeyError:
-        return User(uid)
-    alone = group.gr_name == entry.pw_name and set(group.gr_mem) <= {entry.pw_name}
-    return User(uid, entry.pw_gid if alone else -1)
+    return User(os.getuid(), writers.private_group(os.getuid()))
 
 
 def _trusted() -> list[str]:

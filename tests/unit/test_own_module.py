@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import writers
 from launcher.__main__ import note_on_folder
 from launcher.own_module import own_module
 from tests.launch import ROOT
@@ -35,16 +36,38 @@ def test_no_module_of_ours_is_started_in_another_way() -> None:
     assert [path for path in (ROOT / "launcher").rglob("*.py") if started.search(path.read_text())] == []
 
 
-@pytest.mark.parametrize(("mode", "owner", "noted"), [
-    (0o755, None, False), (0o770, None, False), (0o1777, None, True), (0o755, 65534, True),
+def test_who_is_in_a_group_is_not_asked_of_a_module_in_the_working_folder(tmp_path: Path) -> None:
+    """`grp` is a file of the Python in many installations, so one in front on the path would come first."""
+    for name in ("grp.py", "pwd.py"):
+        (tmp_path / name).write_text(EVIL)
+    tmp_path.chmod(0o770)
+    code = "import sys; from launcher.__main__ import note_on_folder; note_on_folder(); print(repr(sys.path[0]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "''", "the working folder is on the path again"
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_nothing_is_imported_before_the_note() -> None:
+    code = "import sys; before = {*sys.modules}; import launcher.writers; print(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=True)
+    assert {*done.stdout.split()} == {"launcher", "launcher.writers"}
+
+
+@pytest.mark.parametrize(("mode", "owner", "group", "noted"), [
+    (0o755, None, None, False), (0o770, None, None, False), (0o1777, None, None, True), (0o755, 65534, None, True),
+    (0o2770, None, 65534, True), (0o2750, None, 65534, False),
 ])  # fmt: skip
 def test_a_folder_where_others_can_leave_modules_is_noted(
-    tmp_path: Path, mode: int, owner: int | None, noted: bool
+    tmp_path: Path, mode: int, owner: int | None, group: int | None, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if owner is not None:
+    if owner is not None or group is not None:
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
-        os.chown(tmp_path, owner, owner)
+        os.chown(tmp_path, -1 if owner is None else owner, -1 if group is None else group)
+    monkeypatch.setattr(writers, "private_group", lambda _: os.getegid())
     tmp_path.chmod(mode)
     assert (note_on_folder(str(tmp_path)) is not None) == noted
     assert note_on_folder(str(tmp_path / "gone")) is None
