@@ -150,6 +150,7 @@ class Cluster:
     setup: list[str] = field(default_factory=list)  # shell commands run before the agents start (module load ...)
     template: str | None = None  # a file of yours that the script is made from; see docs/templates.md
     environment: dict[str, Any] = field(default_factory=dict)  # variables exported to every rank; null unsets one
+    trusted_folders: list[str] = field(default_factory=list)  # on the way to runs_dir, whose groups you trust; in files
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
     check: bool = True  # compare a plan with the live partition or queue before it is submitted
     interface: str | None = None  # network interface of the ranks; empty: the one that reaches the master

@@ -11,7 +11,7 @@ own only if that is true of it and of every folder on the way from `/`:
 | of the user or root, writable by others, sticky (`/tmp`) | fine: others can rename only what is theirs | not private |
 | of the user or root, writable by a group or by all | can be replaced | not private |
 | of somebody else | can be replaced by that user | somebody else's |
-| named in $LAUNCHER_TRUSTED_FOLDERS | fine | as above |
+| that the user trusts (launcher/trusted_folders.py) | fine | as above |
 | below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a folder that is fine | fine | not the user's own |
 
@@ -29,15 +29,14 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import writers
+from launcher import trusted_folders, writers
 from launcher.errors import ConfigError, RunError
 from launcher.files.shared_files import known, tried
 
-TRUSTED = "LAUNCHER_TRUSTED_FOLDERS"
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")
@@ -111,7 +110,8 @@ def why_not_own(path: Path | str) -> str | None:
         FileNotFoundError: it is not there.
     """
     parent, name = os.path.split(os.path.abspath(path))
-    return problem(_folders(os.path.join(os.path.realpath(parent), name)), _user(), _trusted())
+    folders = _folders(os.path.join(os.path.realpath(parent), name))
+    return _unless_trusted(lambda trusting: problem(folders, _user(), trusting))
 
 
 def why_replaceable(path: Path | str) -> str | None:
@@ -120,16 +120,25 @@ def why_replaceable(path: Path | str) -> str | None:
     Raises:
         UnavailableError: nobody can tell now.
     """
-    user, trusted = _user(), _trusted()
+    return _unless_trusted(lambda trusting: _why_replaceable(path, trusting))
+
+
+def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
+    """What is wrong although the user trusts some folders. Which ones is looked up only if something is wrong."""
+    return why(()) and why(trusted_folders.paths())
+
+
+def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
+    user = _user()
     for link in _links(os.path.abspath(path)):
         holder = os.path.dirname(link)
         owner = _owner(os.lstat(link))
-        if holder not in trusted and owner not in (0, user.uid):
+        if holder not in trusting and owner not in (0, user.uid):
             return f"{link} is a link of {_name(owner)}, who can make it lead elsewhere"
-        if why := replaceable(_folders(holder), user, trusted):
+        if why := replaceable(_folders(holder), user, trusting):
             return why
     there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.is_dir())
-    return replaceable(_folders(os.path.realpath(there)), user, trusted)
+    return replaceable(_folders(os.path.realpath(there)), user, trusting)
 
 
 def is_own(path: Path | str) -> bool:
@@ -157,19 +166,20 @@ def require_own(path: Path, what: str) -> None:
         )
 
 
-def require_safe_way(path: Path) -> None:
+def require_safe_way(folder: Path, told: str) -> None:
     """
     Args:
-        path: of a run or a sweep that is to be made.
+        folder: in which a folder of the user's own is to be made.
+        told: what the user has set to get there (`runs_dir=/runs`).
 
     Raises:
         ConfigError: others could put another folder into its place.
         UnavailableError: nobody can tell now.
     """
-    if why := why_replaceable(path.parent):
+    if why := why_replaceable(folder):
         raise ConfigError(
-            f"runs_dir={path.parent}: {why}, and so decide what your jobs run. Set runs_dir to a folder below one that "
-            f"only you can write to (mkdir -m 700), or, if you trust all who can do that, name the folder in ${TRUSTED}"
+            f"{told}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
+            f"(mkdir -m 700), or, if you trust all who can do that, {trusted_folders.where()}"
         )
 
 
@@ -233,10 +243,6 @@ def _unmapped() -> int | None:
 
 def _user() -> User:
     return User(os.getuid(), writers.private_group(os.getuid()))
-
-
-def _trusted() -> list[str]:
-    return [os.path.realpath(each) for each in os.environ.get(TRUSTED, "").split(":") if each.startswith("/")]
 
 
 def _name(uid: int) -> str:

@@ -142,7 +142,7 @@ class Run:
             RunError: it was left incomplete, and others can write to it.
         """
         try:
-            ownership.require_safe_way(path)
+            ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
             run_files.make_folder(path.parent)
             try:
                 path.mkdir(mode=0o700)

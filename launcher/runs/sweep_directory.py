@@ -111,7 +111,7 @@ class Sweep:
         """
         if known(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
-        ownership.require_safe_way(path)
+        ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
         try:
             run_files.make_folder(path)
             (path / "arrays").mkdir(mode=0o700, exist_ok=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__
+from launcher import __version__, trusted_folders
 from launcher.config.schema import Config, ResumeHow, Scheduler
 from launcher.environment import redaction as public
 from launcher.environment import secrets as secret
@@ -96,6 +96,7 @@ def prepare(
     """
     held = held_by(config, environ)
     check_name("name", config.name)
+    trusted_folders.require_in_files(config.cluster.trusted_folders)
     if run_id is None:
         run_id = new_id(config.name) if config.run_id is None else check_name("run_id", config.run_id)
     plan, notes = planned(config, site_of(config, run_id, held), Inputs(), new_snapshot=new_snapshot)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import trusted_folders
 from launcher.config.schema import Config, ResumeHow, Scheduler
 from launcher.environment import redaction, snapshot
 from launcher.environment import secrets as secret
@@ -136,6 +137,7 @@ def prepare_sweep(
     """
     first = wanted[0].config
     _refuse_keys_of_one(wanted)
+    trusted_folders.require_in_files([each for one in wanted for each in one.config.cluster.trusted_folders])
     secrets, names = _secrets(wanted), redaction.patterns(first.env.secrets)
     command = secret.public_overrides(command, names)
     wanted = [

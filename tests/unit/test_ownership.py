@@ -7,11 +7,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher import trusted_folders
 from launcher.__main__ import main
 from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
@@ -22,6 +24,8 @@ from launcher.processes.groups import Process
 from launcher.runs import live_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers.detect import Kind, Qsub
+from launcher.schedulers.pbs import submitit_executor
 from tests.unit.plans import bare_plan
 
 ME, OTHER, GROUP, MINE = 1000, 2000, 500, 1000
@@ -95,25 +99,74 @@ def test_a_link_to_a_folder_is_not_the_users_own(tmp_path: Path) -> None:
 walked = ownership._walked
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o2770])
-@pytest.mark.parametrize("make", [Run.create, Sweep.create])
-def test_no_run_is_made_where_others_could_exchange_it(
-    tmp_path: Path, mode: int, make: type[Run] | type[Sweep], monkeypatch: pytest.MonkeyPatch
-) -> None:
+Name = Callable[[pytest.MonkeyPatch, Path, Path], None]
+
+
+def by_the_variable(monkeypatch: pytest.MonkeyPatch, _: Path, folder: Path) -> None:
+    monkeypatch.setenv(trusted_folders.VARIABLE, f"/elsewhere:{folder}")
+
+
+def in_a_file(name: str, text: str) -> Callable[[pytest.MonkeyPatch, Path, Path], None]:
+    def write(monkeypatch: pytest.MonkeyPatch, config: Path, folder: Path) -> None:
+        monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(config))
+        (config / "cluster").mkdir(parents=True)
+        (config / name).write_text(text.format(folder))
+
+    return write
+
+
+NAMED = (
+    by_the_variable,
+    in_a_file("user.yaml", "cluster.trusted_folders: [/elsewhere, {}]\n"),
+    in_a_file("user.yaml", "cluster:\n  trusted_folders:\n  - {}\n"),
+    in_a_file("cluster/hpc1.yaml", "defaults: [slurm, _self_]\nname: hpc1\ntrusted_folders: [{}]\n"),
+)
+
+
+@pytest.fixture
+def open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the way to everything in it, as if it were not in one that nobody else may enter."""
     monkeypatch.setattr(ownership, "_user", lambda: User(os.getuid()))
     tmp_path.chmod(0o755)
     shared = tmp_path / "project"
     shared.mkdir()
-    shared.chmod(mode)
+    shared.chmod(0o2770)
     # pytest's own folder, which nobody else may enter, would make everything below it safe
     monkeypatch.setattr(ownership, "_walked", lambda path: [
         replace(each, mode=each.mode | 0o011) if each.uid == os.getuid() else each for each in walked(path)
     ])  # fmt: skip
+    return shared
+
+
+@pytest.mark.parametrize("name_it", NAMED)
+@pytest.mark.parametrize("mode", [0o777, 0o2770])
+@pytest.mark.parametrize("make", [Run.create, Sweep.create])
+def test_no_run_is_made_where_others_could_exchange_it(
+    tmp_path: Path, open_to_others: Path, mode: int, make: type[Run] | type[Sweep], name_it: Name,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    shared = open_to_others
+    shared.chmod(mode)
     with pytest.raises(ConfigError, match=f"runs_dir={shared}/runs: .* can replace what is in {shared}"):
         make(shared / "runs" / "run-1")  # type: ignore[operator]
     assert not (shared / "runs").exists()
-    monkeypatch.setenv(ownership.TRUSTED, f"/elsewhere:{shared}")
-    assert make(shared / "runs" / "run-1").path.is_dir()  # type: ignore[operator]
+    name_it(monkeypatch, tmp_path / "config", shared)
+    path = make(shared / "runs" / "run-1").path  # type: ignore[operator]
+    assert ownership.is_own(path), "commands that have no config know it as well"
+
+
+def test_no_function_is_submitted_from_a_folder_that_others_could_exchange(
+    open_to_others: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitit_executor, "detect", lambda: Qsub(Kind.PBS))
+    executor = submitit_executor.PBSExecutor(open_to_others / "jobs")
+    words = f"folder={open_to_others}/jobs: .* can replace what is in {open_to_others}"
+    with pytest.raises(ConfigError, match=words):
+        executor.submit(print)
+    assert not (open_to_others / "jobs").exists()
+    by_the_variable(monkeypatch, open_to_others, open_to_others)
+    monkeypatch.setattr(submitit_executor, "submit_once", lambda *_: "7.pbs-srv")
+    assert executor.submit(print).job_id == "7.pbs-srv"
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
@@ -248,3 +301,23 @@ def test_a_list_of_names_makes_a_private_group_public() -> None:
     way = Folder("/", 0, 0, 0o40755), Folder("/home", 7, 7, 0o40775), Folder("/home/shared", 7, 7, 0o40775, True)
     assert replaceable(way[:2], User(7, 7)) is None
     assert replaceable(way, User(7, 7)) == "whoever its access control list names can replace what is in /home/shared"
+
+
+@pytest.mark.parametrize(
+    "words", ["trusted_folders: /", "trusted_folders: [home, {}]", "trusted_folders: [", "- x", ""]
+)
+def test_what_names_no_folder_is_no_trust(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_file("cluster/hpc1.yaml", words)(monkeypatch, tmp_path, tmp_path)
+    monkeypatch.setenv(trusted_folders.VARIABLE, "relative:")
+    assert trusted_folders.paths() in ([], [str(tmp_path)])
+    assert "/" not in trusted_folders.paths()
+
+
+def test_what_only_one_command_would_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_file("user.yaml", "cluster.trusted_folders: [/projects/a]\n")(monkeypatch, tmp_path, tmp_path)
+    trusted_folders.require_in_files([])
+    trusted_folders.require_in_files(["/projects/a"])
+    with pytest.raises(
+        ConfigError, match=f"cluster.trusted_folders: /projects/b does not stand in {tmp_path}/user.yaml"
+    ):
+        trusted_folders.require_in_files(["/projects/a", "/projects/b"])

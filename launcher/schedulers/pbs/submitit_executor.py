@@ -30,7 +30,7 @@ from submitit.core import core, utils
 from launcher.environment import secrets
 from launcher.environment.redaction import SECRETS
 from launcher.errors import ConfigError, UnavailableError
-from launcher.files import run_files
+from launcher.files import ownership, run_files
 from launcher.files.shared_files import known, read_text
 from launcher.runs.directory import require_private
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob, parts
@@ -229,6 +229,7 @@ class PBSExecutor(core.PicklingExecutor):
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
         folder = folder_of(self.folder)
+        ownership.require_safe_way(folder.parent, f"folder={folder}")
         run_files.make_folder(folder)
         require_private(folder)
         jobs: list[core.Job[Any]] = []
