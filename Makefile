@@ -21,14 +21,17 @@ READY := $(VENV)/ready
 # Tests that import torch, or what imports it.
 CONCERNS_TORCH := '^ *(import|from) (torch|workloads|tests.processes.workload_ranks|launcher.(agent|checkpoint|node|preflight|worker))\b'
 RUN := $(VENV)/bin/python
+# Tests of milliseconds each, which wait for nothing.
+UNIT_TESTS := tests/unit tests/golden
 
-.PHONY: help demo test test-slow test-torch gpu-check lint chaos bench docs clean
+.PHONY: help demo test test-slow test-torch golden gpu-check lint chaos bench docs clean
 
 help:
 	@echo "make demo       set up, train on this machine, print the accuracy and where everything is"
 	@echo "make test       set up (Slurm too, as root on Debian), run all tests, print what ran against what"
 	@echo "make test-slow  the tests that make test leaves out: longer forms of what others hold too"
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
+	@echo "make golden     write tests/golden/ anew: the job scripts, keys and options that tests compare with"
 	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
 	@echo "make lint       ruff and mypy"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
@@ -54,14 +57,14 @@ demo: $(READY)
 test: lint
 	@bash tests/setup_debian.sh
 	@unit=0 rest=0; \
-	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) tests/unit || unit=$$?; \
-	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) --ignore=tests/unit || rest=$$?; \
+	$(RUN) -m pytest --quiet --numprocesses=auto $(PYTEST_ARGS) $(UNIT_TESTS) || unit=$$?; \
+	$(RUN) -m pytest --numprocesses=3 --durations=15 $(PYTEST_ARGS) $(UNIT_TESTS:%=--ignore=%) || rest=$$?; \
 	if [ $$unit != 0 ]; then echo "The unit tests failed, too: their failures are above."; fi; \
 	exit $$((unit ? unit : rest))
 
 test-slow: $(READY)
 	@bash tests/setup_debian.sh
-	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow --ignore=tests/unit
+	$(RUN) -m pytest --numprocesses=2 --durations=0 -m slow $(UNIT_TESTS:%=--ignore=%)
 
 .venv-torch-oldest/ready: MADE_BY = $(PYTHON_OLDEST)
 .venv-torch-oldest/ready: WITH = $(TORCH_OLDEST)
@@ -79,6 +82,9 @@ test-torch: .venv-torch-oldest/ready .venv-torch-newest/ready
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) $$(grep -rlE --include='test_*.py' $(CONCERNS_TORCH) tests/unit tests/processes) && \
 	  $$venv/bin/python -m pytest --quiet $(PYTEST_ARGS) -k local tests/contract || exit 1; \
 	done
+
+golden: $(READY)
+	$(RUN) -m pytest --quiet tests/golden --golden-update
 
 gpu-check: $(READY)
 	$(RUN) -m tests.gpu.check $(GPU_CHECK_ARGS)

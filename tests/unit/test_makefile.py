@@ -12,7 +12,7 @@ import pytest
 from tests.launch import ROOT
 
 # In place of python, and of bash for tests/setup_debian.sh.
-PYTHON = '#!/bin/sh\necho "$*" >>"$CALLS"\ncase "$*" in *--ignore=tests/unit*) exit $REST ;; *) exit $UNIT ;; esac\n'
+PYTHON = '#!/bin/sh\necho "$*" >>"$CALLS"\ncase "$*" in *--ignore=*) exit $REST ;; *) exit $UNIT ;; esac\n'
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="this machine has no make")
@@ -29,5 +29,6 @@ def test_each_part_runs_and_a_failure_of_any_is_the_exit_status(unit: int, rest:
     )  # fmt: skip
     assert (done.returncode == 0) == (unit == rest == 0), done.stderr
     first, second = calls.read_text().splitlines()
-    assert first.endswith(" tests/unit") and second.endswith(" --ignore=tests/unit")
+    assert first.endswith(" tests/unit tests/golden")
+    assert second.endswith(" --ignore=tests/unit --ignore=tests/golden")
     assert ("The unit tests failed, too" in done.stdout) == (unit != 0)

@@ -1,0 +1,220 @@
+"""Golden files: what the command line shows, kept as text beside these tests. `make golden` writes them anew."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+
+import workloads
+from launcher import __main__, __version__, paths
+from tests.unit.slurm_stand_in import SlurmStandIn
+
+HERE = Path(__file__).parent
+SHOWN = 200  # lines of a difference
+UPDATE = "--golden-update"
+TEMPLATE = """\
+{% extends "sbatch.sh.j2" %}
+{% block before %}
+echo {{ plan.name }} on "$(hostname)"
+{% endblock %}
+{% block after %}
+echo "ended with $code"
+{% endblock %}
+"""
+PROFILE = """\
+defaults: [slurm, _self_]
+name: mine
+partition: gpu
+account: my_project
+setup: ["module load cuda/12.4"]
+environment: {OMP_NUM_THREADS: 8}
+limits: {nodes: 16, time: 1-00:00:00}
+"""
+# Takes every job and runs none.
+QSUB = """\
+#!/bin/sh
+[ "$1" = --version ] && echo "pbs_version = 23.06.06" || echo 1.srv
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(UPDATE, action="store_true", help="write the golden files anew (make golden)")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The golden files."""
+
+    update: bool
+
+    def __call__(self, name: str, text: str) -> None:
+        """Compares a text with the file that it is kept in, or writes the file.
+
+        Args:
+            name: of the file, seen from here.
+            text: as it is now.
+        """
+        path = HERE / name
+        before = path.read_text() if path.exists() else ""
+        if before == text:
+            return
+        if self.update:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            return
+        file = f"tests/golden/{name}"
+        lines = list(difflib.unified_diff(before.splitlines(), text.splitlines(), file, "now", lineterm=""))
+        more = [f"... and {len(lines) - SHOWN} lines more"] if len(lines) > SHOWN else []
+        pytest.fail(
+            "\n".join([*lines[:SHOWN], *more, "", f"If {file} is to change: `make golden`, and read `git diff`."]),
+            pytrace=False,
+        )
+
+    def files(self, folder: str, names: Sequence[str]) -> None:
+        """Compares the files of a folder with those that tests look at, or removes the others."""
+        others = sorted({path.name for path in (HERE / folder).iterdir()} - set(names))
+        if self.update:
+            for name in others:
+                (HERE / folder / name).unlink()
+            return
+        assert others == [], f"no test looks at these files of tests/golden/{folder}: `make golden` removes them"
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(request.config.getoption(UPDATE, default=False))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command has printed, without what differs by machine."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class World:
+    """One machine for all golden files: folders, a user, programs on PATH; see `world`.
+
+    Attributes:
+        folder: with all of it; it is shown as /world.
+    """
+
+    folder: Path
+
+    def run(self, *words: str) -> Shown:
+        """Runs a command line in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        words = tuple(word.replace("{world}", str(self.folder)) for word in words)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = __main__.main(list(words))
+        return Shown(code, self.plain(out.getvalue()), self.plain(err.getvalue()))
+
+    def plain(self, text: str) -> str:
+        """A text without the names of this machine's folder, and without the launcher's version."""
+        for name, instead in (
+            (str(self.folder), "/world"),
+            (f"{Path(workloads.__file__).parent}/digits", "/world/checkout/workloads/digits"),
+            (f"launcher {__version__}", "launcher VERSION"),
+            (f"lib-{__version__}", "lib-VERSION"),
+        ):
+            text = text.replace(name, instead)
+        return text
+
+
+@pytest.fixture(scope="session")
+def _world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Its folders: a checkout and an installation of the launcher, a project with code, programs."""
+    folder = tmp_path_factory.mktemp("world").resolve()
+    SlurmStandIn(folder)  # makes bin/
+    for package in ("checkout/launcher", "installed/launcher"):
+        (folder / package).mkdir(parents=True)
+    for name in ("conf", "templates"):
+        for link in (folder / "checkout" / name, folder / "installed/launcher" / name):
+            link.symlink_to(paths.resource(name))
+    for name, text in {
+        "project/train.py": "print(1)\n",
+        "project/pkg/__init__.py": "",
+        "project/pkg/train.py": "def main(lr):\n    pass\n",
+        "config/cluster/mine.yaml": PROFILE,
+        "mine.sh.j2": TEMPLATE,
+        "torch.tar": "an archive",
+        "nodes": "node1\nnode2\nnode3\nnode4\n",
+        "bin/qsub": QSUB,
+        "bin/qstat": "#!/bin/sh\nexit 1\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in ("qsub", "qstat"):
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "bin/git").symlink_to(str(shutil.which("git")))
+    subprocess.run(["git", "init", "--quiet", folder / "project"], check=True)
+    return World(folder)
+
+
+@pytest.fixture
+def environment() -> Mapping[str, str]:
+    """More variables of the shell; tests have their own."""
+    return {}
+
+
+@pytest.fixture
+def installed() -> bool:
+    """Whether the launcher is a package of its Python; tests have their own."""
+    return False
+
+
+@pytest.fixture
+def world(
+    _world: World, environment: Mapping[str, str], installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    """The machine, with this process in it: in the folder of a project, with that user's environment and no other."""
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {
+        "HOME": f"{_world.folder}/home",
+        "USER": "me",
+        "PATH": "../bin:/usr/bin:/bin",  # seen from the project, so that it is the same on all machines
+        "LAUNCHER_CONFIG_DIR": f"{_world.folder}/config",
+        "LAUNCHER_CACHE_DIR": f"{_world.folder}/cache",
+        "LAUNCHER_RUNS_DIR": "/scratch/me/runs",
+        **environment,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(_world.folder / "project")
+    monkeypatch.setattr(paths, "PACKAGE", _world.folder / ("installed" if installed else "checkout") / "launcher")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(sys, "argv", ["launcher"])
+    # The schema changes how YAML is read, for this process.
+    readers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    monkeypatch.setattr(yaml.SafeLoader, "yaml_implicit_resolvers", readers)
+    umask = os.umask(0o022)
+    yield _world
+    os.umask(umask)
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def show(world: World) -> Callable[..., Shown]:
+    """Runs a command line that succeeds."""
+
+    def run(*words: str) -> Shown:
+        shown = world.run(*words)
+        assert shown.code == 0, shown.err
+        return shown
+
+    return run

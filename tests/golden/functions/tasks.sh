@@ -1,0 +1,41 @@
+#!/bin/bash
+#PBS -N three
+#PBS -l select=2:ncpus=3:mpiprocs=3:ompthreads=1
+#PBS -l place=scatter
+#PBS -l walltime=00:05:00
+#PBS -l filesystems=home
+#PBS -r n
+#PBS -o /world/functions/tasks/
+#PBS -j oe
+#PBS -k oed
+#PBS -W umask=077
+#PBS -v LAUNCHER_TOKEN=launcher-00000000000000000000000000000000
+#PBS -S /bin/bash
+#PBS -m n
+
+# Made by launcher VERSION for a function that was submitted through submitit.
+umask 077
+if [ ! -r /world/functions/tasks/.environment-a40de562385bdc8a.sh ]; then
+  echo "launcher: $(hostname) cannot read "/world/functions/tasks/.environment-a40de562385bdc8a.sh": is it on a file system that all nodes share?" >&2
+  exit 93
+fi
+. /world/functions/tasks/.environment-a40de562385bdc8a.sh
+umask 022
+cd /world/project || exit 93
+LAUNCHER_PAYLOAD=/world/functions/tasks/.00000000000000000000000000000000_0.pkl
+LAUNCHER_JOB_ID="${LAUNCHER_FIRST_JOB:-$PBS_JOBID}"
+LAUNCHER_SCRIPT=/world/functions/tasks/.00000000000000000000000000000000.sh
+LAUNCHER_DEADLINE=$(($(date +%s) + 210))
+export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
+export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
+trap : TERM INT  # the tasks are told as well
+event() { :; }  # a run would keep a record
+
+LAUNCHER_TASK_FILES="$(mktemp -u /world/functions/tasks/.tasks-XXXXXXXXXX)"
+export LAUNCHER_TASK_FILES
+/usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.tasks --go-on --pbsdsh 2 3 8 \
+  /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/tasks --merge-output
+code=$?
+rm -rf "$LAUNCHER_TASK_FILES"
+[ -s /world/functions/tasks/"$PBS_JOBID".OU ] || rm -f /world/functions/tasks/"$PBS_JOBID".OU  # what PBS itself or the lines above had to say
+exit "$code"

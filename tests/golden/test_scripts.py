@@ -1,0 +1,111 @@
+"""The job scripts of many runs and functions, whole: what a dry run shows, which is what submission uses."""
+
+from __future__ import annotations
+
+import operator
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import submitit
+
+from launcher.paths import resource
+from tests.golden.cases import ALWAYS, CASES, ENVIRONMENT, Case
+from tests.golden.conftest import HERE, Golden, Shown, World
+
+SCRIPTS, PLANS, FUNCTIONS = "scripts", "plans", "functions"
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+EARLIER = {"one": "slurm", "two": "slurm", "three": "pbs"}  # runs that others wait for
+# What submitit is asked for: parameters, and how many functions.
+CALLS: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 1),
+    "array": (
+        {
+            "timeout_min": 90, "mem_gb": 4, "cpus_per_task": 3, "gpus_per_node": 1, "pbs_array_parallelism": 2,
+            "pbs_queue": "workq", "pbs_setup": ["module load cuda"], "pbs_teardown": ["echo over"],
+        },
+        5,
+    ),
+    "tasks": (
+        {
+            "nodes": 2, "tasks_per_node": 3, "pbs_filesystems": "home", "stderr_to_stdout": True, "name": "three",
+            "pbs_directives": {"m": "n"}, "pbs_rerunnable": False,
+        },
+        1,
+    ),
+    "mpiexec": (
+        {"pbs_select": "2:ncpus=4:mpiprocs=4", "tasks_per_node": 4, "pbs_mpiexec": ["mpiexec", "-n", "{tasks}"]}, 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest) -> Mapping[str, str]:
+    """An allocation's, for a case that is in one."""
+    if "case" not in request.fixturenames:
+        return {}
+    return ENVIRONMENT.get(request.getfixturevalue("case").scheduler, {})
+
+
+@pytest.fixture
+def installed(request: pytest.FixtureRequest) -> bool:
+    return "case" in request.fixturenames and request.getfixturevalue("case").installed
+
+
+@pytest.fixture
+def earlier(show: Callable[..., Shown], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that wait in a queue."""
+    with monkeypatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS_DIR", f"{world.folder}/earlier")
+        for name, cluster in EARLIER.items():
+            if not (world.folder / "earlier" / name).exists():
+                show("workload=collective", f"cluster={cluster}", f"run_id={name}", *ALWAYS[1:])
+
+
+@EACH
+def test_the_script_of_a_run_is_what_it_was(
+    case: Case, show: Callable[..., Shown], golden: Golden, request: pytest.FixtureRequest
+) -> None:
+    if case.waits:
+        request.getfixturevalue("earlier")
+    shown = show(*case.command)
+    begin = shown.out.index("\n# " if case.is_sweep else "#!/bin/bash\n")
+    golden(f"{PLANS}/{case.id}.txt", shown.err + shown.out[:begin].rstrip("\n") + "\n")
+    golden(f"{SCRIPTS}/{case.id}.sh", shown.out[begin:].lstrip("\n"))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_script_of_a_function_is_what_it_was(
+    name: str, world: World, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters, count = CALLS[name]
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
+    # The environment's file is named by a hash of what is in it.
+    for variable in ("HOME", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "PYTEST_CURRENT_TEST"):
+        monkeypatch.delenv(variable)
+    folder = world.folder / FUNCTIONS / name
+    executor = submitit.AutoExecutor(folder, cluster="pbs")
+    executor.update_parameters(**parameters)
+    job = executor.map_array(operator.neg, range(count))[0]
+    golden(f"{FUNCTIONS}/{name}.sh", world.plain(job.paths.submission_file.read_text()))
+
+
+def test_no_file_is_left_over(golden: Golden) -> None:
+    assert len({case.id for case in CASES}) == len(CASES)
+    golden.files(SCRIPTS, [f"{case.id}.sh" for case in CASES])
+    golden.files(PLANS, [f"{case.id}.txt" for case in CASES])
+    golden.files(FUNCTIONS, [f"{name}.sh" for name in CALLS])
+
+
+def test_every_profile_that_comes_with_the_launcher_has_a_script() -> None:
+    assert {path.stem for path in resource("conf").glob("cluster/*.yaml")} <= {case.scheduler for case in CASES}
+
+
+def test_every_line_of_the_templates_is_in_a_script() -> None:
+    kept = {line for path in HERE.glob("*/*.sh") for line in path.read_text().splitlines()}
+    for path in resource("templates").rglob("*.j2"):
+        text = re.sub(r"\{#.*?#\}\n?", "", path.read_text(), flags=re.DOTALL)
+        fixed = [line for line in text.splitlines() if not re.search(r"\{[{%]", line)]
+        assert [line for line in fixed if line not in kept] == [], f"{path.name}: tests/golden/cases.py wants a case"
