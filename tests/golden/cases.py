@@ -100,6 +100,11 @@ CASES = [
         ("pyxis", "workload=p2p nodes=2 'env.container=\"nvcr.io#nvidia/pytorch:25.01\"' env.container_runtime=pyxis "
          "env.binds=[/data] env.container_args=[--no-container-mount-home]", (SLURM, ALLOCATION)),
         ("snapshot", "workload=program workload.script=train.py env.snapshot=true", EVERY),
+        ("snapshot-paths", "workload=program workload.script={world}/project/train.py env.snapshot=true "
+         "+cluster.environment.PYTHONPATH={world}/project/pkg:/opt/lib", (SLURM,)),
+        ("pyxis-folders", "workload=program workload.script=train.py nodes=2 env.snapshot=true "
+         "env.container=/images/torch.sqsh env.container_runtime=pyxis checkpoint.dir=/data/me/checkpoints "
+         "tracking.dir=/data/me/tensorboard +cluster.environment.PYTHONPATH=/opt/lib", (SLURM,)),
         ("environment", "workload=p2p nodes=2 '+cluster.environment={A: two words, EMPTY: \"\", GONE: null}'", EVERY),
         ("secrets", "workload=p2p nodes=2 +cluster.environment.WANDB_API_KEY=0123456789abcdef env.secrets=[MY_PIN]",
          EVERY),
@@ -137,7 +142,8 @@ CASES = [
         ("array", "-m workload=p2p nodes=2 seed=1,2,3", (SLURM, PBS, LOCAL)),
         ("throttle", "-m workload=ddp_mnist workload.lr=0.1,0.01 'seed=range(3)' sweep.parallelism=2 "
          "checkpoint.every=5m", CLUSTERS),
-        ("two-arrays", "-m workload=p2p nodes=2,3 seed=1,2 +cluster.environment.MY_TOKEN=0123456789abcdef", CLUSTERS),
+        ("two-arrays", "-m workload=p2p nodes=2,3 seed=1,2 sweep.parallelism=3 "
+         "+cluster.environment.MY_TOKEN=0123456789abcdef", CLUSTERS),
     )
     for case in _cases(*line)
 ]  # fmt: skip

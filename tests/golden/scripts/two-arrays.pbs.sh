@@ -6,7 +6,7 @@
 #PBS -l select=2:ncpus=1:mpiprocs=1:ompthreads=1
 #PBS -l place=scatter
 #PBS -l walltime=01:00:00
-#PBS -J 0-1
+#PBS -J 0-1%2
 #PBS -r y
 #PBS -o /scratch/me/runs/two-arrays/arrays/
 #PBS -j oe
@@ -316,7 +316,7 @@ exit "$code"
 #PBS -l select=3:ncpus=1:mpiprocs=1:ompthreads=1
 #PBS -l place=scatter
 #PBS -l walltime=01:00:00
-#PBS -J 0-1
+#PBS -J 0-1%1
 #PBS -r y
 #PBS -o /scratch/me/runs/two-arrays/arrays/
 #PBS -j oe

@@ -8,7 +8,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
 #SBATCH --time=01:00:00
-#SBATCH --array=0-1
+#SBATCH --array=0-1%2
 #SBATCH --output=/scratch/me/runs/two-arrays/arrays/output-%A_%a.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -307,7 +307,7 @@ exit "$code"
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
 #SBATCH --time=01:00:00
-#SBATCH --array=0-1
+#SBATCH --array=0-1%1
 #SBATCH --output=/scratch/me/runs/two-arrays/arrays/output-%A_%a.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
