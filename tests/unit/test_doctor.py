@@ -51,24 +51,26 @@ def only(found: Iterator[Finding]) -> Finding:
 
 
 def test_what_hangs_is_a_line_and_not_a_hang() -> None:
-    never = threading.Event()
+    seen, never = threading.Event(), threading.Event()
 
     def hangs() -> Iterator[Finding]:
         yield ok("disk", "seen")
+        seen.set()
         never.wait()
 
     def breaks() -> Iterator[Finding]:
         raise RuntimeError("odd")
         yield
 
-    checks = [Check("disk", hangs, 0.05), Check("broken", breaks), Check("fine", lambda: [ok("fine", "yes")])]
+    fine = Check("fine", lambda: [ok("fine", str(seen.wait(30)))], 60)  # before the other one's limit is looked at
+    checks = [fine, Check("disk", hangs, 0.05), Check("broken", breaks)]
     found = list(run_all(checks))
     never.set()
     assert [(each.about, each.level) for each in found] == [
-        ("disk", OK), ("disk", PROBLEM), ("broken", PROBLEM), ("fine", OK),
+        ("fine", OK), ("disk", OK), ("disk", PROBLEM), ("broken", PROBLEM),
     ]  # fmt: skip
-    assert "no answer within 0.05 s" in found[1].says
-    assert "RuntimeError: odd" in found[2].says
+    assert "no answer within 0.05 s" in found[2].says
+    assert "RuntimeError: odd" in found[3].says
 
 
 def test_checks_look_at_the_same_time_and_tell_in_order() -> None:
