@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.__main__ import main
 from launcher.config.schema import Resume, ResumeHow
-from launcher.paths import PACKAGE
 from launcher.spec import cost
 from launcher.spec.cost import Cost
 from tests.unit.plans import plan_of
@@ -69,44 +69,61 @@ def test_what_confirm_above_counts(asked: Cost, counted: tuple[float, str]) -> N
     assert asked.counted == counted
 
 
+@dataclass
+class Done:
+    """A command that is over."""
+
+    code: int
+    out: str
+    err: str
+
+
+Submit = Callable[..., Done]
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> tuple[SlurmStandIn, dict[str, str]]:
-    slurm = SlurmStandIn(tmp_path / "slurm")
-    return slurm, {**os.environ, "PATH": slurm.path, "LAUNCHER_RUNS_DIR": str(tmp_path / "runs")}
+def slurm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmStandIn:
+    stand_in = SlurmStandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", stand_in.path)
+    monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    return stand_in
 
 
-def submit(env: dict[str, str], *words: str, answer: str | None) -> subprocess.CompletedProcess[str]:
-    """Submits something of 4 node-hours; with an answer stdin is a terminal on which it is typed."""
-    command = [
-        sys.executable, "-m", "launcher", *words, "workload=collective", "cluster=slurm", "cluster.check=false",
-        "nodes=2", "time=1h",
-    ]  # fmt: skip
-    stdin, master = subprocess.DEVNULL, None
-    if answer is not None:
-        master, stdin = os.openpty()
-        os.write(master, answer.encode())
-    try:
-        return subprocess.run(
-            command, env=env, cwd=PACKAGE.parent, stdin=stdin, capture_output=True, text=True, timeout=60, check=False
-        )
-    finally:
-        if master is not None:
-            os.close(stdin)
-            os.close(master)
+@pytest.fixture
+def submit(
+    slurm_commands: SlurmStandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Submit]:
+    """Submits something of 2 node-hours; with an answer stdin is a terminal on which it is typed."""
+
+    def run(*words: str, answer: str | None) -> Done:
+        os.write(master, (answer or "").encode())
+        terminal = os.dup(slave) if answer is not None else os.open(os.devnull, os.O_RDONLY)
+        with open(terminal) as stdin, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", stdin)
+            code = main([
+                *words, "workload=collective", "cluster=slurm", "cluster.check=false", "nodes=2", "time=1h"
+            ])  # fmt: skip
+        return Done(code, *capsys.readouterr())
+
+    master, slave = os.openpty()
+    yield run
+    os.close(slave)
+    os.close(master)
 
 
 ASKS = "asks for   2 nodes x 1 CPU x 1h = 2 node-hours, 2 core-hours\n"
 
 
-def test_no_leaves_nothing_behind(site: tuple[SlurmStandIn, dict[str, str]], tmp_path: Path) -> None:
-    slurm, env = site
-    done = submit(env, "confirm_above=1", answer="n\n")
-    assert done.returncode == 3 and done.stdout.startswith(ASKS)
-    assert done.stderr.endswith(
+def test_no_leaves_nothing_behind(submit: Submit, slurm_commands: SlurmStandIn, tmp_path: Path) -> None:
+    done = submit("confirm_above=1", answer="n\n")
+    assert done.code == 3 and done.out.startswith(ASKS)
+    assert done.err.endswith(
         "More than confirm_above=1 node-hours. Submit? [y/N] "
         "launcher: nothing was submitted (--yes submits without a question)\n"
     )
-    assert slurm.calls() == 0 and not (tmp_path / "runs").exists()
+    assert slurm_commands.calls() == 0 and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +138,10 @@ def test_no_leaves_nothing_behind(site: tuple[SlurmStandIn, dict[str, str]], tmp
     ],
 )
 def test_it_is_asked_only_where_it_is_much(
-    site: tuple[SlurmStandIn, dict[str, str]], words: tuple[str, ...], answer: str | None, asked: bool
+    submit: Submit, slurm_commands: SlurmStandIn, words: tuple[str, ...], answer: str | None, asked: bool
 ) -> None:
-    slurm, env = site
-    done = submit(env, *words, answer=answer)
-    assert (done.returncode, slurm.calls()) == (0, 1), done.stderr
-    assert ("Submit? [y/N]" in done.stderr) == asked
+    done = submit(*words, answer=answer)
+    assert (done.code, slurm_commands.calls()) == (0, 1), done.err
+    assert ("Submit? [y/N]" in done.err) == asked
     each = ASKS if "-m" not in words else "asks for   2 x 2 nodes x 1 CPU x 1h = 4 node-hours, 4 core-hours\n"
-    assert done.stdout.startswith(each)
+    assert done.out.startswith(each)
