@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import encodings.idna  # noqa: F401 -- connections load it, from a Python that he may not read
 import os
 import pickle
 import traceback
