@@ -2,10 +2,10 @@
 
 import hydra
 
-from launcher.config import registration
+from launcher.cli import hydra_setup
 from launcher.paths import resource
 
-registration.register()
+hydra_setup.register()
 
 
 @hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")

@@ -11,14 +11,14 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.config.user_settings import parts
 from launcher.paths import GROUPS, is_ours, user_config_dir
+from launcher.user_settings import parts
 
 SCHEME = "launcher-user"
 
 
 class LauncherUserFiles(FileConfigSource):
-    """The files of the user's own folder; see launcher/config/user_settings.py for how they are read."""
+    """The files of the user's own folder; see launcher/user_settings.py for how they are read."""
 
     @staticmethod
     def scheme() -> str:

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from launcher import writers
+from launcher.files import writers
 
 ABOUT = {"-h", "--help", "--version"}
 IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value, which may stand in front of a command, too

@@ -57,3 +57,9 @@ def default_runs_dir() -> Path:
     if folder := os.environ.get("LAUNCHER_RUNS_DIR"):
         return Path(folder).expanduser().absolute()
     return user_data_dir() / "runs"
+
+
+def choices(group: str) -> list[str]:
+    """The names in one of our config groups, the user's own included."""
+    folders = (resource("conf") / group, user_config_dir() / group)
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})

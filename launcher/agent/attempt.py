@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from launcher import errors
-from launcher.agent.control import AttemptOver, Control, LeaderLost, Overtaken
+from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.failures import describe, failure_to_end, failure_to_start
 from launcher.agent.restart_policy import History, Kind
@@ -37,7 +37,7 @@ from launcher.preflight.attempt import Preflight
 from launcher.preflight.verdict import Then
 from launcher.processes import orphans
 from launcher.rendezvous import store
-from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
+from launcher.rendezvous.protocol import LeaderLost, Meeting, Member, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.schedulers import topology

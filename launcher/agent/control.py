@@ -24,7 +24,7 @@ from launcher.rendezvous import interfaces, protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Message
 from launcher.rendezvous.hub import Hub
 from launcher.rendezvous.membership import Round, Rounds
-from launcher.rendezvous.protocol import Knocking, Meeting, Member, RendezvousError
+from launcher.rendezvous.protocol import Knocking, LeaderLost, Meeting, Member, RendezvousError
 from launcher.worker.hangs import Blamed
 
 CLOSING = 10.0  # seconds that the leader waits for the others to have read the outcome
@@ -42,10 +42,6 @@ class Overtaken(Exception):
 
 class AttemptOver(Exception):
     """The attempt ended while this agent waited to take part."""
-
-
-class LeaderLost(Exception):
-    """The leader is gone, or is cut off from this agent."""
 
 
 class Control:

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from launcher.attach import requests
 from launcher.errors import RunError
+from launcher.files.os_errors import NOT_ON_PATH
 from launcher.own_module import own_module
 from launcher.rendezvous.handshake import Stranger, as_client
 from launcher.runs.directory import Attempt
-from launcher.schedulers.command import NOT_ON_PATH
 from launcher.spec.plan import JobPlan
 
 ANSWERS_WITHIN = 15.0  # seconds in which agents have answered; they look every second

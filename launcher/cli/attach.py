@@ -131,7 +131,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import subprocess
 
     from launcher.attach import reach, requests
-    from launcher.schedulers.command import NOT_ON_PATH
+    from launcher.files.os_errors import NOT_ON_PATH
 
     count = members[0]["members"]
     folder = requests.ask(attempt, requests.RANK, count, rank=rank)

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from launcher.cli.commands import COMMANDS, Parser
-from launcher.paths import GROUPS
+from launcher.paths import GROUPS, choices
 
 if TYPE_CHECKING:
     from argparse import Action
@@ -202,14 +202,6 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
 _CHOOSES = tuple(f"{group}=" for group in GROUPS)
 
 
-def choices(group: str) -> list[str]:
-    """The names in one of our config groups, the user's own included."""
-    from launcher.paths import resource, user_config_dir
-
-    files = [*_names(resource("conf") / group), *_names(user_config_dir() / group)]
-    return sorted({name.removesuffix(".yaml") for name in files if name.endswith(".yaml")})
-
-
 def keys(before: Iterable[str]) -> dict[str, Any]:
     """Every key with the type of its value, those of the chosen workload only."""
     from launcher.config import schema
@@ -240,7 +232,7 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     if key in GROUPS:
         return choices(key)
     if key == "track":
-        from launcher.environment.trackers import KNOWN
+        from launcher.spec.tracking import KNOWN
 
         return list(KNOWN)
     if key in ("baseline", "after", "sweep.after"):

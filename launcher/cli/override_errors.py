@@ -11,11 +11,11 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import MissingMandatoryValue
 
 from launcher.cli.commands import program
-from launcher.cli.completion import choices, keys
+from launcher.cli.completion import keys
 from launcher.config import profile_errors, registration
 from launcher.config.hydra_text import quoted
 from launcher.errors import ConfigError, near
-from launcher.paths import GROUPS
+from launcher.paths import GROUPS, choices
 from launcher.runs.sweep_directory import key_of
 
 OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds

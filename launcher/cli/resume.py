@@ -32,8 +32,7 @@ def run(arguments: Namespace) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from launcher.cli import confirm, override_errors, submit
-    from launcher.config import registration
+    from launcher.cli import confirm, hydra_setup, override_errors, submit
     from launcher.files.ownership import require_own
     from launcher.monitoring.live import Live
     from launcher.runs.output import Stream
@@ -52,7 +51,7 @@ def run(arguments: Namespace) -> int:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged(record["overrides"], submit.opened(arguments.overrides))
     _go_to(found)
-    registration.register()
+    hydra_setup.register()
     try:
         config = submit.compose_run([*overrides, *_place(found)])
         assert config is not None  # only settings of Hydra's own need more, and there are none
@@ -78,10 +77,9 @@ def secrets_again(run: Run) -> dict[str, str]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from launcher.cli import submit
-    from launcher.config import registration
+    from launcher.cli import hydra_setup, submit
 
-    registration.register()
+    hydra_setup.register()
     found: dict[str, str] = {}
     with contextlib.suppress(HydraException, OmegaConfBaseException, YAMLError):
         config = submit.compose_run([*run.record().get("overrides", []), *_place(run)])

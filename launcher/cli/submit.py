@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli import hydra_setup
 from launcher.config import registration
 from launcher.config.hydra_text import element
 from launcher.config.schema import MISSING
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     from launcher.cli import confirm, override_errors
     from launcher.config import profile_errors
 
-    registration.register()
+    hydra_setup.register()
     arguments = opened(confirm.without_yes(with_arguments(arguments)))
     override_errors.require_names(arguments)
     try:
@@ -109,7 +110,7 @@ def config_of(overrides: list[str]) -> Config:
     from launcher.cli import override_errors
     from launcher.config import profile_errors
 
-    registration.register()
+    hydra_setup.register()
     try:
         composed = compose_run(overrides)
         assert composed is not None  # only settings of Hydra's own need more, and there are none
@@ -199,8 +200,8 @@ def typed(config: DictConfig) -> Config:
     """
     from omegaconf import OmegaConf
 
+    from launcher import redaction, secrets
     from launcher.cli.override_errors import no_workload
-    from launcher.environment import redaction, secrets
 
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())

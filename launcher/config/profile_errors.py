@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.cli.completion import choices
 from launcher.config import registration
 from launcher.errors import near
-from launcher.paths import resource, user_config_dir
+from launcher.paths import choices, resource, user_config_dir
 
 IN_FILE = re.compile(r"In '([^']+)': (.*)", re.DOTALL)
 WRONG_TYPE = re.compile(r"Value '(.*?)'(?: of type '\w+')? (?:could not be converted to|is not a(?: valid)?) (\w+)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from launcher.config import schema
-from launcher.paths import default_runs_dir
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
 OPEN_KEYS = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # their keys are the user's own
@@ -28,23 +26,8 @@ WORKLOADS = {
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 
-def register() -> None:
-    """Makes the schema and our resolvers known; before anything is composed."""
-    import yaml
-    from omegaconf import OmegaConf
-
-    _store()
-    OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
-    OmegaConf.register_new_resolver("launcher.held_nodes", _held_nodes, replace=True)
-    # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
-    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        yaml.SafeLoader.yaml_implicit_resolvers[start] = [
-            (tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers
-        ]
-
-
 @cache
-def _store() -> None:
+def store_schema() -> None:
     """Hands the dataclasses over, once: that takes a fifth as long as to compose a config."""
     from hydra.core.config_store import ConfigStore
 
@@ -75,15 +58,6 @@ def interpolated() -> Iterator[dict[str, str]]:
         yield found
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-
-def _held_nodes() -> int:
-    from launcher.schedulers import allocation  # only cluster=allocation asks
-
-    return allocation.nodes(os.environ)
-
-
-_INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
 
 
 @dataclasses.dataclass(frozen=True)

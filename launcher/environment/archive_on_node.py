@@ -306,13 +306,12 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def main(run_dir: str) -> int:
     from launcher.errors import UnavailableError
-    from launcher.job.requeue import plan_of
     from launcher.runs import directory
     from launcher.runs.event_writer import not_begun
 
     os.umask(0o077)
     try:
-        plan = plan_of(directory.Run(Path(run_dir)))
+        plan = directory.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
         return not_begun(None, "archive", error)
     assert plan.archive is not None

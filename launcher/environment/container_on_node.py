@@ -171,12 +171,11 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 def main(run_dir: str) -> int:
     from launcher.errors import UnavailableError
-    from launcher.job.requeue import plan_of
     from launcher.runs import directory as runs
     from launcher.runs.event_writer import not_begun
 
     try:
-        plan = plan_of(runs.Run(Path(run_dir)))
+        plan = runs.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
         return not_begun(None, "container", error)
     assert plan.container is not None

@@ -41,11 +41,6 @@ else
 fi"""
 
 
-def python_of(folder: str) -> str:
-    """The interpreter of an environment."""
-    return f"{folder}/bin/python"
-
-
 def checked(folder: str) -> tuple[str, tuple[str, ...]]:
     """The environment's whole path, and what its user should know.
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.environment import redaction
+from launcher import redaction
 from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import exists, known
@@ -39,15 +39,9 @@ _KEY = re.compile(r"([\w-]+)\s*:\s*")  # of a section
 _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # only where it is, or none
 
 
-def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
-    """The secrets in an environment. Pure."""
-    patterns = list(patterns)
-    return {name: value for name, value in environ.items() if value is not None and redaction.secret(name, patterns)}
-
-
 def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """An environment without its secrets. Pure."""
-    hidden = among(environ, patterns)
+    hidden = redaction.among(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 
 

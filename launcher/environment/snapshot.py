@@ -20,9 +20,9 @@ from launcher import __version__
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
 from launcher.errors import ConfigError, RunError
+from launcher.files.os_errors import NOT_ON_PATH
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
-from launcher.schedulers.command import NOT_ON_PATH
 from launcher.spec.plan import JobPlan, Site
 from launcher.units import format_size, parse_size, plural, rough_size
 
@@ -217,12 +217,22 @@ def _has(code: str, workdir: str, script: str) -> bool:
     return within(os.path.normpath(os.path.join(workdir, script)), code)
 
 
-def environment_in(environment: Mapping[str, str | None], site: Site) -> dict[str, str | None]:
+def into_plan(plan: JobPlan) -> JobPlan:
+    """The plan with the folders of its snapshot, if it has one, in place of the repository's."""
+    if plan.code is None:
+        return plan
+    params = dict(plan.params)
+    if params.get("script"):
+        params["script"] = script_in(params["script"], plan)
+    return replace(plan, params=params, environment=environment_in(plan.environment, plan))
+
+
+def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict[str, str | None]:
     """Variables of a profile as they are for a snapshot: PYTHONPATH has its folders and not the repository's."""
     path = environment.get("PYTHONPATH")
-    if not path or site.code is None or site.repository is None:
+    if not path or plan.code is None or plan.repository is None:
         return dict(environment)
-    return {**environment, "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), site.repository, site.code))}
+    return {**environment, "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), plan.repository, plan.code))}
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:

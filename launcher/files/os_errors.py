@@ -41,6 +41,8 @@ LATER = dict.fromkeys(
 )
 CURES = {**CHANGED, **LATER, **REFUSED, **FULL, **LIMITS}
 
+NOT_ON_PATH = (FileNotFoundError, PermissionError)
+
 
 def explain(error: OSError) -> str | None:
     """What was refused, and what to do, in a line; None: only a defect of the launcher leads to this. Pure.

@@ -11,7 +11,7 @@ own only if that is true of it and of every folder on the way from `/`:
 | of the user or root, writable by others, sticky (`/tmp`) | fine: others can rename only what is theirs | not private |
 | of the user or root, writable by a group or by all | can be replaced | not private |
 | of somebody else | can be replaced by that user | somebody else's |
-| that the user trusts (launcher/trusted_folders.py) | fine | as above |
+| that the user trusts (launcher/files/trusted_folders.py) | fine | as above |
 | below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
 | a symbolic link of the user or root, in a folder that is fine | fine | not the user's own |
 
@@ -33,8 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import trusted_folders, writers
 from launcher.errors import ConfigError, RunError
+from launcher.files import trusted_folders, writers
 from launcher.files.shared_files import known, tried
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

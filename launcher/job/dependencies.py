@@ -20,7 +20,7 @@ import time
 from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
-from launcher.job.requeue import TIMEOUT, plan_of, resubmit
+from launcher.job.requeue import TIMEOUT, resubmit
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.schedulers.successor import submit_behind
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _wait(attempt: Attempt) -> int:
-    run, plan, events = attempt.run, plan_of(attempt.run), Events(attempt, "after")
+    run, plan, events = attempt.run, attempt.run.own_plan(), Events(attempt, "after")
     if passed(run):
         return errors.DONE
     tried, told, pause, begun = False, "", FIRST, time.monotonic()

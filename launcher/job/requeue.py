@@ -6,7 +6,6 @@ another job, 10 in this script, 75 it stays stopped, 93 it is given up. Why is p
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import shutil
@@ -135,7 +134,7 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
         UnavailableError, OSError: what the decision needs cannot be read now.
     """
     run = attempt.run
-    plan = plan_of(run)
+    plan = run.own_plan()
     saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
     preempted = _preempted(plan, attempt)
     events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted)
@@ -184,18 +183,6 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
         last = {event["event"]: event for event in attempt.events()}
         step = None if "stop" in last else last.get("progress", {}).get("step")
     return -1 if step is None else int(step)
-
-
-def plan_of(run: Run) -> JobPlan:
-    """The run's plan; an element of an array has that of its array."""
-    if run.recorded():
-        return run.plan()
-    whole = Run(run.path.parent).plan()
-    return dataclasses.replace(
-        whole,
-        run_dir=str(run.path),
-        checkpoint_dir=whole.checkpoint_dir.replace(whole.run_dir, str(run.path), 1),
-    )
 
 
 def _ending(plan: JobPlan, told: bool) -> str | None:

@@ -18,18 +18,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
-from launcher.agent.control import Control, LeaderLost
 from launcher.preflight import process as processes
 from launcher.preflight import verdict as verdicts
 from launcher.preflight.checks import Check, Level
 from launcher.preflight.verdict import Node, Then, Verdict
 from launcher.rendezvous import protocol, store
-from launcher.rendezvous.protocol import Meeting, Member
+from launcher.rendezvous.protocol import LeaderLost, Meeting, Member
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
 from launcher.spec.plan import JobPlan
@@ -43,11 +42,35 @@ SLACK = 5.0  # seconds that word of it takes
 _context = multiprocessing.get_context("fork")
 
 
+class Agents(Protocol):
+    """The connection to the other agents while no ranks run; see `launcher.agent.control.Control`."""
+
+    me: Member
+
+    def names(self, indices: Iterable[int]) -> str:
+        """What to call these members."""
+
+    def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
+        """On the leader: what each member has reported within `timeout` seconds."""
+
+    def publish(self, key: str, value: Any) -> None:
+        """On the leader: sends a value to all other members."""
+
+    def answer(self, key: str, timeout: float) -> Any:
+        """On the others: what the leader has published; raises LeaderLost."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message to the leader."""
+
+    def keep_alive(self) -> None:
+        """Sends and takes heartbeats."""
+
+
 class Preflight:
     """The preflight of one member of a meeting."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, events: Events, control: Control, meeting: Meeting, *,
+        self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, meeting: Meeting, *,
         round_number: int,
     ) -> None:  # fmt: skip
         """
@@ -55,17 +78,17 @@ class Preflight:
             plan: the run.
             attempt: this attempt.
             events: of this agent.
-            control: the connection to the other agents.
+            agents: the connection to the other agents.
             meeting: of all that take part; the first of them decides.
             round_number: of the meeting.
         """
-        self._plan, self._attempt, self._events, self._control = plan, attempt, events, control
+        self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._meeting, self._round = meeting, round_number
-        place = meeting.place_of(control.me.index)
+        place = meeting.place_of(agents.me.index)
         assert place is not None
         self._place, self._me = place, meeting.members[place]
         self._least = plan.min_nodes * plan.tasks_per_node
-        self._nodes = nodes_of(meeting.members, control.names)
+        self._nodes = nodes_of(meeting.members, agents.names)
         self._children: list[tuple[Any, Connection]] = []
         self._store: store.RanksStore | None = None
         self._together = TOGETHER + PER_RANK * meeting.world_size
@@ -104,9 +127,9 @@ class Preflight:
             ports = protocol.free_ports(self._plan.port_range)
             listener = protocol.listen(ports, protocol.where_reached(self._meeting.members))
             port = listener.getsockname()[1]
-            self._control.publish(key, port)
+            self._agents.publish(key, port)
         else:
-            port = self._control.answer(key, ALONE)
+            port = self._agents.answer(key, ALONE)
         meeting = replace(self._meeting, port=port, listener=None)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -131,7 +154,7 @@ class Preflight:
         give_up, found = time.monotonic() + patience, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
         while waiting and (left := give_up - time.monotonic()) > 0:
-            self._control.keep_alive()
+            self._agents.keep_alive()
             for pipe in multiprocessing.connection.wait([*waiting], min(left, LOOK)):
                 assert isinstance(pipe, Connection)
                 place = waiting.pop(pipe)
@@ -182,16 +205,16 @@ class Preflight:
         key = f"preflight/{self._round}/{part}"
         value = None if mine is None else [asdict(each) for each in mine]
         if self._place == 0:
-            reports = self._control.collect(key, value, SLACK + (0.0 if mine is None else timeout))
+            reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._meeting.members}
             silent = f"said nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
                 self._nodes, checks, least=self._least, scheduler=self._plan.scheduler, silent=silent
             )
-            self._control.publish(key, asdict(verdict))
+            self._agents.publish(key, asdict(verdict))
         else:
-            self._control.send({"type": "report", "key": key, "value": value})
-            verdict = verdict_of(self._control.answer(key, 2 * SLACK + timeout))
+            self._agents.send({"type": "report", "key": key, "value": value})
+            verdict = verdict_of(self._agents.answer(key, 2 * SLACK + timeout))
         kept = (*warnings, *verdict.warnings)
         return Verdict(verdict.then, verdict.bad, verdict.lost, kept, verdict.cause, verdict.exit_code)
 

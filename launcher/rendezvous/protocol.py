@@ -37,6 +37,10 @@ NO_ANSWER = (
 _ADDRESS_OF_INTERFACE = 0x8915  # man 7 netdevice, SIOCGIFADDR
 
 
+class LeaderLost(Exception):
+    """The leader is gone, or is cut off from this agent."""
+
+
 class RendezvousError(RuntimeError):
     """Not all agents met in time; the text names who, and why.
 

@@ -6,8 +6,8 @@ import html
 import math
 from typing import Any
 
-from launcher.environment.redaction import HIDDEN, secret
 from launcher.escapes import clean
+from launcher.redaction import HIDDEN, secret
 
 
 def number(value: float, digits: int = 4) -> str:

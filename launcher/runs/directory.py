@@ -39,7 +39,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,6 +302,14 @@ class Run:
         if wrong := wrong_in(record.get("plan")):
             raise RunError(f"{self.path}/{name} was written by another version ({version}): {wrong}")
         return from_dict(record["plan"])
+
+    def own_plan(self) -> JobPlan:
+        """As `plan`; a point that an array has just started, and that has no record yet, has that of its array."""
+        if self.recorded():
+            return self.plan()
+        whole = Run(self.path.parent).plan()
+        folder = whole.checkpoint_dir.replace(whole.run_dir, str(self.path), 1)
+        return replace(whole, run_dir=str(self.path), checkpoint_dir=folder)
 
     def first_plan(self) -> JobPlan:
         """The plan that the run was submitted with at first, before any `resume`.

@@ -64,6 +64,11 @@ class Manifest:
     parallelism: int | None = None
 
 
+def element_id(array_id: str, index: int) -> str:
+    """The id of an array's element as submitit has it: 150_5 for Slurm's 150, 150.pbs-srv_5 for PBS's 150[].pbs-srv."""
+    return f"{array_id.replace('[]', '')}_{index}"
+
+
 @dataclass(frozen=True)
 class Submission:
     """Points that were handed to a scheduler as one array; `job` is the array's id, None while nobody knows it."""
@@ -77,8 +82,6 @@ class Submission:
         """The id of a point's job."""
         if self.job is None:
             return None
-        from launcher.schedulers.pbs.client import element_id  # Slurm's ids have no brackets, and the same form
-
         return element_id(self.job, self.points.index(point))
 
 

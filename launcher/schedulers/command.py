@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.base import AnswerLost, NoAnswerInTime, QueryError
 from launcher.units import long_size
 
@@ -22,7 +23,6 @@ class PrintsTooMuch(subprocess.SubprocessError):
 
 
 # Errors of starting a command that is not on PATH; PermissionError if a folder of PATH may not be searched.
-NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 
 def ask(

@@ -166,11 +166,9 @@ class RunExecutor(core.PicklingExecutor):
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
         """For elements that go on alone: a template of the user's own is rendered here only, as it is now."""
-        from launcher.job.requeue import plan_of
-
         with private_files():
             for element in elements:
-                element.write_script(render.script(plan_of(element), token=token))
+                element.write_script(render.script(element.own_plan(), token=token))
 
     def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
         with private_files():

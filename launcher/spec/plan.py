@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from launcher import redaction
 from launcher.config.schema import (
     Backend,
     BestIs,
@@ -22,10 +23,9 @@ from launcher.config.schema import (
     Runtime,
     Scheduler,
 )
-from launcher.environment import containers, interpreter, redaction, trackers
-from launcher.environment import secrets as secret
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import misfit
+from launcher.spec import containers, tracking
 from launcher.units import parse_memory, parse_time
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -214,7 +214,7 @@ class JobPlan:
     @property
     def node_python(self) -> str:
         """The interpreter of the agents; the rest of the script uses `python`, the launcher's own."""
-        return self.python if self.activate is None else interpreter.python_of(self.activate)
+        return self.python if self.activate is None else python_of(self.activate)
 
     @property
     def submitted_in(self) -> str:
@@ -289,6 +289,11 @@ def from_dict(values: Mapping[str, Any]) -> JobPlan:
     return JobPlan(**{**values, **tuples})
 
 
+def python_of(folder: str) -> str:
+    """The interpreter of an environment."""
+    return f"{folder}/bin/python"
+
+
 def make_plan(config: Config, site: Site) -> JobPlan:
     """The plan of a config.
 
@@ -305,14 +310,8 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     procs = enough if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
     params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
     environment = _environment(cluster.environment)
-    if site.code is not None:
-        from launcher.environment import snapshot
-
-        environment = snapshot.environment_in(environment, site)
-        if params.get("script"):
-            params["script"] = snapshot.script_in(params["script"], site)
     secret_names = redaction.patterns(config.env.secrets)
-    secrets = secret.among(environment, secret_names)
+    secrets = redaction.among(environment, secret_names)
     plan = JobPlan(
         run_id=site.run_id,
         name=check_name("name", config.name),
@@ -382,7 +381,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         visible_devices=launch.visible_devices.value,
         **_resume(config, site.run_dir),
-        **trackers.fields_of(config, site.run_id),
+        **tracking.fields_of(config, site.run_id),
         preflight=config.preflight,
         straggler_factor=_more_than("train.straggler_factor", config.train.straggler_factor, 1),
         straggler_time=_parsed("train.straggler_time", config.train.straggler_time, parse_time),

@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__, trusted_folders
+from launcher import __version__, redaction
 from launcher.config.schema import Config, ResumeHow, Scheduler
-from launcher.environment import redaction as public
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot, trackers
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
-from launcher.files import shared_folder
+from launcher.files import shared_folder, trusted_folders
 from launcher.files.os_errors import explain
 from launcher.files.shared_files import exists, known
 from launcher.monitoring.live import Live, look, read
@@ -111,14 +110,14 @@ def prepare(
     secrets = secrets_of(config)
     fields = as_dict(plan)
     fields["workload"] = fields.pop("params")  # as the user calls it
-    secret.require_absent(fields, {**secret.among(environ, plan.secret_names), **secrets})
+    secret.require_absent(fields, {**redaction.among(environ, plan.secret_names), **secrets})
     return Prepared(plan, token, notes, secrets)
 
 
 def secrets_of(config: Config) -> dict[str, str]:
     """The secrets among the variables that a config sets."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
-    return secret.among(values, public.patterns(config.env.secrets))
+    return redaction.among(values, redaction.patterns(config.env.secrets))
 
 
 def site_of(config: Config, run_id: str, held: Held | None) -> Site:
@@ -171,7 +170,7 @@ def planned(
     config, told = inputs.with_environment(config)
     notes += told
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)
-    plan = make_plan(config, site)
+    plan = snapshot.into_plan(make_plan(config, site))
     limits.check_names(plan)
     limits.check_sweep(plan)
     limits.check_training(plan)
@@ -332,7 +331,7 @@ def public_record(
     """
     names = prepared.plan.secret_names
     found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
-    secrets = {**secret.among(os.environ, names), **prepared.secrets}
+    secrets = {**redaction.among(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
 

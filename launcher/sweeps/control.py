@@ -17,9 +17,9 @@ from launcher.monitoring.live import forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
 from launcher.runs.directory import Run, only_submitter
-from launcher.runs.sweep_directory import Submission, Sweep, to_ranges
+from launcher.runs.sweep_directory import Submission, Sweep, element_id, to_ranges
 from launcher.schedulers.base import AnswerLost
-from launcher.schedulers.pbs.client import array_of, element_id
+from launcher.schedulers.pbs.client import array_of
 from launcher.spec.plan import JobPlan
 from launcher.sweeps.grouping import shares
 

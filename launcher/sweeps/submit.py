@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import trusted_folders
+from launcher import redaction
 from launcher.config.schema import Config, ResumeHow, Scheduler
-from launcher.environment import redaction, snapshot
 from launcher.environment import secrets as secret
+from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
+from launcher.files import trusted_folders
 from launcher.monitoring.live import queries, read
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
@@ -147,7 +148,7 @@ def prepare_sweep(
         )
         for each in wanted
     ]  # fmt: skip
-    hidden = {**secret.among(environ, names), **secrets}
+    hidden = {**redaction.among(environ, names), **secrets}
     for each in wanted:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"

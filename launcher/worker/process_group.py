@@ -16,11 +16,12 @@ import torch.distributed as dist
 from launcher.files import shared_secret
 from launcher.rendezvous import protocol
 from launcher.rendezvous.protocol import Member, RendezvousError, meet
-from launcher.runs.event_writer import Reporter, current_attempt
+from launcher.runs.event_writer import current_attempt
 from launcher.schedulers import topology
 from launcher.torch_compat import destroy_without_gil, store_on
 from launcher.worker import devices, heartbeat, joining, rank_objects
 from launcher.worker.devices import BackendError
+from launcher.worker.reporter import Reporter
 
 PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral ports
 

@@ -18,7 +18,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.environment.redaction import HIDDEN, secret, without_password
+from launcher.redaction import HIDDEN, secret, without_password
 from launcher.runs.directory import Attempt
 
 QUEUE = 10_000  # entries that may wait

@@ -140,7 +140,7 @@ def test_an_element_of_an_array_goes_on_alone(
         return "8"
 
     monkeypatch.setattr(requeue, "submit_after", submit_after)
-    own = requeue.plan_of(element)
+    own = element.own_plan()
     assert requeue._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,

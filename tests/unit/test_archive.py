@@ -17,7 +17,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.config.schema import Env
-from launcher.environment import archive_on_node, archives, interpreter
+from launcher.environment import archive_on_node, archives, interpreter, snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -294,7 +294,7 @@ def planned(packed: Path, tmp_path: Path) -> JobPlan:
     config = make_config(env=Env(archive=str(packed)))
     site = dataclasses.replace(SITE, run_dir=str(tmp_path / "runs/run-1"), code_root=str(ROOT))
     config, _ = (inputs := Inputs()).with_environment(config)
-    return make_plan(config, inputs.with_code(config, site))
+    return snapshot.into_plan(make_plan(config, inputs.with_code(config, site)))
 
 
 def started(plan: JobPlan, tmp_path: Path) -> subprocess.CompletedProcess[str]:

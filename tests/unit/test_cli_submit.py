@@ -15,10 +15,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import confirm, submit
+from launcher.cli import confirm, hydra_setup, submit
 from launcher.cli.override_errors import explain
 from launcher.cli.submit import with_arguments
-from launcher.config import registration
 from launcher.errors import ConfigError
 from launcher.paths import resource
 
@@ -27,7 +26,7 @@ from launcher.paths import resource
 def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    registration.register()
+    hydra_setup.register()
     yield
     GlobalHydra.instance().clear()
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers

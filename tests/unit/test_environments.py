@@ -144,14 +144,14 @@ def test_an_installed_launcher_comes_along(tmp_path: Path, monkeypatch: pytest.M
     python(tmp_path / "env", "[[3, 12], []]")
     config, _ = Inputs().with_environment(make_config(env=Env(activate=str(tmp_path / "env"))))
     site = dataclasses.replace(SITE, run_dir=str(tmp_path / "runs/run-1"))
-    plan = make_plan(config, Inputs().with_code(config, site))
+    plan = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
     (tmp_path / "runs/run-1").mkdir(parents=True)
     snapshot.take(plan)
     for name in ("launcher/agent/__main__.py", "workloads/p2p.py"):
         assert os.path.exists(f"{tmp_path}/runs/run-1/lib-{__version__}/{name}")
     assert sys.version_info[:2] >= interpreter.OLDEST
     monkeypatch.setattr(snapshot, "__version__", "99")  # a resumed run comes with the one that is installed by then
-    plan = make_plan(config, Inputs().with_code(config, site))
+    plan = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
     snapshot.take(plan)
     assert os.path.exists(f"{tmp_path}/runs/run-1/lib-99/launcher/agent/__main__.py")
     assert Run.create(tmp_path / "runs/run-1").path.is_dir()  # one that was killed before its record was written

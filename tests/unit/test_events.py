@@ -12,7 +12,8 @@ import pytest
 
 from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.event_writer import FIRST, INTERVAL, Events, Reporter
+from launcher.runs.event_writer import Events
+from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 
 
 @pytest.fixture

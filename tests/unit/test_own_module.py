@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import writers
 from launcher.__main__ import note_on_folder
+from launcher.files import writers
 from launcher.own_module import own_module
 from tests.launch import ROOT
 
@@ -51,9 +51,9 @@ def test_who_is_in_a_group_is_not_asked_of_a_module_in_the_working_folder(tmp_pa
 
 
 def test_nothing_is_imported_before_the_note() -> None:
-    code = "import sys; before = {*sys.modules}; import launcher.writers; print(*{*sys.modules} - before)"
+    code = "import sys; before = {*sys.modules}; import launcher.files.writers; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=True)
-    assert {*done.stdout.split()} == {"launcher", "launcher.writers"}
+    assert {*done.stdout.split()} == {"launcher", "launcher.files.writers"}
 
 
 @pytest.mark.parametrize(("mode", "owner", "group", "noted"), [

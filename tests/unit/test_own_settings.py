@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.config.user_settings import parts
 from launcher.paths import GROUPS
+from launcher.user_settings import parts
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import trusted_folders
 from launcher.__main__ import main
 from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
-from launcher.files import ownership, run_files
+from launcher.files import ownership, run_files, trusted_folders
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
 from launcher.monitoring.live import Live
 from launcher.processes.groups import Process

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launcher.cli import resume, submit
-from launcher.config import registration
+from launcher.cli import hydra_setup, resume, submit
 from launcher.runs.directory import Run
 
 NAMES = [
@@ -19,7 +18,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
-    registration.register()
+    hydra_setup.register()
     run = Run(tmp_path / name / "run-1")
     config = submit.compose_run(["workload=p2p", *resume._place(run)])
     assert config is not None

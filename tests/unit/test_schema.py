@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from launcher.cli import hydra_setup
 from launcher.config import registration
 from launcher.config import schema as config
 from launcher.paths import resource
@@ -39,7 +40,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    registration.register()
+    hydra_setup.register()
 
     def run(*overrides: str, **files: str) -> DictConfig:
         for name, text in files.items():

@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+from launcher import redaction
+from launcher.cli import hydra_setup
 from launcher.cli import submit as composing
 from launcher.cli.composer import Composer
 from launcher.cli.submit import show
-from launcher.config import registration
 from launcher.config.schema import Env, Scheduler
-from launcher.environment import redaction, secrets
+from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
@@ -380,7 +381,7 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     """A value of three characters is found anywhere: so it is the variable that counts."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    registration.register()
+    hydra_setup.register()
     config = composing.compose_run(["workload=program", "workload.script=x.py", *words])
     assert config is not None
     if key is None:
@@ -394,7 +395,7 @@ def test_each_point_of_a_sweep_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch
     """The second one's config is the first one's with what differs, where another variable may be meant."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    registration.register()
+    hydra_setup.register()
 
     def by_hydra(overrides: Sequence[str], _: int) -> DictConfig:
         config = composing.compose_run(list(overrides))

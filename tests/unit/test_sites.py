@@ -13,8 +13,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from launcher.cli import hydra_setup
 from launcher.cli.submit import typed
-from launcher.config import registration
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
@@ -36,7 +36,7 @@ NODE = {
 @functools.cache
 def profile(name: str) -> Config:
     """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
-    registration.register()
+    hydra_setup.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 

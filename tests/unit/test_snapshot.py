@@ -65,7 +65,9 @@ def site_in(folder: Path, runs: Path) -> Site:
 def planned(folder: Path, runs: Path, inputs: Inputs | None = None, *, again: bool = False, **keys: Any) -> JobPlan:
     env = keys.pop("env", Env(snapshot=True))
     config = make_config(runs_dir=str(runs), env=env, **keys)
-    return make_plan(config, (inputs or Inputs()).with_code(config, site_in(folder, runs), new_snapshot=again))
+    return snapshot.into_plan(
+        make_plan(config, (inputs or Inputs()).with_code(config, site_in(folder, runs), new_snapshot=again))
+    )
 
 
 def test_what_git_has_or_would_have_is_copied_as_it_stands(repository: Path, tmp_path: Path) -> None:
@@ -299,7 +301,7 @@ def test_a_point_that_had_none_gets_one_of_its_own(repository: Path, tmp_path: P
     folder.parent.mkdir(parents=True)
     recorded(make_plan(make_config(runs_dir=str(tmp_path / "runs")), site))
     config = make_config(runs_dir=str(tmp_path / "runs"), env=Env(snapshot=True))
-    assert make_plan(config, Inputs().with_code(config, site)).code == f"{folder}/code"
+    assert snapshot.into_plan(make_plan(config, Inputs().with_code(config, site))).code == f"{folder}/code"
 
 
 def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
@@ -308,13 +310,14 @@ def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
     plans = []
     for number in range(3):
         site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / f"runs/lr/{number}"))
-        plans.append(make_plan(config, inputs.with_code(config, site)))
+        plans.append(snapshot.into_plan(make_plan(config, inputs.with_code(config, site))))
     assert {plan.code for plan in plans} == {str(tmp_path / "runs/lr/code")}
     (tmp_path / "runs/lr").mkdir(parents=True)
     recorded(plans[0])
     files(repository, train="newer")
     site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / "runs/lr/7"))
-    assert make_plan(config, Inputs().with_code(config, site)).code == plans[0].code  # one that is added later
+    added_later = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
+    assert added_later.code == plans[0].code
 
 
 def test_a_copy_that_was_cut_short_is_made_again(repository: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from launcher.environment import trackers
 from launcher.errors import ConfigError
 from launcher.runs.directory import Run
-from launcher.runs.event_writer import Reporter
+from launcher.spec import tracking as tracking_keys
 from launcher.worker import tracking
+from launcher.worker.reporter import Reporter
 from launcher.worker.tracking import About, Entry, Tracking, flat, numbers_in
 from tests.launch import until
 from tests.unit.plans import SITE, bare_plan, make_config, plan_of
@@ -62,13 +63,13 @@ def tracked(**fakes: Fake) -> Tracking:
     ],
 )
 def test_trackers_of_a_config(track: Any, run_id: str, track_of: tuple[str, ...], experiment: str) -> None:
-    fields = trackers.fields_of(make_config(track=track), run_id)
+    fields = tracking_keys.fields_of(make_config(track=track), run_id)
     assert (fields["track"], fields["tracking_experiment"]) == (track_of, experiment)
 
 
 def test_a_tracker_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match="track=tensorbord: there is no such tracker"):
-        trackers.fields_of(make_config(track="tensorbord"), "run-1")
+        tracking_keys.fields_of(make_config(track="tensorbord"), "run-1")
 
 
 def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyPatch) -> None:

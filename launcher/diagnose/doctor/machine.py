@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
-from launcher.environment.redaction import HIDDEN, secret, without_password
+from launcher.redaction import HIDDEN, secret, without_password
 from launcher.units import format_size, long_size
 
 MIB, GIB = 2**20, 2**30

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher import __version__, paths
 from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
+from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers import command
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14
@@ -159,7 +160,7 @@ def probe_nvidia() -> Iterator[Finding]:
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = command.run(words, timeout=8)
-    except command.NOT_ON_PATH:
+    except NOT_ON_PATH:
         yield from nvidia(None)
         return
     except subprocess.TimeoutExpired:

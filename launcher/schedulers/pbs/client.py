@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
-from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
+from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
 
@@ -275,11 +276,6 @@ def pbs_id(job_id: str) -> str:
     if match := re.fullmatch(r"(\d+)(\..*)?_(\d+)", job_id):
         return f"{match[1]}[{match[3]}]{match[2] or ''}"
     return job_id
-
-
-def element_id(array_id: str, index: int) -> str:
-    """The id of an array's element as submitit wants it: `150.pbs-srv_5` for 150[].pbs-srv and 5."""
-    return f"{array_id.replace('[]', '')}_{index}"
 
 
 def array_of(job_id: str) -> str:

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from launcher import redaction
 from launcher.environment import secrets
 from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pbs import client
@@ -30,7 +32,7 @@ class PBSRunExecutor(RunExecutor):
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
             environment = job_environment(os.environ, self.plan).environment
-            hidden = secrets.among(environment, self.plan.secret_names)
+            hidden = redaction.among(environment, self.plan.secret_names)
             public = secrets.without(environment, self.plan.secret_names)
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
@@ -47,7 +49,7 @@ class PBSRunExecutor(RunExecutor):
         return self._once(send, lambda: self._pbs.find(token, self.plan.name))
 
     def _element_id(self, job_id: str, index: int) -> str:
-        return client.element_id(job_id, index)
+        return element_id(job_id, index)
 
     def _largest_array(self) -> int | None:
         return self._pbs.max_array_size(self.plan.queue)

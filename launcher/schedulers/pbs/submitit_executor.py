@@ -28,11 +28,12 @@ from typing import Any
 from submitit.core import core, utils
 
 from launcher.environment import secrets
-from launcher.environment.redaction import SECRETS
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import known, read_text
+from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
+from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob, parts
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.executor import NOT_OVER
@@ -289,7 +290,7 @@ class PBSExecutor(core.PicklingExecutor):
         except Refused:
             _remove(script, *payloads)
             raise
-        ids = [job_id] if len(part) == 1 else [client.element_id(job_id, index) for index in part]
+        ids = [job_id] if len(part) == 1 else [element_id(job_id, index) for index in part]
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
         # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
         for job, payload in zip(jobs, payloads, strict=True):

@@ -25,11 +25,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher import errors
+from launcher import errors, redaction
 from launcher.environment import secrets
-from launcher.environment.redaction import SECRETS
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.processes import guard
+from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 
@@ -127,7 +127,7 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
     Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
     """
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
-    hidden = secrets.among(environ, patterns)
+    hidden = redaction.among(environ, patterns)
     shared, private = folder / "environment.sh", secrets.file_of(f"{folder}/tasks", str(secrets.folder()))
     shared.write_bytes(os.fsencode(exports(secrets.without(environ, patterns))))
     lines, written = [f". {shlex.quote(str(shared))}"], None

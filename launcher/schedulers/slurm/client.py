@@ -10,15 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import (
-    AnswerLost,
-    JobOrigin,
-    JobState,
-    NoAnswerInTime,
-    QueryError,
-    SchedulerJob,
-)
-from launcher.schedulers.command import NOT_ON_PATH, PrintsTooMuch, ask, hand_over
+from launcher.files.os_errors import NOT_ON_PATH
+from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_time
 

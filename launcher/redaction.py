@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 HIDDEN = "(not shown)"
@@ -27,6 +27,12 @@ def secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):
             found = not each.startswith("!")
     return found and not name.startswith("LAUNCHER_SECRETS")  # where secrets are, and what they are called
+
+
+def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
+    """The secrets in an environment. Pure."""
+    patterns = list(patterns)
+    return {name: value for name, value in environ.items() if value is not None and secret(name, patterns)}
 
 
 def without_password(text: str) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.config.user_settings import parts
 from launcher.errors import ConfigError
 from launcher.paths import GROUPS, resource, user_config_dir
+from launcher.user_settings import parts
 
 VARIABLE = "LAUNCHER_TRUSTED_FOLDERS"
 KEY = "trusted_folders"  # of a profile
