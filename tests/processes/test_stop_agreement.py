@@ -16,7 +16,7 @@ from launcher.worker.heartbeat import Pulse
 from launcher.worker.settings import Settings
 from launcher.worker.stop import Stop, Verdict
 from launcher.worker.stop_agreement import AgentSide, LeaderSide
-from tests.unit.test_training import env_of
+from tests.unit.workloads.test_training import env_of
 
 
 def rank_process(shared: Pulse, place: int, rank: int, world_size: int, pipe: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import status_rows, sweep_follow, sweep_status, watch
-from launcher.environment import secrets
 from launcher.monitoring import live, sweep
 from launcher.runs import event_file
 from launcher.schedulers import query_cache
@@ -23,12 +22,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder: Path = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(folder))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test has composed leaves no secret behind that another one would be refused for."""
-    monkeypatch.setattr(secrets, "interpolated", {})
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from tests.unit.agent.test_attempt import MEMBERS, script
 from tests.unit.agent.test_supervisor import GRACE, HANG, HEARTBEAT, KILL, TERM, Job, raised
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Sandbox
-from tests.unit.test_debug import adds, in_thread, rank, terminal, until_prompt
+from tests.unit.worker.test_debugger import adds, in_thread, rank, terminal, until_prompt
 
 __all__ = ["rank", "script"]  # fixtures
 

@@ -23,7 +23,7 @@ from launcher.worker.settings import Settings
 from workloads import function
 from workloads.ranks import WorkloadError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 

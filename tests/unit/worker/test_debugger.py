@@ -24,7 +24,7 @@ from launcher.spec.plan import JobPlan, as_dict, from_dict
 from launcher.worker import debugger
 from tests.launch import ROOT, until
 from tests.unit.plans import bare_plan, plan_of
-from tests.unit.test_console import Terminal
+from tests.unit.worker.test_debug_console import Terminal
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_variable_is_looked_at_and_changed(rank: JobPlan) -> None:
     assert [event["event"] for event in events(rank)] == ["breakpoint", "continued"] * 2
     first = events(rank)[0]
     assert (first["rank"], first["host"], first["post_mortem"]) == (0, "node2", False)
-    assert first["where"].startswith("tests/unit/test_debug.py:")
+    assert first["where"].startswith("tests/unit/worker/test_debugger.py:")
     user.leave()
 
 
@@ -185,7 +185,9 @@ def test_q_ends_the_rank_with_a_cause(rank: JobPlan) -> None:
     user = terminal(rank)
     until_prompt(user)
     user.send(line="q")
-    with pytest.raises(debugger.DebuggerQuit, match=r"at the debugger's prompt \(q\) in tests/unit/test_debug.py"):
+    with pytest.raises(
+        debugger.DebuggerQuit, match=r"at the debugger's prompt \(q\) in tests/unit/worker/test_debugger.py"
+    ):
         ended()
     user.leave()
 
@@ -258,7 +260,7 @@ def test_other_ranks_pass_it_over_and_say_so_once(
         pdb.set_trace()
     words = capsys.readouterr().err.splitlines()
     assert len(words) == 2
-    assert all("rank 1 passes over breakpoint() in tests/unit/test_debug.py:" in line for line in words)
+    assert all("rank 1 passes over breakpoint() in tests/unit/worker/test_debugger.py:" in line for line in words)
     assert all("(debug.rank=0)" in line for line in words)
 
 

@@ -205,7 +205,7 @@ def test_torch_is_judged(changes: dict[str, object], level: Level, words: str) -
 )
 def test_the_package_asks_for_the_same_torch_as_the_doctor(version: str, enough: bool) -> None:
     """Pre-releases that are installed count for pip."""
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     (asked,) = re.findall(r'^  "torch(.*)",$', project, re.MULTILINE)
     assert f"torch{asked}" == software.TORCH
     assert SpecifierSet(asked).contains(version, prereleases=True) is enough

@@ -18,7 +18,7 @@ from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.schedulers.pbs.parameters import Parameters, folder_of
 from launcher.schedulers.pbs.task import exports
-from tests.unit.test_qsub import read
+from tests.unit.schedulers.pbs.test_directives import read
 
 GIB = 1024**3
 

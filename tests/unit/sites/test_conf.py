@@ -167,5 +167,5 @@ def test_the_limits_of_a_profile_count(name: str) -> None:
 
 
 def test_sites_are_part_of_the_wheel() -> None:
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert re.search(r'^conf = "launcher/conf"$', project, re.MULTILINE)

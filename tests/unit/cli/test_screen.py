@@ -16,8 +16,8 @@ from launcher.escapes import clean, coloured, one_line
 from launcher.runs import event_file
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
+from tests.unit.cli.test_hostile_files import sample
 from tests.unit.sweep_runs import begin, make_sweep
-from tests.unit.test_hostile_files import sample
 
 TITLE, CLIPBOARD, ABOVE, LINK = "\x1b]0;gone\x07", "\x1b]52;c;cm0=\x1b\\", "\x1b[2A\x1b[2K", "\x1b]8;;http://x\x1b\\"
 SEQUENCES = [

@@ -16,7 +16,7 @@ from launcher.worker.settings import Settings
 from launcher.worker.stop import GO_ON, Stop, Verdict, interval
 from launcher.worker.stop_agreement import Cause, Proposal, RankState, Want
 from tests.unit.clock import Clock
-from tests.unit.test_training import env_of
+from tests.unit.workloads.test_training import env_of
 
 pytestmark = pytest.mark.usefixtures("handlers")
 

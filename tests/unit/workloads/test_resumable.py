@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from launcher.worker.settings import Settings
-from tests.unit.test_training import env_of
+from tests.unit.workloads.test_training import env_of
 from workloads import resumable, training
 from workloads.ranks import WorkloadError
 from workloads.resumable import (

@@ -26,9 +26,9 @@ from launcher.schedulers.slurm.client import Slurm
 from launcher.submission.submit import prepare
 from launcher.sweeps import control, submit
 from launcher.sweeps.submit import SubmittedSweep
+from tests.unit.cli.test_commands import make as make_run
 from tests.unit.plans import bare_plan, make_config
 from tests.unit.sweep_runs import begin, end, make_sweep
-from tests.unit.test_commands import make as make_run
 
 
 @dataclass(frozen=True)

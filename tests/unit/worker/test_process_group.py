@@ -15,7 +15,7 @@ from launcher.worker import process_group, stop
 from launcher.worker.debugger import FOREVER
 from launcher.worker.settings import Settings, settings
 from tests.unit.plans import bare_plan
-from tests.unit.test_training import env_of
+from tests.unit.workloads.test_training import env_of
 from workloads.groups import members_of
 
 
