@@ -1,0 +1,16 @@
+"""PBS as a scheduler."""
+
+from __future__ import annotations
+
+from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.scheduler import Queue, Scheduler
+
+
+class PBSScheduler(Scheduler, Queue):
+    """PBS: OpenPBS or PBS Professional."""
+
+    name = "pbs"
+    title = "PBS"
+
+    def queries(self, timeout: float) -> PBS:
+        return PBS(timeout)

@@ -1,0 +1,51 @@
+"""The schedulers that there are. A scheduler's module is loaded when the scheduler is asked for.
+
+The table below has ours; a package of somebody else's adds one with an entry point of the group `launcher.schedulers`:
+
+    [project.entry-points."launcher.schedulers"]
+    lsf = "launcher_lsf:LSFScheduler"
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+
+from launcher.errors import ConfigError, near
+from launcher.schedulers.scheduler import Scheduler
+
+GROUP = "launcher.schedulers"
+OURS = {
+    "local": "launcher.schedulers.local.scheduler:LocalScheduler",
+    "slurm": "launcher.schedulers.slurm.scheduler:SlurmScheduler",
+    "pbs": "launcher.schedulers.pbs.scheduler:PBSScheduler",
+    "allocation": "launcher.schedulers.local.scheduler:AllocationScheduler",
+}
+
+
+@cache
+def _others() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in OURS}
+
+
+def names() -> tuple[str, ...]:
+    """All schedulers that cluster.scheduler may name."""
+    return (*OURS, *sorted(_others()))
+
+
+@cache
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = OURS.get(name) or _others().get(name)
+    if place is None:
+        raise ConfigError(
+            f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
+        )
+    module, _, kind = place.partition(":")
+    found: Scheduler = getattr(importlib.import_module(module), kind)()
+    return found

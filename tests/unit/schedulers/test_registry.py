@@ -1,0 +1,45 @@
+"""Schedulers are found by name, ours and other people's."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from launcher.config.schema import Scheduler as Names
+from launcher.errors import ConfigError
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import Queue, Scheduler
+
+
+@pytest.mark.parametrize("name", [each.value for each in Names])
+def test_a_scheduler_is_found_by_its_name(name: str) -> None:
+    assert registry.scheduler(name).name == name
+    assert registry.scheduler(name) is registry.scheduler(name)
+
+
+def test_who_takes_jobs_is_a_matter_of_type() -> None:
+    assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs"]
+
+
+class Theirs(Scheduler):
+    """Somebody else's."""
+
+    name = title = "theirs"
+
+
+def test_another_package_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("theirs", f"{__name__}:Theirs", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    registry._others.cache_clear()
+    try:
+        assert isinstance(registry.scheduler("theirs"), Theirs)
+        assert "theirs" in registry.names()
+    finally:
+        registry._others.cache_clear()
+        registry.scheduler.cache_clear()
+
+
+def test_an_unknown_one_is_refused_with_what_could_be_meant() -> None:
+    with pytest.raises(ConfigError, match=r"cluster.scheduler=slrm: .* Did you mean slurm\? Known: local, slurm, pbs"):
+        registry.scheduler("slrm")
