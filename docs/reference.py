@@ -10,7 +10,7 @@ PAGE = Path(__file__).with_name("config.md")
 HEAD = """\
 # Every key
 
-`python -m launcher help --all` has the same words, and `help KEY` those of one. A key is set on the
+`launcher help --all` has the same words, and `help KEY` those of one. A key is set on the
 command line (`nodes=2 workload.lr=0.1`), in `~/.config/launcher/user.yaml`, or in a profile of your own; `--cfg job`
 shows what they come to together.
 

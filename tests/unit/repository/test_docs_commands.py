@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +51,14 @@ class Shown:
         words: its arguments.
         whole: nothing is left out of it.
         refusal: what the page says that it prints when it is refused, or nothing.
+        installed: it is `launcher`, and not `python -m launcher`, which is what it then prints, too.
     """
 
     place: str
     words: tuple[str, ...]
     whole: bool
     refusal: str = ""
+    installed: bool = True
 
     def meant(self) -> Iterator[tuple[str, ...]]:
         """The command lines that it may stand for: where something is left out, with a workload, or with runs."""
@@ -111,7 +114,8 @@ def shown_in(page: Path) -> Iterator[Shown]:
     for index, (number, line) in enumerate(lines):
         if (found := PROGRAM.search(line)) and "<Tab>" not in line and not LIST.match(line):
             said = [match[1] for _, each in lines[index + 1 : index + 2] if (match := SAID.match(each))]
-            yield Shown(f"{page.name}:{number}", *words_of(line[found.end() :]), "".join(said))
+            installed = not found[0].startswith("python")
+            yield Shown(f"{page.name}:{number}", *words_of(line[found.end() :]), "".join(said), installed)
     for match in re.finditer(r"(?<!`)`([^`\n]+)`(?!`)", text):
         place, span = f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1]
         if found := PROGRAM.match(span):
@@ -188,8 +192,9 @@ def parsed_only(module: str) -> Any:
 
 @pytest.mark.parametrize("shown", all_shown(), ids=lambda shown: f"{shown.place} {' '.join(shown.words)}")
 def test_what_the_pages_show_is_a_command_of_this_version(
-    shown: Shown, checks_only: None, capsys: pytest.CaptureFixture[str]
+    shown: Shown, checks_only: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["launcher" if shown.installed else "__main__.py"])
     for words in shown.meant():
         code, said = exit_code(words), capsys.readouterr().err
         if not code or (shown.refusal and " ".join(said.split()).startswith(f"launcher: {shown.refusal}")):
