@@ -16,7 +16,7 @@ from launcher.errors import ConfigError
 from launcher.files.shared_files import IN_A_JOB
 from launcher.schedulers import allocation
 from launcher.schedulers.hostlist import hosts_of
-from launcher.schedulers.pbs import pbsdsh
+from launcher.schedulers.pbs import mpiexec, pbsdsh
 from launcher.schedulers.pbs import task as pbs_task
 from launcher.schedulers.pbs.task import PATIENCE, Handed, PbsTask, exports
 from tests.unit.faults import FileServer
@@ -205,3 +205,18 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
     assert task.poll() is None
     clock[0] += 2 * IN_A_JOB
     assert task.poll() == 75
+
+
+@pytest.mark.parametrize(("variables", "code", "where"), [({"LAUNCHER_RUN_DIR": "/runs/a"}, 0, "/"), ({}, 93, None)])
+def test_where_the_folder_is_missing_only_an_agent_is_started_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: int, where: str | None
+) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    monkeypatch.delenv("LAUNCHER_RUN_DIR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(work)
+    starter = ["sh", "-c", f'rmdir {work}; exec "$@"', "mpiexec"]
+    assert mpiexec.run(starter, tmp_path / "tasks", 1.0, ["sh", "-c", f"pwd >{out}"], []) == code
+    assert (out.read_text().strip() if out.exists() else None) == where
