@@ -20,10 +20,11 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser
 from omegaconf.base import Container, Node
 
-from launcher import redaction, secrets
+from launcher import redaction
 from launcher.cli.submit import typed
 from launcher.config import registration
 from launcher.config.schema import MISSING, Config
+from launcher.environment import secrets
 
 SHAPES = 16  # compositions by Hydra that are kept
 

@@ -200,8 +200,9 @@ def typed(config: DictConfig) -> Config:
     """
     from omegaconf import OmegaConf
 
-    from launcher import redaction, secrets
+    from launcher import redaction
     from launcher.cli.override_errors import no_workload
+    from launcher.environment import secrets
 
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
