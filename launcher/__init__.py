@@ -47,7 +47,9 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
