@@ -274,7 +274,7 @@ if [ -n "$launcher_told" ]; then
   (exit 143)
 else
   env -u LD_LIBRARY_PATH -u LD_PRELOAD -u PYTHONHOME -u PYTHONPATH -u VIRTUAL_ENV -u CONDA_PREFIX srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 --container-image=/images/torch.sqsh --container-mounts=/scratch/me/runs:/scratch/me/runs,/world/checkout:/world/checkout,/data/me/checkpoints:/data/me/checkpoints,/data/me/tensorboard:/data/me/tensorboard --container-workdir=/scratch/me/runs/pyxis-folders/code \
-    sh -c 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"' /scratch/me/runs/pyxis-folders/code /world/checkout:/opt/lib python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.node "$LAUNCHER_RUN_DIR" 9>&-
+    sh -c 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"' /scratch/me/runs/pyxis-folders/code /world/checkout:/opt/lib python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.agent "$LAUNCHER_RUN_DIR" 9>&-
 fi
 
 code=$?

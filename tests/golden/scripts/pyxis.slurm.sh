@@ -234,7 +234,7 @@ if [ -n "$launcher_told" ]; then
   (exit 143)
 else
   env -u LD_LIBRARY_PATH -u LD_PRELOAD -u PYTHONHOME -u PYTHONPATH -u VIRTUAL_ENV -u CONDA_PREFIX srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 '--container-image=nvcr.io#nvidia/pytorch:25.01' --container-mounts=/scratch/me/runs:/scratch/me/runs,/world/project:/world/project,/world/checkout:/world/checkout,/data:/data --container-workdir=/world/project --no-container-mount-home \
-    sh -c 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"' /world/project /world/checkout python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.node "$LAUNCHER_RUN_DIR" 9>&-
+    sh -c 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"' /world/project /world/checkout python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.agent "$LAUNCHER_RUN_DIR" 9>&-
 fi
 
 code=$?
