@@ -43,7 +43,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else f"Python 3.10 to 3.13 is needed, and {sys.executable} is {v.major}.{v.minor}: use make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
-	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test,optuna]"
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test,optuna,lightning,transformers,wandb]"
 	@touch $@
 
 demo: $(READY)

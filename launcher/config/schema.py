@@ -106,6 +106,13 @@ class Runtime(Enum):
     pyxis = "pyxis"  # srun's own options, of NVIDIA's plug-in
 
 
+class TrackingMode(Enum):
+    """Where W&B writes while the run goes on."""
+
+    offline = "offline"  # to files in the run directory, which `wandb sync` sends later
+    online = "online"  # to its server too, with WANDB_API_KEY of the environment
+
+
 class BestIs(Enum):
     """Which value of a metric is the best."""
 
@@ -247,6 +254,9 @@ class Tracking:
     experiment: str | None = None  # name that runs which belong together share; empty: the sweep's id, else the name
     uri: str | None = None  # MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow in runs_dir
     dir: str | None = None  # TensorBoard's, with a folder for each run; empty: the folder tensorboard of the run
+    project: str | None = None  # W&B's; empty: WANDB_PROJECT, else the experiment
+    entity: str | None = None  # W&B's team or user; empty: WANDB_ENTITY, else whom the key belongs to
+    mode: TrackingMode | None = None  # W&B's: where it writes; empty: WANDB_MODE, else offline
 
 
 @dataclass
@@ -403,7 +413,7 @@ class Config:
     resume: Resume = field(default_factory=Resume)  # how a run goes on after an attempt that ended early
     train: Train = field(default_factory=Train)  # what all trainings have in common
     debug: Debug = field(default_factory=Debug)  # breakpoints in the job
-    track: Any = None  # tensorboard, mlflow, or a list of them: show metrics there while the run goes on
+    track: Any = None  # tensorboard, mlflow, wandb, or a list of them: show metrics there while the run goes on
     tracking: Tracking = field(default_factory=Tracking)  # where they are
     sweep: Sweep = field(default_factory=Sweep)  # multiruns
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .

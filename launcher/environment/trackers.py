@@ -36,4 +36,5 @@ def check(plan: JobPlan) -> tuple[str, ...]:
 
 @lru_cache
 def _here(name: str) -> bool:
-    return find_spec(name) is not None
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # else a folder of that name, as W&B makes one where it writes

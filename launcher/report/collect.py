@@ -46,6 +46,7 @@ class RunData:
         result: metrics of rank 0.
         fabric: what a benchmark measured.
         checkpoints: those that are there now, oldest first.
+        offline: folders that W&B wrote without a server, the oldest first.
         log: the last lines of its output.
         notes: what could not be read.
         seen: when all this was looked at, in seconds since the epoch.
@@ -64,6 +65,7 @@ class RunData:
     result: Mapping[str, Any] | None = None
     fabric: Fabric | None = None
     checkpoints: tuple[checkpoints.Manifest, ...] = ()
+    offline: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seen: float = 0.0
@@ -109,6 +111,7 @@ def collect(seen: Seen, cause: str | None) -> RunData:
         result=run.result(),
         fabric=fabric,
         checkpoints=saved,
+        offline=tuple(sorted(map(str, (run.path / "wandb").glob("offline-run-*")))),
         log=_log(run),
         notes=tuple(dict.fromkeys((*notes, *damaged, *unreadable.of(run)))),
         seen=now,

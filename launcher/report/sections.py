@@ -37,6 +37,7 @@ def single(run: RunData) -> list[Section]:
         fabric_section([run]),
         result_section(run),
         checkpoints_section(run),
+        tracking_section(run),
         None if failed else output,
         config_section(run),
         environment_section(run),
@@ -168,6 +169,14 @@ def checkpoints_section(run: RunData) -> Section | None:
     return Section(
         "Checkpoints", tables=[Table(("step", "saved", "size", "ranks", "attempt", *metrics), rows, frozenset())]
     )
+
+
+def tracking_section(run: RunData) -> Section | None:
+    """What to type where W&B's server can be reached."""
+    if not run.offline:
+        return None
+    note = "Written offline. On a machine that reaches the server:"
+    return Section("Weights & Biases", note, codes=[Code("send with", shlex.join(("wandb", "sync", *run.offline)))])
 
 
 def output_section(run: RunData, *, folded: bool) -> Section | None:

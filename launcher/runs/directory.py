@@ -23,6 +23,7 @@
       attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow
+      wandb/, wandb_run     the same: W&B's files, the id of the run there and how far it is
 
 `runs_dir/latest` is a link to the newest run; the default runs_dir also has a link to every run kept elsewhere.
 Works without torch, hydra and submitit: both sides use it.

@@ -187,10 +187,13 @@ class JobPlan:
     straggler_time: int = 60  # seconds
     starter: str | None = None  # srun, pbsdsh, mpiexec, or none: processes of this machine
     after: tuple[str, ...] = ()  # what it waits for: condition and directory (`ok:/runs/prepare`)
-    track: tuple[str, ...] = ()  # trackers: tensorboard, mlflow
+    track: tuple[str, ...] = ()  # trackers: tensorboard, mlflow, wandb
     tracking_experiment: str = ""
     tracking_uri: str | None = None
     tracking_dir: str | None = None
+    tracking_project: str | None = None
+    tracking_entity: str | None = None
+    tracking_mode: str | None = None
     code: str | None = None  # a copy of the code, of which workdir and code_path are folders
     repository: str | None = None  # what it is a copy of
     code_path: tuple[str, ...] = ()  # folders of it that Python searches

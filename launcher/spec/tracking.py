@@ -7,7 +7,7 @@ from typing import Any
 from launcher.config.schema import Config
 from launcher.errors import ConfigError, near
 
-KNOWN = ("tensorboard", "mlflow")  # each is also the name of its package, and of our extra that installs it
+KNOWN = ("tensorboard", "mlflow", "wandb")  # each is also the name of its package, and of our extra that installs it
 
 
 def fields_of(config: Config, run_id: str) -> dict[str, Any]:
@@ -34,4 +34,7 @@ def fields_of(config: Config, run_id: str) -> dict[str, Any]:
         "tracking_experiment": keys.experiment or (sweep if point else config.name),
         "tracking_uri": keys.uri,
         "tracking_dir": keys.dir,
+        "tracking_project": keys.project,
+        "tracking_entity": keys.entity,
+        "tracking_mode": keys.mode.value if keys.mode else None,
     }

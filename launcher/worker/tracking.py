@@ -1,4 +1,4 @@
-"""Hands what rank 0 reports to trackers (TensorBoard, MLflow) without ever making the work wait, or fail.
+"""Hands what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without ever making the work wait, or fail.
 
 `progress`, `evaluated` and `report` put numbers into a queue, from which a thread hands them on. When the queue is full
 they are dropped, and how many is told at the end. A failure of a tracker is told of once; after some it is given up.
@@ -48,6 +48,7 @@ class About:
         log_dir: TensorBoard's.
         config: the config, flat (`workload.lr`).
         tags: what else is to be known (job, hosts, ...).
+        project, entity, mode, group: W&B's; an empty entity or group is W&B's to choose.
     """
 
     run_id: str
@@ -58,6 +59,10 @@ class About:
     log_dir: Path
     config: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    project: str = ""
+    entity: str | None = None
+    mode: str = "offline"
+    group: str | None = None
 
 
 class Tracker(Protocol):
@@ -81,6 +86,7 @@ class Tracking:
         self._feeds = [_Feed(name, make) for name, make in trackers.items()]
         self._step, self._pid = 0, os.getpid()
         self._closed = False
+        threading.Thread(target=self._close_at_the_end, name="tracking ends", daemon=False).start()
         self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes as well
 
     def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None) -> None:
@@ -112,6 +118,11 @@ class Tracking:
         give_up = time.monotonic() + PATIENCE
         for feed in self._feeds:
             feed.join(give_up - time.monotonic())
+
+    def _close_at_the_end(self) -> None:
+        """Closes before functions of `atexit` are called: one of a tracker's own (W&B's) would end it too early."""
+        threading.main_thread().join()
+        self.close()
 
 
 class _Feed:
@@ -230,6 +241,10 @@ def of(attempt: Attempt) -> Tracking | None:
             experiment=plan.tracking_experiment,
             uri=plan.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
             log_dir=Path(plan.tracking_dir).expanduser() / plan.run_id if plan.tracking_dir else folder / "tensorboard",
+            project=plan.tracking_project or os.environ.get("WANDB_PROJECT") or plan.tracking_experiment,
+            entity=plan.tracking_entity or os.environ.get("WANDB_ENTITY"),
+            mode=plan.tracking_mode or os.environ.get("WANDB_MODE") or "offline",
+            group=plan.tracking_experiment if "/" in plan.run_id else None,
             config=dict(flat(attempt.run.record().get("config", {}))),
             tags={name: value for name, value in tags.items() if value},
         )
@@ -244,7 +259,12 @@ def of(attempt: Attempt) -> Tracking | None:
 
         return MLflow(about())
 
-    known: dict[str, Callable[[], Tracker]] = {"tensorboard": tensorboard, "mlflow": mlflow}
+    def wandb() -> Tracker:
+        from launcher.worker.tracking_wandb import WandB
+
+        return WandB(about())
+
+    known: dict[str, Callable[[], Tracker]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
     return Tracking({name: known[name] for name in plan.track})
 
 

@@ -426,3 +426,18 @@ def test_the_command_loads_neither_torch_nor_hydra_nor_plotly(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# -- trackers
+
+
+def test_what_wandb_wrote_offline_comes_with_the_command_that_sends_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a run")
+    assert not data_of(run).offline
+    for name in ("offline-run-20261122_2-x", "offline-run-20261122_1-x", "run-20261122_3-x"):
+        (run.path / "wandb" / name).mkdir(parents=True)
+    [code] = [
+        code.text for each in comparison.page([data_of(run)]).sections for code in each.codes if "wandb" in code.text
+    ]
+    first, second = (f"'{run.path}/wandb/offline-run-20261122_{number}-x'" for number in (1, 2))
+    assert code == f"wandb sync {first} {second}"

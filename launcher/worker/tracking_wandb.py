@@ -1,0 +1,91 @@
+"""Weights & Biases: a run of its own for each run, kept on by later attempts.
+
+W&B keeps all that it is given, so steps that are done again after a restart are left out: what they came to the first
+time stays. Offline each start of rank 0 writes a folder, which `wandb sync` makes one run of again, by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.files.shared_files import known, read_text
+from launcher.runs import directory
+from launcher.worker import tracking
+from launcher.worker.tracking import About, Entry
+
+RUN = "wandb_run"  # file in the run directory, in JSON: the run's id there, its rows, the last step of each metric
+STEP = "step"  # the metric that W&B draws all others over
+# What a server that does not answer may cost, in seconds and tries. Without these: minutes, at the end as well.
+# What did not get there is in the run directory all the same, for `wandb sync`.
+PATIENCE = {
+    "init_timeout": 10, "x_graphql_timeout_seconds": 5, "x_graphql_retry_max": 1, "x_file_stream_timeout_seconds": 5,
+    "x_file_stream_retry_max": 3, "x_file_stream_retry_wait_max_seconds": 2, "x_file_transfer_timeout_seconds": 5,
+    "x_file_transfer_retry_max": 1,
+}  # fmt: skip
+
+
+class WandB:
+    """One run in W&B for all attempts of a run."""
+
+    def __init__(self, about: About) -> None:
+        """
+        Raises:
+            ImportError: the package wandb is not here.
+        """
+        import wandb
+
+        self._about, self._wandb = about, wandb
+        self._run: Any = None
+        self._id, self._rows, self._last = _earlier(about)
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        if self._run is None:
+            self._run = self._begin()
+        for entry in entries:
+            new = {name: value for name, value in entry.values.items() if entry.step > self._last.get(name, -1)}
+            if new:
+                # Rows are numbered through all attempts, so that none takes another's place when they are synced.
+                self._rows = max(self._rows, self._run.step)
+                self._run.log({**new, STEP: entry.step}, step=self._rows)
+                self._rows += 1
+                self._last.update(dict.fromkeys(new, entry.step))
+        self._keep()
+
+    def close(self, done: bool) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if done else 1)
+
+    def _begin(self) -> Any:
+        about = self._about
+        self._keep()  # before W&B has it: an attempt that is killed now leaves no second run
+        run = self._wandb.init(
+            project=about.project, entity=about.entity, group=about.group, id=self._id, name=about.run_id,
+            resume="allow", mode=about.mode, dir=str(about.folder), config=dict(about.config),
+            settings=self._wandb.Settings(
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
+                finish_timeout=tracking.PATIENCE, **PATIENCE,
+            ),
+        )  # fmt: skip
+        for prefix in ("train", "eval", "result"):
+            run.define_metric(f"{prefix}/*", step_metric=STEP)
+        run.config.update({f"launcher.{name}": value for name, value in about.tags.items()}, allow_val_change=True)
+        return run
+
+    def _keep(self) -> None:
+        text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
+        directory.write(self._about.folder / RUN, text + "\n", sync=False)
+
+
+def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
+    """The id that an earlier attempt has given the run, its rows, and the last steps of its metrics; else a new id."""
+    try:
+        kept = json.loads(known(read_text(about.folder / RUN)) or "")
+        return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # One that was removed cannot be made again in W&B, hence the random part.
+        name = re.sub(r"[^\w.+-]", "-", about.run_id)[:100]
+        return f"{name}-{secrets.token_hex(4)}", 0, {}
