@@ -37,14 +37,15 @@ class Reporter:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
-        self._due = {"progress": _Due(), "evaluated": _Due()}
+        # A step without values must not use up what the next one with values, which may be rare, would need.
+        self._due = {"steps": _Due(), "progress": _Due(), "evaluated": _Due()}
         self._tracking: Tracking | None = None
         self._tracked = self._attempt is not None  # as far as is known
 
     def progress(self, step: int, total: int, **values: Any) -> None:
         """Drives the progress line; cheap enough for every step. A total of 0: nobody knows it."""
         done = 0 < total <= step
-        if self._attempt and self._due["progress"](always=done):
+        if self._attempt and self._due["progress" if values else "steps"](always=done):
             self._events("progress", step=step, total=total, **values)
             self._track("train", values, step, done=done)
 

@@ -173,10 +173,14 @@ class Stop:
         self._last: float | None = None
         self._step_time = 0.0
         self._next_look, self._files = 0.0, (False, False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._told)
+        self.take_signals()
         if self._slot is not None:
             self._slot.listen()
+
+    def take_signals(self) -> None:
+        """Installs the handlers, again where somebody else's have taken their place since."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._told)
 
     def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
         """What to do between two steps. All ranks must call it after every step, with equal steps.

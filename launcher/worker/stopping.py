@@ -1,4 +1,7 @@
-"""`stopping()`: one call in anybody's training loop that tells when to save and leave."""
+"""`stopping()`: one call in anybody's training loop that tells when to save and leave.
+
+`boundary()` is the same call for callbacks of other people's trainers, which can also save and go on.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ import torch.distributed as dist
 from launcher.schedulers import topology
 from launcher.worker import process_group
 from launcher.worker.process_group import Env
-from launcher.worker.stop import Stop
+from launcher.worker.stop import Stop, Verdict
 
 _stop: Stop | None = None
-_stopped = False
+_stopped: Verdict | None = None
 _steps = 0
 
 
@@ -35,18 +38,34 @@ def stopping(step: int | None = None) -> bool:
         step: steps of the run that are done, those of earlier attempts included, which `status` shows; None: calls of
             this process count.
     """
-    global _stop, _stopped, _steps
-    if _stopped:
-        return True
-    if _stop is None:
-        _stop = Stop(_here())
+    return boundary(step).stop is not None
+
+
+def boundary(step: int | None = None) -> Verdict:
+    """As `stopping`, and whether to save and go on (RUN/save). All ranks get the same after the same step."""
+    global _stopped, _steps
+    if _stopped is not None:
+        return _stopped
+    stop = listen()
     _steps = _steps + 1 if step is None else step
     if step is not None:  # else it is not the run's
         process_group.passed(step)
-    _stopped = _stop.boundary(_steps).stop is not None
-    if _stopped:
-        _stop.close()
-    return _stopped
+    verdict = stop.boundary(_steps)
+    if verdict.stop is not None:
+        _stopped = verdict
+        stop.close()
+    return verdict
+
+
+def listen() -> Stop:
+    """What the first call of `stopping` does before it looks: from here on a signal waits for the next step boundary.
+
+    All ranks call it at the same point. Its result is this process's own flag, for all calls the same.
+    """
+    global _stop
+    if _stop is None:
+        _stop = Stop(_here())
+    return _stop
 
 
 def _here() -> Env:

@@ -50,6 +50,18 @@ def test_the_first_are_all_kept_and_then_two_a_second(
     assert steps(attempt, event)[FIRST:] == [100]
 
 
+def test_steps_without_values_are_in_no_way_of_values(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(event_writer.time, "monotonic", lambda: now)
+    reporter = Reporter(attempt, 0)
+    for step in range(1, FIRST + 10):
+        reporter.progress(step, 10_000)
+    now += INTERVAL
+    for step in range(100, 200):
+        reporter.progress(step, 10_000, **({"loss": 1.0} if step == 150 else {}))
+    assert steps(attempt, "progress")[FIRST:] == [100, 150]
+
+
 def test_the_last_step_is_always_told(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     reporter = Reporter(attempt, 0)

@@ -32,7 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has asked nothing yet, outside of any run; its handlers are put back."""
     for name in [name for name in os.environ if name.startswith(("LAUNCHER", "SLURM", "PBS", "RANK", "TORCHELASTIC"))]:
         monkeypatch.delenv(name)
-    for name, value in {"_stop": None, "_stopped": False, "_steps": 0}.items():
+    for name, value in {"_stop": None, "_stopped": None, "_steps": 0}.items():
         monkeypatch.setattr(stopping, name, value)
     monkeypatch.setattr(process_group, "_env", None)
     before = [(number, signal.getsignal(number)) for number in HANDLED]
@@ -47,6 +47,23 @@ def test_a_signal_is_a_stop_and_stays_one(fresh: None, number: signal.Signals) -
     assert [launcher.stopping() for _ in range(3)] == [False] * 3
     os.kill(os.getpid(), number)
     assert [launcher.stopping(step) for step in (4, 5)] == [True, True]
+
+
+def test_callbacks_save_and_go_on_and_take_signals_back(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stop, "settings", lambda: Settings(run_dir=tmp_path))
+    monkeypatch.setattr(stop, "FILES_INTERVAL", 0.0)
+    ours = stopping.listen()
+    handler = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own
+    stopping.listen().take_signals()
+    assert stopping.listen() is ours and signal.getsignal(signal.SIGTERM) == handler
+    (tmp_path / "save").touch()
+    assert [stopping.boundary(step).save for step in (1, 2)] == [True, False]
+    assert not (tmp_path / "save").exists()
+    (tmp_path / "stop").touch()
+    assert [stopping.boundary(step).stop for step in (3, 4)] == ["its stop file"] * 2
 
 
 def test_the_step_is_told_where_the_program_does_not_tell_more(

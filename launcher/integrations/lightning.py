@@ -1,0 +1,243 @@
+"""A callback for Lightning's Trainer: the run's STEP and curves, and stops at which it saves and goes on later.
+
+from launcher.integrations.lightning import LauncherCallback, last_checkpoint
+
+trainer = L.Trainer(max_epochs=10, strategy="ddp", callbacks=[LauncherCallback()])
+trainer.fit(model, data, ckpt_path=last_checkpoint())
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from launcher import errors, evaluated, progress, report
+from launcher.integrations import checkpoint_dir, missing
+from launcher.integrations.values import leaves, numbers
+from launcher.runs.event_writer import current_attempt
+from launcher.worker import heartbeat, stopping
+
+try:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.utilities import rank_zero_warn
+except ImportError as error:
+    try:  # the same under its earlier name
+        from pytorch_lightning import Callback
+        from pytorch_lightning.utilities import rank_zero_warn
+    except ImportError:
+        raise missing("lightning", error) from error
+
+__all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
+
+OURS = "launcher-step-"  # what the names of our checkpoints begin with
+
+
+def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
+    """The checkpoint that was saved last, for `fit(ckpt_path=...)`: this callback's or a ModelCheckpoint's.
+
+    Args:
+        folder: where they are (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`, outside of a run nothing.
+
+    Returns:
+        Its path; None: there is none, so that the training begins.
+    """
+    if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
+        return None
+    found = Path(checkpoint_dir() if folder is None else folder).glob("*.ckpt")
+    whole = [path for path in found if not path.name.startswith(".") and (path.is_dir() or zipfile.is_zipfile(path))]
+    return str(max(whole, key=lambda path: (path.stat().st_mtime_ns, path.name))) if whole else None
+
+
+class LauncherCallback(Callback):
+    """Tells the run how far the training is, and saves and leaves when the attempt is to end.
+
+    - The steps are the STEP of `status`; the loss and what is logged, each `log_every_n_steps`, and what validation
+      and test log are the curves of the report page and of trackers. The last of those is the run's result.
+    - When the attempt is to end (its time, a signal, RUN/stop) all ranks save a checkpoint of Lightning's after the
+      same step and leave with exit code 75. A validation that was due at that step is left out.
+    - After `touch RUN/save` they save and go on.
+    - A training that goes on in the middle of an epoch skips the batches that it has had already, unless its loaders
+      keep their place by themselves, and has the random numbers back that each rank had.
+
+    Outside of a run it does nothing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, keep: int = 2) -> None:
+        """
+        Args:
+            folder: for its checkpoints; None: `checkpoint_dir()`.
+            keep: how many of them are kept.
+        """
+        self._inside = current_attempt() is not None
+        self._folder, self._keep = Path(checkpoint_dir() if folder is None else folder), keep
+        self._step = self._total = 0
+        self._evaluation: dict[str, float] = {}
+        self._before: Mapping[str, Any] = {}  # metrics before a validation
+        self._not_training: set[str] = set()  # names of metrics of validations
+        self._generators: list[Any] = []  # of random numbers of each rank, for the next checkpoint or from the last one
+
+    # -- training
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if not self._inside:
+            return
+        stopping.listen().take_signals()  # after Lightning's own
+        self._step, self._total = trainer.global_step, total_steps(trainer)
+        if trainer.fit_loop.restarting:
+            take_up(trainer, self._generators)
+        self._generators = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step
+        if not self._inside or step == self._step:  # gradients are accumulated: nothing can be saved in between
+            return
+        self._step = step
+        every = trainer.log_every_n_steps
+        progress(step, self._total, **(self._logged(trainer, outputs) if every and step % every == 0 else {}))
+        verdict = stopping.boundary(step)
+        if verdict.save or verdict.stop is not None:
+            self._save(trainer, step)
+        if leaves(verdict.stop, step, self._total):
+            raise SystemExit(errors.RESUME)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._inside:
+            report(steps=trainer.global_step, **self._evaluation)
+
+    def _logged(self, trainer: Any, outputs: Any) -> dict[str, float]:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        logged = {name: each for name, each in trainer.callback_metrics.items() if name not in self._not_training}
+        return numbers({"loss": loss, **logged})
+
+    # -- what is saved
+
+    def _save(self, trainer: Any, step: int) -> None:
+        """Publishes a checkpoint whole, and removes what is not kept of earlier ones. All ranks call it."""
+        began, path = time.monotonic(), self._folder / f"{OURS}{step:09d}.ckpt"
+        hidden = path.with_name(f".{path.name}")
+        self._generators = all_generators()
+        with heartbeat.alive():
+            trainer.save_checkpoint(hidden)  # has a barrier at its end
+        self._generators = []
+        if trainer.is_global_zero:
+            _remove(path)
+            hidden.replace(path)
+            for each in sorted(self._folder.glob(f"{OURS}*.ckpt"))[: -self._keep]:
+                _remove(each)
+        stopping.listen().save_took(time.monotonic() - began)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generators": self._generators} if self._generators else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._generators = state_dict.get("generators", [])
+
+    # -- evaluations
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._before = dict(trainer.callback_metrics)
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if self._inside and (slot := heartbeat.mine()) is not None:
+            slot.beat()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not self._inside or trainer.sanity_checking:
+            return
+        metrics = trainer.callback_metrics.items()
+        new = {name: value for name, value in metrics if value is not self._before.get(name)}
+        self._not_training |= set(new)
+        self._evaluation.update(numbers(new))
+        evaluated(trainer.global_step, **numbers(new))
+
+    on_test_start, on_test_batch_end, on_test_end = on_validation_start, on_validation_batch_end, on_validation_end
+
+
+def total_steps(trainer: Any) -> int:
+    """Steps of the whole training; 0: nobody knows how many."""
+    if len(trainer.optimizers) > 1:  # each counts, and nobody knows how often
+        return 0
+    total = trainer.estimated_stepping_batches
+    return int(total) if 0 < total < float("inf") else 0
+
+
+def take_up(trainer: Any, of_ranks: list[Any]) -> None:
+    """Takes up the data of a training and its random numbers where its checkpoint has left them.
+
+    Lightning takes up neither, and shuffles for the first epoch what loaders with workers fetch ahead. Loaders that
+    have a state_dict keep their place by themselves.
+
+    Args:
+        trainer: before its first step.
+        of_ranks: what `all_generators` told; none in checkpoints of others.
+    """
+    loop = trainer.fit_loop
+    done = loop.epoch_loop.batch_progress.current.processed
+    skipped = done if done < loop.max_batches else 0  # else the checkpoint is of the end of an epoch
+    fetcher: Any = getattr(loop, "_data_fetcher", None)  # there is no public word for it
+    loaders = fetcher.combined_loader.flattened if hasattr(fetcher, "combined_loader") else []
+    moves = bool(loaders) and not all(hasattr(each, "state_dict") for each in loaders)
+    if not loaders and skipped:
+        rank_zero_warn("the launcher does not know this Lightning: the epoch's data begin anew, and not all are used")
+    for loader in loaders if moves else ():
+        batches: Any = getattr(loader, "batch_sampler", None)
+        sampler: Any
+        for sampler in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(loop.epoch_progress.current.processed)
+    if moves and skipped:
+        with heartbeat.alive():
+            iter(fetcher)
+            for _ in range(skipped):
+                next(fetcher)
+        fetcher.fetched -= skipped  # Lightning adds them itself
+    if len(of_ranks) == trainer.world_size:
+        set_generators(of_ranks[trainer.global_rank])
+    if moves and not skipped:
+        iter(fetcher)  # as each epoch begins: after the random numbers, of which it draws one for the workers
+
+
+def all_generators() -> list[Any]:
+    """The state of each rank's random numbers, of types that torch.load(weights_only=True) reads."""
+    mine = generators()
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def generators() -> dict[str, Any]:
+    """The state of this process's random numbers."""
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
+    found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    """Puts back what `generators` has told."""
+    version, numbers_, gauss = state["python"]
+    random.setstate((version, tuple(numbers_), gauss))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,131 @@
+"""A callback for the Trainer of Hugging Face: the run's STEP and curves, and stops at which it saves and goes on later.
+
+from launcher.integrations.transformers import LauncherCallback, checkpoint_dir, last_checkpoint
+
+trainer = Trainer(model, TrainingArguments(checkpoint_dir()), train_dataset=data, callbacks=[LauncherCallback()])
+trainer.train(resume_from_checkpoint=last_checkpoint())
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from launcher import errors, evaluated, progress, report
+from launcher.integrations import checkpoint_dir, missing
+from launcher.integrations.values import leaves, numbers
+from launcher.runs.event_writer import current_attempt
+from launcher.worker import heartbeat, stopping
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise missing("transformers", error) from error
+
+__all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
+
+STATE = "trainer_state.json"  # the Trainer writes it last
+NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # ends of names of what is no result of an evaluation
+
+
+def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
+    """The newest checkpoint of the Trainer that is whole, for `train(resume_from_checkpoint=...)`.
+
+    Args:
+        folder: the Trainer's output_dir; None: `checkpoint_dir()`, and outside of a run nothing.
+
+    Returns:
+        Its path; None: there is none, so that the training begins.
+    """
+    if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
+        return None
+    found = Path(checkpoint_dir() if folder is None else folder).glob("checkpoint-*")
+    steps = {int(name[1]): path for path in found if (name := re.fullmatch(r"checkpoint-(\d+)", path.name))}
+    return next((str(steps[step]) for step in sorted(steps, reverse=True) if _whole(steps[step])), None)
+
+
+def _whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / STATE).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # an attempt was killed while it saved
+        return False
+    return True
+
+
+class LauncherCallback(TrainerCallback):
+    """Tells the run how far the training is, and saves and leaves when the attempt is to end.
+
+    - The steps are the STEP of `status`; what the Trainer logs and evaluates are the curves of the report page and of
+      trackers, and the last evaluation is the run's result.
+    - When the attempt is to end (its time, a signal, RUN/stop) all ranks save a checkpoint of the Trainer's after the
+      same step and leave with exit code 75. An evaluation that was due at that step is left out.
+    - After `touch RUN/save` they save and go on.
+
+    Outside of a run it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._inside = current_attempt() is not None
+        self._due = self._leaves = False  # a checkpoint is to be saved; and then this attempt ends
+        self._saving = ExitStack()  # open while the Trainer saves
+        self._began = 0.0
+        self._evaluation: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._inside:
+            stopping.listen().take_signals()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saving.close()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if not self._inside:
+            return control
+        step, total = state.global_step, state.max_steps
+        if not control.should_log:  # else what is logged comes with the step
+            progress(step, total)
+        verdict = stopping.boundary(step)
+        self._leaves = leaves(verdict.stop, step, total)
+        if self._leaves:  # it may take longer than there is time
+            control.should_evaluate, control.should_training_stop = False, True
+        self._due = self._due or verdict.save or verdict.stop is not None
+        control.should_save = control.should_save or self._due
+        if control.should_save:
+            self._began = time.monotonic() if not control.should_evaluate else 0.0
+            self._saving.enter_context(heartbeat.alive())
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saving.close()
+        self._due = False
+        if self._inside and self._began:
+            stopping.listen().save_took(time.monotonic() - self._began)
+        if self._leaves:
+            raise SystemExit(errors.RESUME)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._inside and (slot := heartbeat.mine()) is not None:
+            slot.beat()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        told = {name: value for name, value in (logs or {}).items() if not name.startswith(("eval_", "train_"))}
+        if self._inside and told:
+            progress(state.global_step, state.max_steps, **numbers(told))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if self._inside:
+            told = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
+            self._evaluation = numbers(told)
+            evaluated(
+                state.global_step, **{name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saving.close()
+        if self._inside:
+            report(steps=state.global_step, **self._evaluation)

@@ -1,0 +1,55 @@
+"""What the callbacks do besides stopping: which checkpoint is the last, and nothing outside of a run."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FRAMEWORKS = ("lightning", "transformers")
+
+
+def test_the_newest_checkpoint_that_is_whole_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.integrations.transformers import last_checkpoint
+
+    assert last_checkpoint(tmp_path) is None
+    for step, state in ((20, "{}"), (100, "{}"), (120, '{"cut'), (140, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
+    assert last_checkpoint() is None
+    monkeypatch.setenv("LAUNCHER_CHECKPOINT_DIR", str(tmp_path))
+    assert last_checkpoint() == str(tmp_path / "checkpoint-100")
+
+
+def test_of_lightnings_checkpoints_the_last_saved_counts(tmp_path: Path) -> None:
+    from launcher.integrations.lightning import last_checkpoint
+
+    assert last_checkpoint(tmp_path) is None
+    for moment, name in enumerate(("epoch=3.ckpt", "launcher-step-000000007.ckpt", ".launcher-step-000000009.ckpt")):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("data", "x" * 1000)
+        os.utime(tmp_path / name, (moment, moment))
+    (tmp_path / "last.ckpt").write_bytes((tmp_path / "epoch=3.ckpt").read_bytes()[:500])  # cut short
+    assert last_checkpoint(tmp_path) == str(tmp_path / "launcher-step-000000007.ckpt")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_outside_of_a_run_the_training_is_its_own(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    example = __import__(f"tests.examples.with_{framework}", fromlist=["train"])
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LAUNCHER_")]:
+        monkeypatch.delenv(name)
+    before = signal.getsignal(signal.SIGTERM)
+    whole = example.train(1, 0, [], None)
+    assert example.train(1, 0, [example.LauncherCallback()], example.last_checkpoint()) == whole
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not [path for path in tmp_path.rglob("*") if "step" in path.name]
