@@ -30,8 +30,9 @@ from launcher.preflight.checks import Check, Level
 from launcher.preflight.verdict import Then, Verdict
 from launcher.rendezvous.membership import Rounds
 from launcher.runs import directory, event_file
-from launcher.runs.event_writer import Events, Reporter
+from launcher.runs.event_writer import Events
 from launcher.spec.plan import JobPlan
+from launcher.worker.reporter import Reporter
 from tests.golden.formats.golden import check
 from tests.unit.agent import test_attempt as agents
 from tests.unit.agent.test_attempt import MEMBERS, script
