@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launcher.config.schema import Config
-    from launcher.diagnose.doctor.finding import Finding
+    from launcher.findings import Finding
 
 WIDTH = 79
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> int:
     """What a run would meet here: versions, scheduler and its limits, GPUs, the folder of runs, ports and names. Each
     line is ok, a warning or a problem with what to do about it. Nothing is submitted, and no secret is shown. Exits
     with 0 if there is no problem, else with 1."""
-    from launcher.diagnose.doctor.finding import Level, worst
+    from launcher.findings import Level, worst
 
     found = []
     for each in _all(arguments.cluster):
@@ -48,7 +48,8 @@ def run(arguments: Namespace) -> int:
 
 def _all(cluster: str | None) -> Iterator[Finding]:
     from launcher.diagnose.doctor import all_checks
-    from launcher.diagnose.doctor.finding import problem, run_all, start
+    from launcher.diagnose.doctor.runner import run_all, start
+    from launcher.findings import problem
 
     torch = start(all_checks.torch())
     yield from run_all(all_checks.first())
@@ -90,7 +91,7 @@ def _json(found: list[Finding]) -> str:
     import json
 
     from launcher import __version__
-    from launcher.diagnose.doctor.finding import worst
+    from launcher.findings import worst
 
     rows = [dataclasses.asdict(each) for each in found]
     return json.dumps({"launcher": __version__, "python": sys.version.split()[0], "level": worst(found).value,

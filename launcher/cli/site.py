@@ -105,7 +105,7 @@ def _check(name: str) -> int:
     from launcher.cli import doctor
     from launcher.config import profiles
     from launcher.config.schema import Scheduler
-    from launcher.diagnose.doctor.finding import Level, worst
+    from launcher.findings import Level, worst
     from launcher.sites import profile
     from launcher.sites.survey import survey
 

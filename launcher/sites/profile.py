@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from launcher.config.schema import Cluster, GpuDirective, Scheduler
 from launcher.diagnose.doctor import scheduler as checks
-from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
 from launcher.errors import ConfigError, near
+from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers.pbs.facts import Node
 from launcher.sites.survey import PBSSite, SlurmSite
 from launcher.spec.limits import Partition, Queue

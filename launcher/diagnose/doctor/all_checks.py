@@ -8,7 +8,8 @@ from pathlib import Path
 
 from launcher.config.schema import Cluster, Config, Scheduler
 from launcher.diagnose.doctor import folder, machine, scheduler, software
-from launcher.diagnose.doctor.finding import Check, Finding, ok, problem
+from launcher.diagnose.doctor.runner import Check
+from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 
 TORCH = 60.0  # seconds for its import

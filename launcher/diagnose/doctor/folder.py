@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
 from launcher.diagnose.doctor.machine import GIB, MIB
 from launcher.files.shared_folder import OWN, kind_of
+from launcher.findings import Finding, ok, problem, warning
 from launcher.units import long_size
 
 LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: with less nothing works, with less there is a warning

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
+from launcher.findings import Finding, ok, problem, warning
 from launcher.redaction import HIDDEN, secret, without_password
 from launcher.units import format_size, long_size
 

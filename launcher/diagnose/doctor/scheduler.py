@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config.schema import Cluster, Scheduler
-from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
 from launcher.errors import near
+from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.detect import Kind, Qsub, detect
 from launcher.schedulers.pbs.client import PBS, section

@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from launcher import __version__, paths
-from launcher.diagnose.doctor.finding import Finding, ok, problem, warning
 from launcher.files.os_errors import NOT_ON_PATH
+from launcher.findings import Finding, ok, problem, warning
 from launcher.schedulers import command
 
 OLDEST, NEWEST = (3, 10), (3, 13)  # Python; Hydra 1.3 breaks on 3.14

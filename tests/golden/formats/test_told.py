@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher import Env
+from launcher import Env, findings
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.cli import doctor
-from launcher.diagnose.doctor import finding
 from launcher.runs import event_file
 from launcher.runs.directory import token_of
 from tests.golden.formats.conftest import Site
@@ -192,9 +191,9 @@ def _steady(text: str) -> str:
 def test_doctor(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it finds differs from machine to machine: only the form is compared."""
     found = [
-        finding.ok("python", "3.12"),
-        finding.warning("gpus", "none", "x"),
-        finding.problem("runs_dir", "full", "y"),
+        findings.ok("python", "3.12"),
+        findings.warning("gpus", "none", "x"),
+        findings.problem("runs_dir", "full", "y"),
     ]
     monkeypatch.setattr(doctor, "_all", lambda _: iter(found))
     values = json.loads(site.told("doctor", "--json"))

@@ -19,18 +19,9 @@ from launcher.cli import commands
 from launcher.cli.doctor import line
 from launcher.config.schema import Cluster, Limits, Scheduler
 from launcher.diagnose.doctor import all_checks, folder, machine, scheduler, software
-from launcher.diagnose.doctor.finding import (
-    Check,
-    Finding,
-    Level,
-    ok,
-    problem,
-    run_all,
-    start,
-    warning,
-    worst,
-)
+from launcher.diagnose.doctor.runner import Check, run_all, start
 from launcher.diagnose.doctor.scheduler import Answer
+from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.detect import Kind, Qsub
 from launcher.spec.limits import NodeGroup, Partition, Queue

@@ -1,4 +1,4 @@
-"""What a check has found, and the runner that bounds each check in time."""
+"""Runs checks at the same time, each bounded in time."""
 
 from __future__ import annotations
 
@@ -6,25 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Level(str, Enum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report: how bad it is, about what, what was seen, and what to do."""
-
-    level: Level
-    about: str
-    says: str
-    do: str = ""
+from launcher.findings import Finding, problem
 
 
 @dataclass(frozen=True)
@@ -34,24 +17,6 @@ class Check:
     about: str
     look: Callable[[], Iterable[Finding]]
     limit: float = 10.0
-
-
-def ok(about: str, says: str) -> Finding:
-    return Finding(Level.OK, about, says)
-
-
-def warning(about: str, says: str, do: str = "") -> Finding:
-    return Finding(Level.WARNING, about, says, do)
-
-
-def problem(about: str, says: str, do: str = "") -> Finding:
-    return Finding(Level.PROBLEM, about, says, do)
-
-
-def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level of all; ok without any. Pure."""
-    levels = {each.level for each in findings}
-    return next((level for level in (Level.PROBLEM, Level.WARNING) if level in levels), Level.OK)
 
 
 def start(check: Check) -> Callable[[], list[Finding]]:
