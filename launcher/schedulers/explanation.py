@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.spec.plan import JobPlan
 
 CLEARLY = 60.0  # seconds: what starts earlier by less is not worth a change
 PART = 0.1  # nor what saves less than this part of the wait
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run whose job waits.
+
+    Attributes:
+        run, job: their ids.
+        plan: of the run.
+        program: how the launcher was called, for commands that can be copied.
+        sweep: id of its sweep; empty: it is no point of one.
+        fixed_nodes: the user has set min_nodes.
+    """
+
+    run: str
+    job: str
+    plan: JobPlan
+    program: str
+    sweep: str = ""
+    fixed_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,13 +116,20 @@ def ranks(number: int) -> str:
     return f"{number} rank{'' if number == 1 else 's'}"
 
 
-def commands(run: str, option: Option, program: str) -> tuple[str, ...]:
-    """What to type for an option. A run that waits must be cancelled first: only one that is over is resumed."""
-    return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(option.overrides)}")
+def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
+    """What to type for the first option; nothing without any. A run that waits must be cancelled first: only one that
+    is over is resumed."""
+    if not options:
+        return ()
+    program, run = waiting.program, waiting.run
+    return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}")
+
+
+def throttle(program: str, sweep: str) -> str:
+    """How more points of a sweep may run at once."""
+    return f"`{program} sweep throttle {sweep} N` changes how many run at once"
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
     """Plain JSON types."""
-    import dataclasses
-
-    return dataclasses.asdict(explanation)
+    return asdict(explanation)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from launcher.config.schema import Scheduler
 from launcher.monitoring.live import Live, Seen, look
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import sweep_of
+from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.explanation import Explanation
+from launcher.schedulers.diagnosis import ExplainsPending
+from launcher.schedulers.explanation import Explanation, Waiting, throttle
 from launcher.units import format_time
 
-PATIENCE = 20.0  # seconds for the trials of one `why`
-ONE = 10.0  # seconds that one question may take
+TIMEOUT = 10.0  # seconds that one question may take
 
 
 def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Explanation:
@@ -52,31 +54,15 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
 def _queued(seen: Seen, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.story.job_id)
     fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
-    timeout = min(ONE, plan.submit_timeout)
+    scheduler, sweep = registry.scheduler(plan.scheduler), sweep_of(seen.run)
+    waiting = Waiting(seen.run.id, job_id, plan, program, sweep.id if sweep else "", fixed)
+    unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id)
+    if not isinstance(scheduler, ExplainsPending):
+        return unexplained
     try:
-        if plan.scheduler == Scheduler.pbs.value:
-            from launcher.schedulers.pbs import pending as pbs
-            from launcher.schedulers.pbs.client import PBS
-            from launcher.schedulers.pbs.facts import Facts
-
-            facts = Facts(PBS(timeout))
-            found = pbs.explain(seen.run.id, plan, job_id, facts=facts, program=program, fixed_nodes=fixed)
-        else:
-            from launcher.schedulers.slurm import facts as slurm_facts
-            from launcher.schedulers.slurm import pending as slurm
-
-            found = slurm.explain(
-                seen.run.id, plan, job_id, facts=slurm_facts.Facts(timeout), program=program, patience=PATIENCE,
-                fixed_nodes=fixed,
-            )  # fmt: skip
+        found = scheduler.explain(waiting, min(TIMEOUT, plan.submit_timeout))
     except QueryError as error:
-        return Explanation(
-            seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id, notes=(f"not answered: {error}",)
-        )
-    from dataclasses import replace
-
-    if (sweep := sweep_of(seen.run)) and "elements of its array run as may run at once" in found.why:
-        found = replace(found, do=f"`{program} sweep throttle {sweep.id} N` changes how many run at once")
+        return replace(unexplained, notes=(f"not answered: {error}",))
     if seen.story.attempt is None:
         return found
     again = f"it has run before (attempt {seen.story.attempt}), and waits to go on from its newest checkpoint"
@@ -116,8 +102,6 @@ def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Exp
 
 
 def _running(seen: Seen) -> str:
-    import time
-
     events = seen.story.events
     since = format_time(int(time.time() - events[0]["time"])) if events else None
     words = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
@@ -146,5 +130,5 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     return Explanation(
         run.id, state, "it waits for its turn among the points of its sweep",
         limits=(f"sweep {sweep.id}: {at_once} point{'' if at_once == 1 else 's'} at once (sweep.parallelism)",),
-        do=f"`{program} sweep throttle {sweep.id} N` changes how many run at once",
+        do=throttle(program, sweep.id),
     )  # fmt: skip

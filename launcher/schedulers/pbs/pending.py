@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.explanation import Explanation, commands
+from launcher.schedulers.explanation import Explanation, Waiting, commands, throttle
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import suggestions
 from launcher.schedulers.pbs.client import array_of, pbs_id
@@ -20,22 +20,13 @@ from launcher.spec.plan import JobPlan
 RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)
 
 
-def explain(
-    run: str, plan: JobPlan, job_id: str, *, facts: Facts, program: str, fixed_nodes: bool = False
-) -> Explanation:
-    """Why the job waits.
-
-    Args:
-        run: id of the run.
-        plan: its plan.
-        job_id: id of its job, which PBS calls queued, held or waiting.
-        facts: asks PBS.
-        program: how the launcher was called.
-        fixed_nodes: the user has set min_nodes.
+def explain(waiting: Waiting, facts: Facts) -> Explanation:
+    """Why a job waits that PBS calls queued, held or waiting.
 
     Raises:
         QueryError: not even the job could be asked for.
     """
+    plan, job_id = waiting.plan, waiting.job
     record = facts.pbs.record(job_id) or {}
     text = str(record.get("comment", ""))
     comment, now, notes = state_in_words(record, text), time.time(), []
@@ -54,7 +45,7 @@ def explain(
         notes.append(f"not answered: {error}")
     if not comment.never and comment.kind is Kind.ROOM:
         comment = for_ever(comment, plan, nodes, str(record.get("queue", "")))
-    tried = suggestions.options(plan, nodes, now, fixed_nodes=fixed_nodes) if nodes else ()
+    tried = suggestions.options(plan, nodes, now, fixed_nodes=waiting.fixed_nodes) if nodes else ()
     better = tried[1:] if comment.kind in (Kind.ROOM, Kind.LIMIT) else ()
     if better:
         notes.append("what fits now is computed from pbsnodes: jobs in front of it may come first")
@@ -63,20 +54,27 @@ def explain(
     if plan.min_nodes < plan.nodes and "run_count" in record:
         notes.append(f"PBS waits for all {plan.nodes} nodes to start it again, whatever min_nodes says")
     return Explanation(
-        run=run,
+        run=waiting.run,
         state="queued",
         why=comment.words,
         job=job_id,
         code=text,
-        do=comment.do.replace("{job}", pbs_id(job_id)),
+        do=_do(comment, waiting),
         starts=pbs_facts.estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
-        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.HELD) else (),
+        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLE, Kind.HELD) else (),
         options=better,
         tried=tried if better else (),
-        commands=commands(run, better[0], program) if better else (),
+        commands=commands(waiting, better),
         notes=tuple(notes),
     )
+
+
+def _do(comment: Comment, waiting: Waiting) -> str:
+    """What the user can do about it."""
+    if comment.kind is Kind.THROTTLE and waiting.sweep:
+        return throttle(waiting.program, waiting.sweep)
+    return comment.do.replace("{job}", pbs_id(waiting.job))
 
 
 def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:
@@ -147,7 +145,7 @@ def array_in_words(array: Mapping[str, Any], comment: str) -> Comment:
 
 def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
     most = record.get("max_run_subjobs")
-    if comment.kind is not Kind.WAITS or not most:
+    if comment.kind is not Kind.THROTTLE or not most:
         return ()
     return (f"its array: {most} element{'' if str(most) == '1' else 's'} at once (max_run_subjobs, sweep.parallelism)",)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from launcher.schedulers.base import JobState, QueryError
-from launcher.schedulers.explanation import CLEARLY, Explanation, Option, commands, sooner
+from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError
+from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner, throttle
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.client import STATES
@@ -21,7 +21,7 @@ from launcher.units import format_time, plural
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
 OVERLOOKED = 300.0  # seconds without a reason: Slurm looks at its queue every minute
-FOR_ANOTHER = 0.8  # the part of the time for all questions after which no other trial is begun
+TRIALS = 16.0  # seconds since the first question after which no other trial is begun
 
 T = TypeVar("T")
 
@@ -40,39 +40,29 @@ class _Answers:
             return what()
         except QueryError as error:
             self.notes.append(f"not answered: {error}")
-            self.hung = "did not answer within" in str(error)
+            self.hung = isinstance(error, NoAnswerInTime)
             return other
 
 
-def explain(
-    run: str, plan: JobPlan, job_id: str, *, facts: Facts, program: str, patience: float, fixed_nodes: bool = False
-) -> Explanation:
-    """Why the job waits.
-
-    Args:
-        run: id of the run.
-        plan: its plan.
-        job_id: id of its job, which Slurm calls pending.
-        facts: asks Slurm.
-        program: how the launcher was called.
-        patience: seconds for trials, about.
-        fixed_nodes: the user has set min_nodes.
+def explain(waiting: Waiting, facts: Facts) -> Explanation:
+    """Why a job waits that Slurm calls pending.
 
     Raises:
         QueryError: not even the job could be asked for.
     """
     began, answers = time.monotonic(), _Answers()
+    plan, job_id = waiting.plan, waiting.job
     job = facts.pending(job_id)
     now = time.time()
     reason = reason_of(job, now)
     if STATES.get(job.state) is not JobState.PENDING or job.state == "CONFIGURING":  # that one has its nodes
-        return Explanation(run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
+        return Explanation(waiting.run, job.state.lower(), f"it waited until now: Slurm says {job.state}", job=job_id)
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []
     windows: list[Reservation] = []
-    if reason.kind is not Kind.WAITS:
+    if reason.kind not in (Kind.WAITS, Kind.THROTTLE):
         partitions = answers.get(facts.partitions, partitions)
-    if reason.kind not in (Kind.WAITS, Kind.HELD) or reason.of_nodes:
+    if reason.kind not in (Kind.WAITS, Kind.THROTTLE, Kind.HELD) or reason.of_nodes:
         nodes = answers.get(facts.nodes, nodes)
     if reason.kind in (Kind.NODES, Kind.RESERVATION):
         windows = answers.get(facts.reservations, [])
@@ -82,10 +72,10 @@ def explain(
         limits += (value,) if value else ()
     tried: tuple[Option, ...] = ()
     if reason.kind in TRIED and job.state == "PENDING":
-        changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=fixed_nodes)
+        changes = suggestions.changes(plan, job, partitions, nodes, windows, now=now, fixed_nodes=waiting.fixed_nodes)
         if reason.kind is Kind.RESERVATION:  # nothing else helps
             changes = [each for each in changes if each.overrides == ("cluster.reservation=null",)]
-        tried = _trials(plan, changes, facts, answers, began + FOR_ANOTHER * patience)
+        tried = _trials(plan, changes, facts, answers, began + TRIALS)
         tried = corrected(tried, job, partitions, windows, now)
         if reason.never and tried:
             tried = (replace(tried[0], starts=None, note="never"), *tried[1:])
@@ -93,20 +83,27 @@ def explain(
     if tried:
         answers.notes.append("estimates of changes are trials (sbatch --test-only), which know the queue only roughly")
     return Explanation(
-        run=run,
+        run=waiting.run,
         state="queued",
         why=reason.words,
         job=job_id,
         code=job.reason.replace("_", " "),
-        do=reason.do.replace("{job}", job_id),
+        do=_do(reason, waiting),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
         nodes=suggestions.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
         options=better,
         tried=tried,
-        commands=commands(run, better[0], program) if better else (),
+        commands=commands(waiting, better),
         notes=tuple(answers.notes),
     )
+
+
+def _do(reason: Reason, waiting: Waiting) -> str:
+    """What the user can do about it."""
+    if reason.kind is Kind.THROTTLE and waiting.sweep:
+        return throttle(waiting.program, waiting.sweep)
+    return reason.do.replace("{job}", waiting.job)
 
 
 def reason_of(job: Pending, now: float) -> Reason:
@@ -185,7 +182,7 @@ def limits_of(
         )
     if job.reason.startswith("Dependency") and job.dependency:
         found.append(f"dependency: {job.dependency}")
-    if job.throttle and job.reason == "JobArrayTaskLimit":
+    if job.throttle and reason.kind is Kind.THROTTLE:
         found.append(f"its array: {job.throttle} at once (ArrayTaskThrottle, sweep.parallelism)")
     if job.reason == "BeginTime" and job.eligible:
         found.append(f"not before {clock(job.eligible)}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from launcher.schedulers.scheduler import Queue, Scheduler
 from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 
 
-class SlurmScheduler(Scheduler, Queue):
+class SlurmScheduler(Scheduler, Queue, SlurmDiagnosis):
     """Slurm."""
 
     name = "slurm"

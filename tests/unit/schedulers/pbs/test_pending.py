@@ -11,6 +11,7 @@ import pytest
 
 from launcher.config.schema import GpuDirective, Scheduler
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.explanation import Waiting
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import pending, suggestions
 from launcher.schedulers.pbs.client import PBS
@@ -266,7 +267,7 @@ def explained(comment: str, queue: dict[str, Any] | None = None) -> pending.Expl
     record = {"job_state": "Q", "comment": comment, "queue": "workq"}
     facts = Recorded(record, queue)
     plan = pbs_plan(nodes=2, cpus_per_proc=4)
-    return pending.explain("run-1", plan, "7.pbs-srv", facts=facts, program="launcher")
+    return pending.explain(Waiting("run-1", "7.pbs-srv", plan, "launcher"), facts)
 
 
 def test_a_job_without_room_is_offered_what_fits() -> None:
@@ -281,7 +282,7 @@ def test_a_run_that_may_lose_nodes_waits_for_all_of_them_when_it_is_queued_again
     record = {"job_state": "Q", "run_count": "1", "Exit_status": "-20", "queue": "workq",
               "comment": "Not Running: Not enough free nodes available"}  # fmt: skip
     plan = pbs_plan(nodes=2, min_nodes=1, cpus_per_proc=4)
-    found = pending.explain("run-1", plan, "7.pbs-srv", facts=Recorded(record), program="launcher")
+    found = pending.explain(Waiting("run-1", "7.pbs-srv", plan, "launcher"), Recorded(record))
     assert "PBS waits for all 2 nodes to start it again, whatever min_nodes says" in found.notes
     assert found.commands[1] == "launcher resume run-1 cpus_per_proc=2"
 
@@ -299,3 +300,18 @@ def test_what_is_not_answered_is_said() -> None:
     found = explained("Not Running: Not enough free nodes available")
     assert "not answered: qstat did not answer within 1 s" in found.notes
     assert found.options
+
+
+@pytest.mark.parametrize(
+    ("sweep", "do"),
+    [
+        ("", "it starts when one of them ends"),
+        ("lr-1", "`launcher sweep throttle lr-1 N` changes how many run at once"),
+    ],
+)
+def test_a_point_that_its_arrays_throttle_holds_back_says_how_to_change_that(sweep: str, do: str) -> None:
+    record = {"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"}
+    waiting = Waiting("lr-1/2", "7.pbs-srv_2", pbs_plan(), "launcher", sweep)
+    found = pending.explain(waiting, Recorded(record))
+    assert (found.do, found.tried) == (do, ())
+    assert found.limits == ("its array: 1 element at once (max_run_subjobs, sweep.parallelism)",)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.explanation import Option, sooner
+from launcher.schedulers.base import NoAnswerInTime, QueryError
+from launcher.schedulers.explanation import Option, Waiting, sooner
 from launcher.schedulers.slurm import facts as slurm_facts
 from launcher.schedulers.slurm import pending, suggestions
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
@@ -324,7 +324,7 @@ class Recorded(slurm_facts.Facts):
         for words, text in self.answers.items():
             if words in " ".join(command):
                 return text
-        raise QueryError(f"{command[0]} did not answer within 10 s")
+        raise NoAnswerInTime(f"{command[0]} did not answer within 10 s")
 
     def trial(self, options: object, environment: object) -> Trial:
         self.asked += 1
@@ -335,7 +335,7 @@ def explained(**answers: str) -> tuple[pending.Explanation, Recorded]:
     told = {"show job": SHOWN, "show partition": PARTITIONS, "sinfo": NODES, "show reservation": RESERVATIONS}
     facts = Recorded(answers={**told, **answers})
     plan = plan_of(nodes=4, cpus_per_proc=4)
-    return pending.explain("run-1", plan, "2", facts=facts, program="launcher", patience=60), facts
+    return pending.explain(Waiting("run-1", "2", plan, "launcher"), facts), facts
 
 
 def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner() -> None:
@@ -352,14 +352,14 @@ def test_a_job_that_waits_for_nodes_gets_the_smallest_change_that_starts_sooner(
 def test_what_is_not_answered_is_said_and_the_rest_is_told() -> None:
     told = {"show job": SHOWN}
     facts = Recorded(answers=told)
-    found = pending.explain("run-1", plan_of(nodes=4), "2", facts=facts, program="launcher", patience=60)
+    found = pending.explain(Waiting("run-1", "2", plan_of(nodes=4), "launcher"), facts)
     assert "in use" in found.why
     assert [note for note in found.notes if "did not answer" in note] == [
         "not answered: scontrol did not answer within 10 s"
     ]
     assert facts.asked == 2  # nobody waits for a third one
     with pytest.raises(QueryError):
-        pending.explain("run-1", plan_of(), "2", facts=Recorded(), program="launcher", patience=60)
+        pending.explain(Waiting("run-1", "2", plan_of(), "launcher"), Recorded())
 
 
 @pytest.mark.parametrize(
@@ -415,3 +415,17 @@ def test_a_held_job_is_not_offered_changes() -> None:
     assert found.do == "`scontrol release 2` lets it go on"
     assert found.tried == ()
     assert facts.asked <= 2
+
+
+@pytest.mark.parametrize(
+    ("sweep", "do"),
+    [
+        ("", "it starts when one of them ends"),
+        ("lr-1", "`launcher sweep throttle lr-1 N` changes how many run at once"),
+    ],
+)
+def test_a_point_that_its_arrays_throttle_holds_back_says_how_to_change_that(sweep: str, do: str) -> None:
+    job = SHOWN.replace("Reason=Resources", "ArrayTaskThrottle=1 Reason=JobArrayTaskLimit")
+    found = pending.explain(Waiting("lr-1/2", "2", plan_of(), "launcher", sweep), Recorded(answers={"show job": job}))
+    assert (found.do, found.tried) == (do, ())
+    assert found.limits == ("its array: 1 at once (ArrayTaskThrottle, sweep.parallelism)",)
