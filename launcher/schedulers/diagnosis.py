@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.spec.plan import JobPlan
 
 
 class ExplainsPending(ABC):
@@ -23,3 +25,46 @@ class ExplainsPending(ABC):
         Raises:
             QueryError: not even the job could be asked for.
         """
+
+
+@dataclass(frozen=True)
+class Past:
+    """One time that a job ran; a requeued one has several.
+
+    Attributes:
+        word: its state in the scheduler's words; empty: it tells none here.
+        by: the user, or his id, who cancelled it; empty: nobody did.
+        begin, end: `2026-11-21T20:00:00` in local time; anything else: unknown.
+        used: most memory that it took, in bytes, as `RemembersJobs.memory` counts; None: it was not measured.
+    """
+
+    word: str
+    by: str = ""
+    begin: str = ""
+    end: str = ""
+    used: int | None = None
+
+
+class RemembersJobs(ABC):
+    """It can remember jobs that are over."""
+
+    @abstractmethod
+    def history(self, job_id: str, timeout: float) -> list[Past]:
+        """All times that a job ran, oldest first; none where it remembers nothing, or does not answer.
+
+        Args:
+            job_id: of the job.
+            timeout: seconds that one question may take.
+        """
+
+    def memory(self, plan: JobPlan) -> int | None:
+        """Bytes that a job of this plan may take where `history` tells what one took; None: it asks for none. Pure."""
+        return plan.mem
+
+
+class ExcludesNodes(ABC):
+    """It can keep a job off nodes."""
+
+    @abstractmethod
+    def without(self, plan: JobPlan, host: str) -> str:
+        """What `resume` takes, quoted for a shell, for a run that is to do without this node as well. Pure."""

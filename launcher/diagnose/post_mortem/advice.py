@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from launcher.config.schema import LaunchMode, Scheduler
+from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
 from launcher.failures.kinds import Kind
+from launcher.schedulers import registry
+from launcher.schedulers.diagnosis import ExcludesNodes
 from launcher.spec.plan import JobPlan
 from launcher.units import format_hours, rough_size
 
@@ -150,10 +152,9 @@ def _again(*before: str) -> Callable[[Case], Steps]:
 
 def _node(case: Case) -> Steps:
     more: Steps = []
-    if case.host and case.plan.scheduler == Scheduler.slurm.value:
-        hosts = f"{case.plan.exclude},{case.host}" if case.plan.exclude else case.host
-        value = f"cluster.exclude={hosts}" if "," not in hosts else f"\"cluster.exclude='{hosts}'\""
-        more = [Step("or without that node", case.resume(value))]
+    scheduler = registry.scheduler(case.plan.scheduler)
+    if case.host and isinstance(scheduler, ExcludesNodes):
+        more = [Step("or without that node", case.resume(scheduler.without(case.plan, case.host)))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
         Step("go on, on the nodes that it gets", case.resume()),

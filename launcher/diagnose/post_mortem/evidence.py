@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.config.schema import Scheduler
 from launcher.diagnose.post_mortem import notices
 from launcher.diagnose.post_mortem.verdict import Evidence
 from launcher.files import run_files
@@ -20,16 +19,12 @@ from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.output import file_names
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.slurm.history import Past, history
+from launcher.schedulers import registry
+from launcher.schedulers.diagnosis import Past, RemembersJobs
 from launcher.spec.plan import JobPlan
-from launcher.units import parse_size
 
 TAIL = 64 * 1024  # bytes of an output's end that are read for one line
 LOG_LINES = 40  # of a rank's log in which a telling one is looked for: what is older may have been got over
-_NAMES = {Scheduler.slurm.value: "Slurm", Scheduler.allocation.value: "Slurm", Scheduler.pbs.value: "PBS"}
 Event = Mapping[str, Any]
 
 
@@ -67,9 +62,10 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
         evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
-    if seen.plan.mem and "limit" not in evidence.memory:
-        together = seen.plan.nodes if seen.plan.scheduler == Scheduler.pbs.value else 1  # PBS tells the sum of nodes
-        evidence = replace(evidence, memory={**evidence.memory, "limit": seen.plan.mem * together})
+    scheduler = registry.scheduler(seen.plan.scheduler)
+    limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
+    if limit and "limit" not in evidence.memory:
+        evidence = replace(evidence, memory={**evidence.memory, "limit": limit})
     return evidence
 
 
@@ -104,7 +100,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
         request=last.get("stop_requested"),
         stays=last.get("stays"),
         preempted=last.get("stopped", {}).get("preempted") is True,
-        scheduler=_NAMES.get(plan.scheduler, ""),
+        scheduler=registry.scheduler(plan.scheduler).title,
         cluster=plan.cluster,
         setup=setup,
         memory=dict(fault.get("memory") or {}) if fault is not None else {},
@@ -168,25 +164,10 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 
 def memories(seen: Seen, job_id: str | None) -> list[Past]:
     """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
-    plan = seen.plan
-    if job_id is None or not plan.queued:
+    scheduler = registry.scheduler(seen.plan.scheduler)
+    if job_id is None or not isinstance(scheduler, RemembersJobs):
         return []
-    if plan.scheduler == Scheduler.slurm.value:
-        return history(Slurm(plan.submit_timeout), job_id)
-    try:
-        record = PBS(plan.submit_timeout).record(job_id)
-    except QueryError:
-        return []
-    return [] if record is None else [_past(record)]
-
-
-def _past(record: Mapping[str, Any]) -> Past:
-    """What PBS remembers of a job: who deleted it, and the memory that it took on all nodes together."""
-    by = re.search(r"terminated by (\S+?)@", str(record.get("comment", "")))
-    used = record.get("resources_used")
-    text = str(used.get("mem", "")) if isinstance(used, dict) else ""
-    size = parse_size(text) if re.fullmatch(r"[1-9]\d*[kmgt]?b", text) else None
-    return Past("", by[1] if by else "", used=size)
+    return scheduler.history(job_id, seen.plan.submit_timeout)
 
 
 def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | None:

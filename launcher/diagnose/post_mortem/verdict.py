@@ -63,7 +63,7 @@ class Evidence:
         request: the event `stop_requested`: the signal by which the attempt was asked to end, and the host that got it.
         ended: its exit code.
         begun: it has started.
-        scheduler: the scheduler's name for a sentence; empty: there is none.
+        scheduler: the scheduler's title.
         word: its word on the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
         notices: what it wrote into the output.
         log: last lines of the failed rank's log.

@@ -17,7 +17,7 @@ class Kind(Enum):
     ROOM = "room"  # too little is free
     LIMIT = "limit"  # of the queue or of the server
     WAITS = "waits"
-    THROTTLE = "throttle"  # of its array
+    THROTTLED = "throttled"  # as many elements of its array run as may
     HELD = "held"
     UNKNOWN = "unknown"
 
@@ -68,7 +68,7 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "wait until the site starts it, or use another queue"),
     (r"Queue not an execution queue\.?", Kind.LIMIT, "its queue only hands jobs on, and none has taken it",
      "use an execution queue: `qstat -Q` shows their types"),
-    (r"Number of concurrent running subjobs limit reached", Kind.THROTTLE,
+    (r"Number of concurrent running subjobs limit reached", Kind.THROTTLED,
      "as many elements of its array run as may run at once (max_run_subjobs)", "it starts when one of them ends"),
     (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Kind.LIMIT,
      "as many jobs run as may run at once in {where}", "it starts when one of them ends"),

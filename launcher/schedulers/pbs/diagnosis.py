@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import ExplainsPending
+from launcher.schedulers.diagnosis import ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.pbs.client import PBS
 
 if TYPE_CHECKING:
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.spec.plan import JobPlan
 
 
-class PBSDiagnosis(ExplainsPending):
+class PBSDiagnosis(ExplainsPending, RemembersJobs):
     """PBS."""
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
@@ -19,3 +20,11 @@ class PBSDiagnosis(ExplainsPending):
         from launcher.schedulers.pbs.facts import Facts
 
         return pending.explain(waiting, Facts(PBS(timeout)))
+
+    def history(self, job_id: str, timeout: float) -> list[Past]:
+        from launcher.schedulers.pbs.history import history
+
+        return history(PBS(timeout), job_id)
+
+    def memory(self, plan: JobPlan) -> int | None:
+        return plan.mem and plan.mem * plan.nodes  # it tells the sum of all nodes

@@ -62,7 +62,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         do=_do(comment, waiting),
         starts=pbs_facts.estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
-        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLE, Kind.HELD) else (),
+        nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) else (),
         options=better,
         tried=tried if better else (),
         commands=commands(waiting, better),
@@ -72,7 +72,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
 
 def _do(comment: Comment, waiting: Waiting) -> str:
     """What the user can do about it."""
-    if comment.kind is Kind.THROTTLE and waiting.sweep:
+    if comment.kind is Kind.THROTTLED and waiting.sweep:
         return throttle(waiting.program, waiting.sweep)
     return comment.do.replace("{job}", pbs_id(waiting.job))
 
@@ -145,7 +145,7 @@ def array_in_words(array: Mapping[str, Any], comment: str) -> Comment:
 
 def _throttle(record: Mapping[str, Any], comment: Comment) -> tuple[str, ...]:
     most = record.get("max_run_subjobs")
-    if comment.kind is not Kind.THROTTLE or not most:
+    if comment.kind is not Kind.THROTTLED or not most:
         return ()
     return (f"its array: {most} element{'' if str(most) == '1' else 's'} at once (max_run_subjobs, sweep.parallelism)",)
 

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.diagnosis import Past
 from launcher.schedulers.slurm.client import Slurm
 from launcher.units import parse_size
 
 _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
-@dataclass(frozen=True)
-class Past:
-    """One run of a job; a requeued one has several.
-
-    Attributes:
-        word: its state in Slurm's words.
-        by: user id of who cancelled it; empty: nobody did.
-        begin, end: `2026-11-21T20:00:00` in local time, or `Unknown`.
-        used: most memory of one task of any step, in bytes; None: it was not measured.
-    """
-
-    word: str
-    by: str = ""
-    begin: str = ""
-    end: str = ""
-    used: int | None = None
-
-
 def history(slurm: Slurm, job_id: str) -> list[Past]:
-    """All runs of the job, oldest first; none where a site keeps no accounting."""
+    """All runs of the job, oldest first, with the most memory of one task of any step; none where a site keeps no
+    accounting."""
     try:
         text = slurm.run("sacct", "--noheader", "--parsable2", "--duplicates", "--jobs", job_id, f"--format={_FIELDS}")
     except QueryError:

@@ -60,9 +60,9 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     partitions: list[PartitionFacts] = []
     nodes: list[Nodes] = []
     windows: list[Reservation] = []
-    if reason.kind not in (Kind.WAITS, Kind.THROTTLE):
+    if reason.kind not in (Kind.WAITS, Kind.THROTTLED):
         partitions = answers.get(facts.partitions, partitions)
-    if reason.kind not in (Kind.WAITS, Kind.THROTTLE, Kind.HELD) or reason.of_nodes:
+    if reason.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) or reason.of_nodes:
         nodes = answers.get(facts.nodes, nodes)
     if reason.kind in (Kind.NODES, Kind.RESERVATION):
         windows = answers.get(facts.reservations, [])
@@ -101,7 +101,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
 
 def _do(reason: Reason, waiting: Waiting) -> str:
     """What the user can do about it."""
-    if reason.kind is Kind.THROTTLE and waiting.sweep:
+    if reason.kind is Kind.THROTTLED and waiting.sweep:
         return throttle(waiting.program, waiting.sweep)
     return reason.do.replace("{job}", waiting.job)
 
@@ -182,7 +182,7 @@ def limits_of(
         )
     if job.reason.startswith("Dependency") and job.dependency:
         found.append(f"dependency: {job.dependency}")
-    if job.throttle and reason.kind is Kind.THROTTLE:
+    if job.throttle and reason.kind is Kind.THROTTLED:
         found.append(f"its array: {job.throttle} at once (ArrayTaskThrottle, sweep.parallelism)")
     if job.reason == "BeginTime" and job.eligible:
         found.append(f"not before {clock(job.eligible)}")

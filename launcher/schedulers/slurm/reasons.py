@@ -20,7 +20,7 @@ class Kind(Enum):
     NODES = "nodes"  # nodes are down, drained or reserved
     RESERVATION = "reservation"
     WAITS = "waits"  # for something that is not a matter of size
-    THROTTLE = "throttle"  # of its array
+    THROTTLED = "throttled"  # as many elements of its array run as may
     HELD = "held"  # until somebody releases it
     UNKNOWN = "unknown"
 
@@ -67,7 +67,7 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "never start", "cancel it, and resume it without the dependency"),
     (r"BeginTime", Kind.WAITS, "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
      "`scontrol update JobId={job} StartTime=now` begins now"),
-    (r"JobArrayTaskLimit", Kind.THROTTLE, "as many elements of its array run as may run at once",
+    (r"JobArrayTaskLimit", Kind.THROTTLED, "as many elements of its array run as may run at once",
      "it starts when one of them ends"),
     (r"JobHeldUser", Kind.HELD, "it is held by you, or by a coordinator of your account", _HELD),
     (r"JobHeldAdmin", Kind.HELD, "it is held by an administrator, or its priority is 0", "ask the site's support"),

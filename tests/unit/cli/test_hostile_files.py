@@ -50,7 +50,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", left=60)}
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
-    monkeypatch.setattr("launcher.diagnose.post_mortem.evidence.history", lambda *_: [])
+    monkeypatch.setattr("launcher.schedulers.slurm.history.history", lambda *_: [])
 
 
 @pytest.fixture

@@ -17,9 +17,11 @@ from launcher.errors import LauncherError
 from launcher.monitoring import live
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
+from launcher.schedulers import registry
 from launcher.schedulers.base import JobState
+from launcher.schedulers.diagnosis import Past, RemembersJobs
+from launcher.schedulers.pbs import history as pbs_history
 from launcher.schedulers.slurm import history
-from launcher.schedulers.slurm.history import Past
 from tests.unit.plans import plan_of
 
 TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in main\n    f()\nValueError: no'
@@ -300,8 +302,17 @@ def test_what_pbs_remembers() -> None:
         "comment": "Job run at Sat Nov 21 on (n1) and terminated by ann@login1",
         "resources_used": {"mem": "2048kb"},
     }
-    assert evidence._past(record) == Past("", by="ann", used=2 << 20)
-    assert evidence._past({}) == Past("")
+    assert pbs_history.parse(record) == Past("", by="ann", used=2 << 20)
+    assert pbs_history.parse({}) == Past("")
+
+
+@pytest.mark.parametrize(("scheduler", "limit"), [("slurm", 2 << 30), ("pbs", 6 << 30)])
+def test_what_a_job_may_take_is_counted_as_what_it_took(scheduler: str, limit: int) -> None:
+    """PBS tells the sum of all nodes, Slurm the most of one task."""
+    remembers = registry.scheduler(scheduler)
+    assert isinstance(remembers, RemembersJobs)
+    assert remembers.memory(plan_of(nodes=3, mem="2G")) == limit
+    assert remembers.memory(plan_of(nodes=3)) is None
 
 
 @pytest.mark.parametrize(
