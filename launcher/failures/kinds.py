@@ -16,6 +16,7 @@ class Kind(str, Enum):
     LIMIT = "limit"
     WALL_TIME = "wall-time"
     PREEMPTED = "preempted"
+    REQUEUED = "requeued"
     CANCELLED = "cancelled"
     STOPPED = "stopped"
     NODE_LOST = "node-lost"
@@ -49,6 +50,7 @@ _WORDS = {
     Kind.DISK_FULL: "the disk, or a quota, is full",
     Kind.LIMIT: "a limit of the system (open files, processes)",
     Kind.WALL_TIME: "out of wall time",
+    Kind.REQUEUED: "its job was put back into the queue",
     Kind.GPU_ERROR: "GPU error",
     Kind.HANG: "a rank hangs",
     Kind.KILLED: "killed by a signal",

@@ -309,6 +309,7 @@ _ADVICE: dict[Kind, Callable[[Case], Steps]] = {
     Kind.LIMIT: _limit,
     Kind.WALL_TIME: _wall_time,
     Kind.PREEMPTED: _again("the scheduler gave its nodes to somebody else, and starts it again where it may"),
+    Kind.REQUEUED: _again("somebody, or Slurm after a node failure, put its job back: it starts again by itself"),
     Kind.CANCELLED: _cancelled,
     Kind.STOPPED: _cancelled,
     Kind.NODE_LOST: _node,

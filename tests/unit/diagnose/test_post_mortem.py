@@ -256,7 +256,7 @@ KILLED = "rank 1 on node2: killed by SIGKILL"
 TOLD = "node1 was told to stop (SIGTERM)"
 GONE = "node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)"
 LEFT, CRASHED = "rank 1 on node2: exited with code 3", "rank 1 on node2: killed by SIGSEGV"
-BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 5, 6))
+BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 4, 5, 6))
 
 
 @pytest.mark.parametrize(
@@ -361,6 +361,10 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop={"cause": "told to stop", "step": 7}),
          Kind.PREEMPTED, "told to stop at step 7"),
         (Evidence(RunState.LOST), Kind.LOST, None),
+        (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
+        (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
+         "no rank said why (exit code 143); Slurm says REQUEUED"),
+        (failed(TOLD, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{TOLD}; Slurm says REQUEUED"),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
          "Slurm says PREEMPTED"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED, "it was cancelled before it began"),
