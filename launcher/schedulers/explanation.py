@@ -65,6 +65,7 @@ class Explanation:
         tried: all changes that were looked at, the first one is the run as it is.
         commands: what to type for the first option.
         notes: what else its reader should know, such as questions that were not answered.
+        throttled: as many elements of its array run as may: a higher limit starts it.
     """
 
     run: str
@@ -80,6 +81,7 @@ class Explanation:
     tried: tuple[Option, ...] = ()
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    throttled: bool = False
 
 
 def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:

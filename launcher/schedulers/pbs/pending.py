@@ -67,6 +67,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         tried=tried if better else (),
         commands=commands(waiting, better),
         notes=tuple(notes),
+        throttled=comment.kind is Kind.THROTTLED,
     )
 
 

@@ -96,6 +96,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         tried=tried,
         commands=commands(waiting, better),
         notes=tuple(answers.notes),
+        throttled=reason.kind is Kind.THROTTLED,
     )
 
 

@@ -124,20 +124,20 @@ def test_the_reason_is_in_the_state_or_in_the_comment(record: dict[str, str], wo
 
 
 @pytest.mark.parametrize(
-    ("array", "words"),
+    ("array", "kind"),
     [
         ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"},
-         "as many elements of its array run as may run at once"),
+         Kind.THROTTLED),
         ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "2"},
-         "too little is free"),
-        ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0"}, "too little is free"),
-        ({"job_state": "H", "Hold_Types": "u"}, "held by you"),
-        ({"job_state": "Q"}, "too few nodes"),
+         Kind.ROOM),
+        ({"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0"}, Kind.ROOM),
+        ({"job_state": "H", "Hold_Types": "u"}, Kind.HELD),
+        ({"job_state": "Q"}, Kind.ROOM),
     ],
 )  # fmt: skip
-def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], words: str) -> None:
+def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind: Kind) -> None:
     """Its own record has no comment, and that of an array that has begun says only that."""
-    assert words in pending.array_in_words(array, "Not Running: Not enough free nodes available").words
+    assert pending.array_in_words(array, "Not Running: Not enough free nodes available").kind is kind
 
 
 @pytest.mark.parametrize(
