@@ -36,6 +36,18 @@ class DatasetError(ConfigError):
     """A data set is not there, not whole, or could not be fetched; the text names the file and the cure."""
 
 
+class NotHere(DatasetError):
+    """A data set is not on this machine.
+
+    Attributes:
+        command: what fetches it.
+    """
+
+    def __init__(self, name: str, base: Path, command: str) -> None:
+        super().__init__(f"The data set {name} is not on this machine (looked below {base}). Get it with: {command}")
+        self.command = command
+
+
 @dataclass(frozen=True)
 class IdxFile:
     """One of a data set's four files.
@@ -274,10 +286,7 @@ def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple
 def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found:
     place = _folder(dataset, data_dir, named)
     if place is None:
-        raise DatasetError(
-            f"The data set {dataset.name} is not on this machine (looked below {_base(data_dir)}). "
-            f"Get it with: {_fetch_line(dataset.name, data_dir)}"
-        )
+        raise NotHere(dataset.name, _base(data_dir), _fetch_line(dataset.name, data_dir))
     return _verified(dataset, *place, data_dir)
 
 

@@ -59,10 +59,11 @@ def _list(data_dir: Path | None) -> int:
         try:
             found = datasets.find(name, data_dir)
             print(f"{name:<15} {found.dir} ({found.how})")
+        except datasets.NotHere as error:
+            print(f"{name:<15} not here; {error.command}")
         except datasets.DatasetError as error:
-            _, missing, command = str(error).partition("Get it with: ")
-            print(f"{name:<15} {f'not here; {command}' if missing else error}")
-            code = code if missing else FAILED
+            print(f"{name:<15} {error}")
+            code = FAILED
     return code
 
 

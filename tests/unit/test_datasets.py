@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher import datasets
-from launcher.datasets import Dataset, DatasetError, IdxFile, fetch, find
+from launcher.datasets import Dataset, DatasetError, IdxFile, NotHere, fetch, find
 
 CONTENT = {
     "train-images-idx3-ubyte": struct.pack(">4I", 0x803, 6, 2, 2) + bytes(range(24)),
@@ -115,9 +115,10 @@ def test_a_system_package_is_found(tmp_path: Path, known: dict[str, Dataset]) ->
 
 
 def test_what_is_not_there_is_told_with_the_command_that_gets_it(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="data set tiny is not on this machine") as told:
+    with pytest.raises(NotHere, match="data set tiny is not on this machine") as told:
         find("tiny", tmp_path)
-    assert f"{CURE} --data-dir {tmp_path}" in str(told.value)
+    assert told.value.command in str(told.value)
+    assert f"{CURE} --data-dir {tmp_path}" in told.value.command
     with pytest.raises(DatasetError, match=r"Did you mean tiny\?"):
         find("tinny")
 

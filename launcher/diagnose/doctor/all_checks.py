@@ -87,13 +87,13 @@ def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
 def _data() -> Iterator[Finding]:
     from launcher import datasets
 
-    told = []
+    told, missing = [], []
     for name in datasets.KNOWN:
         try:
             told.append(f"{name} ({datasets.find(name).how})")
+        except datasets.NotHere:
+            missing.append(name)
         except datasets.DatasetError as error:
-            if "Get it with: " not in str(error):
-                yield problem("data", f"{name}: {error}", f"launcher data fetch {name}")
-    missing = [name for name in datasets.KNOWN if not any(each.startswith(f"{name} ") for each in told)]
+            yield problem("data", f"{name}: {error}", f"launcher data fetch {name}")
     rest = f"; `data fetch` gets {', '.join(missing)}" if missing else ""
     yield ok("data", f"here: {', '.join(told) or 'none'}{rest}")
