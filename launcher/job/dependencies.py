@@ -20,9 +20,10 @@ import time
 from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
-from launcher.job.requeue import TIMEOUT, resubmit
+from launcher.job.requeue import resubmit
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies
@@ -96,7 +97,7 @@ def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | No
     try:
         return resubmit(
             plan, attempt.run, f"w{number}",
-            lambda script, token, environment: submit_behind(plan, jobs, script, token, environment, TIMEOUT),
+            lambda script, token, environment: submit_behind(plan, jobs, script, token, environment, JOB_TIMEOUT),
         )  # fmt: skip
     except LauncherError as error:
         print(f"launcher: no other job could be submitted to wait ({error})", file=sys.stderr)

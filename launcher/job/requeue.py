@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -16,23 +15,20 @@ from pathlib import Path
 
 from launcher import errors
 from launcher.checkpoint import format as checkpoints
-from launcher.config.schema import ResumeHow, Scheduler
-from launcher.environment import secrets
+from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError
 from launcher.files.shared_files import known, passes, tried
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.time_left import time_left
+from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import pbsdsh
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import repoint
 from launcher.units import plural
-
-TIMEOUT = 30.0  # seconds for one command of the scheduler; the job may be about to end
 
 
 class What(IntEnum):
@@ -152,15 +148,16 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
 
 
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
-    """Whether Slurm has begun to preempt this job since the attempt began.
+    """Whether the scheduler has begun to preempt this job since the attempt began, as far as it shows.
 
     Once a job has left within its partition's GraceTime, Slurm no longer shows that it was being preempted.
     """
-    if plan.scheduler != Scheduler.slurm.value:
+    scheduler = registry.scheduler(plan.scheduler)
+    if not isinstance(scheduler, ShowsPreemption):
         return False
     begun = min((float(event["time"]) for event in attempt.events()), default=0.0)
     try:
-        return (Slurm(TIMEOUT).preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
+        return (scheduler.preempted(os.environ["LAUNCHER_JOB_ID"]) or 0.0) >= int(begun)
     except QueryError:
         return False
 
@@ -189,17 +186,7 @@ def _ending(plan: JobPlan, told: bool) -> str | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
-    if plan.scheduler == Scheduler.allocation.value and left <= plan.lead:
-        return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
-    if left <= 0:
-        return None
-    if plan.scheduler != Scheduler.slurm.value:
-        return "its job was told to stop" if told else None
-    try:
-        state, reason = Slurm(TIMEOUT).word(os.environ["LAUNCHER_JOB_ID"])
-    except QueryError:  # then the answer to a requeue will tell
-        return None
-    return None if state == "RUNNING" or reason == "TimeLimit" else f"Slurm ends its job ({state})"
+    return registry.scheduler(plan.scheduler).ending(plan, told=told, left=left)
 
 
 def _go_on(plan: JobPlan, attempt: Attempt) -> str:
@@ -208,12 +195,12 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> str:
     Raises:
         LauncherError: the scheduler did not take it.
     """
-    how, slurm = plan.resume_how, plan.scheduler == Scheduler.slurm.value
+    how, scheduler = plan.resume_how, registry.scheduler(plan.scheduler)
     if how == ResumeHow.chain.value:
         return "the next job of its chain waits for this one to end"
-    if slurm and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
+    if isinstance(scheduler, Requeues) and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
         try:
-            Slurm(TIMEOUT).requeue(os.environ["LAUNCHER_JOB_ID"])
+            scheduler.requeue(os.environ["LAUNCHER_JOB_ID"])
             return "its job was requeued"
         except QueryError as error:
             if how == ResumeHow.requeue.value:
@@ -224,10 +211,10 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> str:
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     """Submits the run's script as a new job that starts when this one has ended; its id."""
-    job = os.environ["SLURM_JOB_ID"] if plan.scheduler == Scheduler.slurm.value else os.environ.get("PBS_JOBID", "")
+    job = registry.queue(plan.scheduler).own_job(os.environ)
     return resubmit(
         plan, attempt.run, str(attempt.number + 1),
-        lambda script, token, environment: submit_after(plan, job, script, token, environment, TIMEOUT),
+        lambda script, token, environment: submit_after(plan, job, script, token, environment, JOB_TIMEOUT),
     )  # fmt: skip
 
 
@@ -243,7 +230,6 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     Raises:
         LauncherError: the scheduler did not take it.
     """
-    from launcher.schedulers.job_environment import job_environment
     from launcher.script import render
 
     script = run.path / "script.sh"
@@ -254,15 +240,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not run.has("script.sh"):  # an element of an array goes on alone
         script = run.write_script(render.script(plan, token=token))
-    if plan.scheduler == Scheduler.pbs.value and not run.has("environment.sh"):
-        shutil.copy(run.path.parent / "environment.sh", run.path)
-    if plan.scheduler == Scheduler.slurm.value:
-        environment = dict(job_environment(os.environ, plan).environment)
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
-    else:
-        if qsub := pbsdsh.find("qsub"):
-            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
-        environment = secrets.without(os.environ, plan.secret_names)  # a site's qsub may have -V
+    environment = registry.queue(plan.scheduler).environment_within(plan, run)
     run.journal("submitting", token=token)
     job_id = submit(str(script), token, environment)
     run.journal("submitted", job=job_id)

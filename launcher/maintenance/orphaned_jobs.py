@@ -7,20 +7,17 @@ accounts for the scheduler is asked for both; only these tell a job without a ru
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import Scheduler
 from launcher.files.shared_files import exists, known
 from launcher.monitoring.live import PATIENCE, Live
 from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
+from launcher.schedulers import registry
 from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
-from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.query_cache import Shared
-from launcher.schedulers.slurm.client import Slurm
 
 MOST = 20  # jobs of one scheduler that are asked about
 _JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 17[].server, 17[3].server
@@ -31,7 +28,7 @@ class Orphan:
     """A job, or an array, without a run.
 
     Attributes:
-        scheduler: slurm or pbs.
+        scheduler: its name.
         job: its id.
         word: its state, in the scheduler's word.
         folder: where its run was.
@@ -45,12 +42,7 @@ class Orphan:
 
 def schedulers() -> dict[str, Queries]:
     """Those whose commands are here."""
-    found: dict[str, Queries] = {}
-    if shutil.which("squeue"):
-        found[Scheduler.slurm.value] = Slurm(PATIENCE)
-    if shutil.which("qstat"):
-        found[Scheduler.pbs.value] = PBS(PATIENCE)
-    return found
+    return {name: each.queries(PATIENCE) for name, each in registry.queues_here().items()}
 
 
 def family(job_id: str) -> str:

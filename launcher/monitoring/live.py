@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from launcher import errors
-from launcher.config.schema import Scheduler
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
@@ -29,10 +28,9 @@ from launcher.files.shared_files import passes
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
+from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob
-from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
-from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
 
 SCHEDULER_INTERVAL = QUICKEST  # seconds for which a scheduler's answer is good enough
@@ -96,7 +94,7 @@ class Damaged:
 def queries(plan: JobPlan, patience: float | None = None) -> Queries:
     """How the plan's scheduler is asked, and how many seconds that may take (None: as for a submission)."""
     timeout = plan.submit_timeout if patience is None else min(patience, plan.submit_timeout)
-    return (PBS if plan.scheduler == Scheduler.pbs.value else Slurm)(timeout)
+    return registry.queue(plan.scheduler).queries(timeout)
 
 
 def forget(plan: JobPlan) -> None:

@@ -34,8 +34,6 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
 
 WAITING = "waiting"
@@ -87,29 +85,21 @@ class SweepLive(Live):
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
         if (plan.scheduler, queries(plan).key(job_id)) in self._remembered:
             return super().ended(plan, job_id)
-        scheduler, family = queries(plan), "" if isinstance(queries(plan), PBS) else job_id.partition("_")[0]
+        scheduler = queries(plan, PATIENCE)
+        family = scheduler.family(job_id)
         asked, answer = self._ends.get((plan.scheduler, family), (float("-inf"), {}))
         key = scheduler.key(job_id)
         # What was asked before the job's end may call it running.
         told = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
         if not told and time.monotonic() - asked > SCHEDULER_INTERVAL:
             try:
-                answer = _ends(plan, family)
+                answer = scheduler.ended_family(family)
             except QueryError as error:
                 answer = error
             self._ends[plan.scheduler, family] = (time.monotonic(), answer)
         if isinstance(answer, QueryError):
             raise answer
         return answer.get(key)
-
-
-def _ends(plan: JobPlan, family: str) -> dict[str, SchedulerJob]:
-    """What a scheduler remembers of all elements of an array, or of all jobs; one command."""
-    scheduler = queries(plan, PATIENCE)
-    if isinstance(scheduler, PBS):
-        return scheduler.history()
-    assert isinstance(scheduler, Slurm)
-    return scheduler.accounting([family])
 
 
 def look_at(

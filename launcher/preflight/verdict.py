@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher import errors
-from launcher.config.schema import Scheduler
 from launcher.preflight.checks import Check, Level
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import ExcludesNodes
 
 
 class Then(str, Enum):
@@ -113,8 +114,8 @@ def advice(bad: Sequence[Node], nodes: int, scheduler: str) -> str:
     if nodes == 1:
         return ""
     hosts = ",".join(dict.fromkeys(node.host for node in bad))
-    if scheduler == Scheduler.slurm.value:
-        return f". Resume the run with cluster.exclude={hosts}, or give it spare nodes (min_nodes less than nodes)"
+    if isinstance(started_by := registry.scheduler(scheduler), ExcludesNodes):
+        return f". Resume the run with {started_by.without(hosts)}, or give it spare nodes (min_nodes less than nodes)"
     return ". Give the run spare nodes (min_nodes less than nodes), which it then does without"
 
 

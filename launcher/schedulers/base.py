@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -93,12 +93,25 @@ class Queries(Protocol):
         """What it remembers of jobs that are over, by `key`, with as few commands as it can; without those that it
         has forgotten."""
 
+    def family(self, job_id: str) -> str:
+        """What jobs have in common whose ends one question tells: their array, say, or that they are this user's."""
+
+    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
+        """What it remembers of jobs of that family that are over, by `key`; one command. Others may be among them."""
+
     def find(self, token: str, name: str) -> str | None:
         """The id of the job that was submitted with this token and name."""
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
         """The script and token of this user's jobs and arrays with these numbers (17), by number; unknown ones are
         omitted."""
+
+    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
+        """Hands a run's script over for a job with this token that starts when all these have ended, however they
+        did; its id. Raises Refused or NoAnswer."""
+
+    def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
+        """Has a job that has not begun start when all these have ended, instead of those that it waited for."""
 
     def cancel(self, job_id: str) -> None:
         """Asks the scheduler to end a job; one that has ended already is no error."""

@@ -60,11 +60,3 @@ class RemembersJobs(ABC):
     def memory(self, plan: JobPlan) -> int | None:
         """Bytes that a job of this plan may take where `history` tells what one took; None: it asks for none. Pure."""
         return plan.mem
-
-
-class ExcludesNodes(ABC):
-    """It can keep a job off nodes."""
-
-    @abstractmethod
-    def without(self, plan: JobPlan, host: str) -> str:
-        """What `resume` takes, quoted for a shell, for a run that is to do without this node as well. Pure."""

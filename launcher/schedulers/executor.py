@@ -52,6 +52,7 @@ class RunExecutor(core.PicklingExecutor):
     def __init__(
         self, run: Run, plan: JobPlan, token: str, throttle: int | None = None, *,
         resumed: bool = False, elements: Sequence[Run] | None = None, submitting: Callable[[], None] | None = None,
+        held_by: Callable[[], Sequence[str]] = tuple,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -62,12 +63,14 @@ class RunExecutor(core.PicklingExecutor):
             resumed: an earlier process may have submitted this token already, so look before sending.
             elements: the runs that are the elements of an array; None: they are made, numbered from 0.
             submitting: is called just before the scheduler gets the job; None: the run's journal is told.
+            held_by: the jobs that have to end before this one may start, as they are when it is called (`after`).
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._elements = elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
         self._submitting = submitting or (lambda: run.journal("submitting", token=token))
+        self._held_by = held_by
 
     def _num_tasks(self) -> int:
         return self.plan.nodes * self.plan.tasks_per_node
@@ -88,14 +91,6 @@ class RunExecutor(core.PicklingExecutor):
     def _send(self, script: Path, token: str, run: Run) -> str:
         """Hands over the script of a run (for an array, that of which its elements are a part); the job's id."""
         raise NotImplementedError
-
-    def _held_by(self) -> list[str]:
-        """The jobs that have to end before this one may start (the key `after`)."""
-        if not self.plan.after:
-            return []
-        from launcher.submission.dependencies import held_by
-
-        return held_by(self.plan)
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
         """The id of the one job there is in the end; it may also be known from what the job itself has written."""

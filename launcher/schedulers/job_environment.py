@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from launcher.config.schema import Scheduler
+from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
 
 # Places in somebody else's job: they would contradict those of the new one.
@@ -22,9 +22,8 @@ KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
-# What PBS sets anew in each job: a folder on each node, its own word on CPUs, and where it is.
-OF_PBS = {"TMPDIR", "NCPUS", "ENVIRONMENT"}
-# sbatch puts these above the script's own lines (man sbatch, INPUT ENVIRONMENT VARIABLES); sites use them as defaults.
+# Defaults of a site, by the key of a plan that says the same. sbatch puts these above the script's own lines (man
+# sbatch, INPUT ENVIRONMENT VARIABLES).
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_PARTITION": "partition",
@@ -43,30 +42,31 @@ class Scrubbed:
 
 
 def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-    """The environment for a new job.
+    """The environment for a new job, as the plan's scheduler wants it."""
+    return registry.scheduler(plan.scheduler).job_environment(environ, plan)
 
-    Defaults of a site such as SBATCH_ACCOUNT are kept where the plan says nothing of the kind, and inside a held
-    allocation so are the scheduler's variables: srun lives on them.
+
+def scrubbed(
+    environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
+) -> Scrubbed:
+    """What is left without the places in other jobs and launchers.
+
+    Args:
+        environ: of this process.
+        kept: variables that stay all the same.
+        own: more variables that do not.
+        schedulers: the variables of schedulers do not stay either.
     """
-    kept = {variable for variable, key in DEFAULTS.items() if getattr(plan, key) is None}
-    if plan.scheduler == Scheduler.pbs.value:
-        return pbs_environment(environ)
-    return _without(environ, kept, set(), schedulers=plan.scheduler != Scheduler.allocation.value)
-
-
-def pbs_environment(environ: Mapping[str, str]) -> Scrubbed:
-    """The environment for a job of PBS."""
-    # Inside of a job it is that job's number of CPUs, elsewhere the user's wish.
-    threads = {"OMP_NUM_THREADS"} if "PBS_JOBID" in environ else set()
-    return _without(environ, set(), OF_PBS | threads)
-
-
-def _without(environ: Mapping[str, str], kept: set[str], own: set[str], *, schedulers: bool = True) -> Scrubbed:
     dropped = {
         name
         for name in environ
-        if name not in KEPT | kept
+        if name not in KEPT | set(kept)
         and (name in own or OF_LAUNCHERS.match(name) or (schedulers and OF_SCHEDULERS.match(name)))
     }
     left = {name: value for name, value in environ.items() if name not in dropped and not FUNCTIONS.match(name)}
     return Scrubbed(left, tuple(sorted(dropped)))
+
+
+def without_own_defaults(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+    """The same; defaults of a site stay where the plan says nothing of the kind."""
+    return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if getattr(plan, key) is None])

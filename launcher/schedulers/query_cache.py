@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import socket
 import stat
 import time
@@ -22,14 +21,13 @@ from dataclasses import dataclass, field
 
 from launcher.files import run_files
 from launcher.paths import user_cache_dir
+from launcher.schedulers import registry
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 
 FORMAT = 2
 QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which an answer is good
 SLOWER = 1.3  # by which they grow with each answer that is no other than the one before
 SHARE = 10  # times what an answer takes is how long it is good: nobody spends more than a tenth of his time on it
-WHERE = ("SLURM_CONF", "SLURM_CLUSTERS", "PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
-COMMANDS = {"pbs": "qstat"}  # else squeue
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,7 @@ class Shared:
     """The answer of one scheduler that this user's commands on this machine share."""
 
     def __init__(self, scheduler: str) -> None:
-        command = shutil.which(COMMANDS.get(scheduler, "squeue"))
-        which = [scheduler, str(os.getuid()), socket.gethostname(), command, *map(os.environ.get, WHERE)]
+        which = [scheduler, str(os.getuid()), socket.gethostname(), *registry.queue(scheduler).server()]
         name = f"{scheduler}-{hashlib.sha256(repr(which).encode()).hexdigest()[:16]}"
         self._file = user_cache_dir() / "answers" / f"{name}.json"
 

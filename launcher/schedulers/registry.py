@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from importlib.metadata import entry_points
 
 from launcher.errors import ConfigError, near
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.scheduler import Queue, Scheduler
 
 GROUP = "launcher.schedulers"
 OURS = {
@@ -26,6 +25,8 @@ OURS = {
 
 @cache
 def _others() -> dict[str, str]:
+    from importlib.metadata import entry_points  # 15 ms, and ours need none
+
     return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in OURS}
 
 
@@ -49,3 +50,21 @@ def scheduler(name: str) -> Scheduler:
     module, _, kind = place.partition(":")
     found: Scheduler = getattr(importlib.import_module(module), kind)()
     return found
+
+
+def queue(name: str) -> Queue:
+    """The scheduler of this name, which takes jobs.
+
+    Raises:
+        ConfigError: there is none, or it starts jobs at once.
+    """
+    found = scheduler(name)
+    if not isinstance(found, Queue):
+        raise ConfigError(f"cluster.scheduler={name}: it starts jobs at once, and has no queue")
+    return found
+
+
+def queues_here() -> dict[str, Queue]:
+    """The schedulers that take jobs and whose commands are on this machine, by name."""
+    found = {name: scheduler(name) for name in names()}
+    return {name: each for name, each in found.items() if isinstance(each, Queue) and each.here()}

@@ -7,8 +7,19 @@ folder asks for its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from launcher.schedulers.base import Queries
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.runs.directory import Run
+    from launcher.schedulers.allocation import Held
+    from launcher.schedulers.base import Queries
+    from launcher.schedulers.executor import RunExecutor
+    from launcher.schedulers.job_environment import Scrubbed
+    from launcher.spec.plan import JobPlan
+
+JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end
 
 
 class Scheduler(ABC):
@@ -17,15 +28,118 @@ class Scheduler(ABC):
     Attributes:
         name: as in cluster.scheduler.
         title: as people write it.
+        on_this_machine: its jobs are processes of the machine where they are submitted.
+        secrets_in_files: a job gets its secrets from a file, for what is submitted with it others can read.
     """
 
     name: str
     title: str
+    on_this_machine = False
+    secrets_in_files = False
+
+    @abstractmethod
+    def executor(self) -> type[RunExecutor]:
+        """What hands runs over. It is loaded when it is asked for: submitit takes 30 ms."""
+
+    @abstractmethod
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        """The environment for a new job of this plan. Pure."""
+
+    def problem(self) -> str | None:
+        """Why this machine cannot submit, and what to do; None: it can."""
+        return None
+
+    def held(self, environ: Mapping[str, str]) -> Held | None:
+        """The allocation that the shell is in, where runs are started in one.
+
+        Raises:
+            ConfigError: it is in none.
+        """
+        return None
+
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+        """Why the scheduler is ending the job that we are in, unless it is for its wall time; None: it is not.
+
+        Args:
+            plan: of the job's run.
+            told: the job's script was told to stop.
+            left: seconds of wall time left; infinite: it has no limit, or nobody knows.
+        """
+        return "its job was told to stop" if told and left > 0 else None
 
 
-class Queue(ABC):
+class Queue(Scheduler):
     """A scheduler that takes jobs, which wait until there is room."""
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:
         """Its commands, each of which may take this many seconds."""
+
+    @abstractmethod
+    def here(self) -> bool:
+        """Whether its commands are on this machine's PATH."""
+
+    @abstractmethod
+    def server(self) -> tuple[str | None, ...]:
+        """What tells the server that is asked here from others: the command, and the variables that it reads."""
+
+    @abstractmethod
+    def array_of(self, job_id: str) -> str:
+        """The id of the array that an element belongs to; a plain job's own. Pure."""
+
+    def can_be_waited_for(self, job_id: str) -> bool:
+        """Whether another job can wait for this one's end; some can wait for no element of an array. Pure."""
+        return True
+
+    @abstractmethod
+    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Compares a plan with what the scheduler has now; what the user should know.
+
+        Raises:
+            ConfigError: there is no room for it there.
+        """
+
+    @abstractmethod
+    def own_job(self, environ: Mapping[str, str]) -> str:
+        """The id of the job that we are in, which another one can wait for. Pure."""
+
+    @abstractmethod
+    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        """The environment in which a job of the run submits the next one; whatever that one needs is made."""
+
+
+class Requeues(ABC):
+    """A scheduler that starts a user's running job again, under the same id."""
+
+    @abstractmethod
+    def requeue(self, job_id: str) -> None:
+        """Ends the job and starts it again.
+
+        Raises:
+            QueryError: the scheduler does not, in its words.
+        """
+
+
+class ShowsPreemption(ABC):
+    """A scheduler that shows that it has begun to preempt a job."""
+
+    @abstractmethod
+    def preempted(self, job_id: str) -> float | None:
+        """When it has begun to, in seconds since the epoch; None: it has not.
+
+        Raises:
+            QueryError: it does not answer.
+        """
+
+
+class ExcludesNodes(ABC):
+    """A scheduler that starts a job elsewhere than on certain nodes."""
+
+    @abstractmethod
+    def without(self, hosts: str, excluded: str | None = None) -> str:
+        """The override, quoted for a shell, with which a run is resumed without these nodes. Pure.
+
+        Args:
+            hosts: the nodes (`node3,node7`).
+            excluded: those that the run does without already (cluster.exclude).
+        """

@@ -22,7 +22,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import Scheduler
 from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership
 from launcher.files.shared_files import known, names, read_text
@@ -33,10 +32,8 @@ from launcher.monitoring.sweep import SweepLive
 from launcher.runs import directory, lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs.client import PBS, array_of
-from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.successor import dependency
 from launcher.spec.plan import JobPlan
 
 CONDITIONS = ("ok", "any", "failed")
@@ -187,10 +184,9 @@ def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
 
 
 def _to_wait_for(plan: JobPlan, job: str, *, whole: bool) -> str:
-    """A job, or for an element of an array the array: PBS cannot wait for one element, and of many it is shorter."""
-    if plan.scheduler == Scheduler.pbs.value:
-        return array_of(job)
-    return job.partition("_")[0] if whole else job
+    """A job, or for an element the array: of many it is shorter, and some can be waited for as a whole only."""
+    scheduler = registry.queue(plan.scheduler)
+    return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
 
 
 # -- submission
@@ -296,11 +292,7 @@ def _repoint(follower: Path) -> None:
         waiting = {job: run.plan()} if job else {}
     for job_id, plan in waiting.items():
         if jobs := jobs_of(look_at(plan.after)):
-            scheduler, options = queries(plan), dependency(plan.scheduler, jobs)
-            if isinstance(scheduler, PBS):
-                scheduler.run("qalter", *options, job_id)
-            elif isinstance(scheduler, Slurm):
-                scheduler.run("scontrol", "update", f"JobId={job_id}", options[0].removeprefix("--"))
+            queries(plan).wait_for(job_id, jobs)
 
 
 def with_latest(value: Any) -> bool:

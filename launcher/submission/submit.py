@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, redaction
-from launcher.config.schema import Config, ResumeHow, Scheduler
+from launcher.config.schema import Config, ResumeHow
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot, trackers
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
-from launcher.files import shared_folder, trusted_folders
+from launcher.files import trusted_folders
 from launcher.files.os_errors import explain
-from launcher.files.shared_files import exists, known
 from launcher.monitoring.live import Live, look, read
 from launcher.monitoring.state import RunState
 from launcher.paths import default_runs_dir
@@ -38,14 +34,10 @@ from launcher.processes.groups import Process
 from launcher.runs import live_index
 from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
-from launcher.schedulers.allocation import Held, allocation, require_room
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.detect import detect
+from launcher.schedulers import registry
+from launcher.schedulers.allocation import Held, require_room
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pbs import facts as pbs_facts
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.successor import submit_after
 from launcher.script import render
 from launcher.spec import limits
@@ -127,7 +119,8 @@ def site_of(config: Config, run_id: str, held: Held | None) -> Site:
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
     starter = held.starter if held else None
     after = _after(config, Run(run_dir))
-    secrets_dir = str(secret.folder()) if config.cluster.scheduler is Scheduler.pbs else None
+    in_files = registry.scheduler(config.cluster.scheduler.value).secrets_in_files
+    secrets_dir = str(secret.folder()) if in_files else None
     return Site(
         run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
     )
@@ -432,17 +425,18 @@ def start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
     """Hands one run to its backend; `resumed`: it may have been handed over with this token already."""
     from launcher.agent import payload
 
-    if plan.scheduler == Scheduler.slurm.value:
-        from launcher.schedulers.slurm.executor import SlurmExecutor
+    executor = registry.scheduler(plan.scheduler).executor()
+    held = executor(run, plan, token, resumed=resumed, held_by=lambda: jobs_before(plan))
+    return held.submit(payload.run, str(run.path))
 
-        return SlurmExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
-    if plan.scheduler == Scheduler.pbs.value:
-        from launcher.schedulers.pbs.executor import PBSRunExecutor
 
-        return PBSRunExecutor(run, plan, token, resumed=resumed).submit(payload.run, str(run.path))
-    from launcher.schedulers.local.executor import LocalExecutor
+def jobs_before(plan: JobPlan) -> list[str]:
+    """The jobs that have to end before the plan's may start (the key `after`), as they are now."""
+    if not plan.after:
+        return []
+    from launcher.submission import dependencies as after
 
-    return LocalExecutor(run, plan, token).submit(payload.run, str(run.path))
+    return after.held_by(plan)
 
 
 def require_commands(plan: JobPlan) -> None:
@@ -450,10 +444,7 @@ def require_commands(plan: JobPlan) -> None:
     Raises:
         SubmissionError: this machine cannot submit the plan.
     """
-    problem = detect().problem() if plan.scheduler == Scheduler.pbs.value else None
-    if plan.scheduler == Scheduler.slurm.value and shutil.which("sbatch") is None:
-        problem = "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
-    if problem:
+    if problem := registry.scheduler(plan.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 
 
@@ -513,45 +504,7 @@ def _with_baseline(config: Config) -> Config:
 def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     if not config.cluster.check:
         return ()
-    if plan.scheduler == Scheduler.pbs.value:
-        try:
-            queues = PBS(plan.submit_timeout).queues()
-            queue = limits.check_queue(plan, queues)
-        except QueryError as error:
-            return (f"not compared with the live queues: {error}",)
-        try:
-            nodes = pbs_facts.Facts(PBS(plan.submit_timeout)).nodes()
-        except QueryError as error:
-            return (f"not compared with the live nodes: {error}",)
-        limits.check_nodes(plan, pbs_facts.hosts_of(nodes, plan, queue))
-        return _seen_by(nodes, Path(plan.run_dir).parent)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(Slurm(plan.submit_timeout).partitions)
-        importlib.import_module(
-            "launcher.schedulers.slurm.executor"
-        )  # 30 ms that the submission needs next, while Slurm answers
-    try:
-        partitions = answer.result()
-    except QueryError as error:
-        return (f"not compared with the live partitions: {error}",)
-    if partitions:
-        partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
-        limits.check_partition(dataclasses.replace(plan, partition=partition), partitions)
-    return ()
-
-
-def _seen_by(nodes: Sequence[pbs_facts.Node], folder: Path) -> tuple[str, ...]:
-    """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
-
-    Raises:
-        ConfigError: they cannot see it.
-    """
-    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    note = shared_folder.check(
-        folder, shared_folder.kind_of(folder), seen=known(exists(folder / shared_folder.SEEN)),
-        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
-    )  # fmt: skip
-    return (note,) if note else ()
+    return registry.queue(plan.scheduler).compare(plan, environ)
 
 
 def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
@@ -560,15 +513,7 @@ def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
     Raises:
         ConfigError: it is in none.
     """
-    if config.cluster.scheduler is not Scheduler.allocation:
-        return None
-    found = allocation(environ)
-    if found is None:
-        raise ConfigError(
-            "cluster=allocation: this shell is in no allocation (neither SLURM_JOB_ID nor PBS_JOBID and PBS_NODEFILE "
-            "are set): get one with salloc first, or on PBS with qsub -I, or use a cluster that is submitted to"
-        )
-    return found
+    return registry.scheduler(config.cluster.scheduler.value).held(environ)
 
 
 def _commit(folder: str) -> str | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.config.schema import Scheduler
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.monitoring.live import forget, queries
@@ -18,8 +17,8 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
 from launcher.runs.directory import Run, only_submitter
 from launcher.runs.sweep_directory import Submission, Sweep, element_id, to_ranges
+from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost
-from launcher.schedulers.pbs.client import array_of
 from launcher.spec.plan import JobPlan
 from launcher.sweeps.grouping import shares
 
@@ -69,8 +68,7 @@ def live_arrays(
 def _array(members: Sequence[PointSeen]) -> LiveArray:
     first = members[0].seen
     assert first is not None and first.story.job_id is not None
-    pbs = first.plan.scheduler == Scheduler.pbs.value
-    job = array_of(first.story.job_id) if pbs else first.story.job_id.rpartition("_")[0]
+    job = registry.queue(first.plan.scheduler).array_of(first.story.job_id)
     pending = sum(each.state not in BEGUN for each in members)
     return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 

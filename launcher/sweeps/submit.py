@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
-from launcher.config.schema import Config, ResumeHow, Scheduler
+from launcher.config.schema import Config, ResumeHow
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
@@ -30,8 +30,9 @@ from launcher.paths import default_runs_dir
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, only_submitter, token_of
 from launcher.runs.sweep_directory import Manifest, Sweep
+from launcher.schedulers import registry
 from launcher.schedulers.base import parts
-from launcher.schedulers.executor import RunExecutor, begun
+from launcher.schedulers.executor import begun
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.spec.plan import JobPlan, check_name
 from launcher.submission.inputs import Inputs
@@ -40,6 +41,7 @@ from launcher.submission.submit import (
     admitted,
     facts_of_here,
     held_by,
+    jobs_before,
     journal_jobs,
     planned,
     require_commands,
@@ -456,9 +458,9 @@ class _Handing:
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]
-        executor = _executor(plan)(
+        executor = registry.scheduler(plan.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, elements=runs,
-            submitting=lambda: self._sweep.submitting(token, members),
+            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: jobs_before(plan),
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])
@@ -468,16 +470,6 @@ class _Handing:
         job_id = jobs[0].job_id.rpartition("_")[0]
         self._sweep.submitted(token, job_id)
         self._jobs.append((job_id, members))
-
-
-def _executor(plan: JobPlan) -> type[RunExecutor]:
-    if plan.scheduler == Scheduler.slurm.value:
-        from launcher.schedulers.slurm.executor import SlurmExecutor
-
-        return SlurmExecutor
-    from launcher.schedulers.pbs.executor import PBSRunExecutor
-
-    return PBSRunExecutor
 
 
 def start_here(sweep: Sweep) -> None:

@@ -10,7 +10,7 @@ from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
 from launcher.failures.kinds import Kind
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import ExcludesNodes
+from launcher.schedulers.scheduler import ExcludesNodes
 from launcher.spec.plan import JobPlan
 from launcher.units import format_hours, rough_size
 
@@ -154,7 +154,7 @@ def _node(case: Case) -> Steps:
     more: Steps = []
     scheduler = registry.scheduler(case.plan.scheduler)
     if case.host and isinstance(scheduler, ExcludesNodes):
-        more = [Step("or without that node", case.resume(scheduler.without(case.plan, case.host)))]
+        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan.exclude)))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
         Step("go on, on the nodes that it gets", case.resume()),

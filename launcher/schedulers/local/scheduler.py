@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+from launcher.schedulers.allocation import Held, allocation
+from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from launcher.schedulers.executor import RunExecutor
+    from launcher.spec.plan import JobPlan
 
 
 class LocalScheduler(Scheduler):
@@ -10,10 +20,39 @@ class LocalScheduler(Scheduler):
 
     name = "local"
     title = "this machine"
+    on_this_machine = True
+
+    def executor(self) -> type[RunExecutor]:
+        from launcher.schedulers.local.executor import LocalExecutor
+
+        return LocalExecutor
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return without_own_defaults(environ, plan)
 
 
-class AllocationScheduler(Scheduler):
-    """The allocation of Slurm or PBS in which the command was typed."""
+class AllocationScheduler(LocalScheduler):
+    """The allocation of Slurm or PBS in which the command was typed: the script runs here, its tasks on its nodes."""
 
     name = "allocation"
     title = "this allocation"
+    on_this_machine = False
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        """The scheduler's variables are kept: srun lives on them."""
+        return scrubbed(environ, schedulers=False)
+
+    def held(self, environ: Mapping[str, str]) -> Held:
+        found = allocation(environ)
+        if found is None:
+            raise ConfigError(
+                "cluster=allocation: this shell is in no allocation (neither SLURM_JOB_ID nor PBS_JOBID and "
+                "PBS_NODEFILE are set): get one with salloc first, or on PBS with qsub -I, or use a cluster that is "
+                "submitted to"
+            )
+        return found
+
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+        if left <= plan.lead:
+            return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
+        return super().ending(plan, told=told, left=left)

@@ -116,6 +116,14 @@ class PBS:
         found = ((short(job_id), self.ended(job_id)) for job_id in job_ids)
         return {key: job for key, job in found if job is not None}
 
+    def family(self, job_id: str) -> str:
+        """All jobs are of one: their history is one question."""
+        return ""
+
+    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
+        """See `history`."""
+        return self.history()
+
     def key(self, job_id: str) -> str:
         """What `jobs` calls the job."""
         return short(job_id)
@@ -196,6 +204,18 @@ class PBS:
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
             surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
         )
+
+    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
+        """The same for a job with this token that starts when all these have ended, however they did."""
+        return self.submit(script, environment, "-f", "-v", f"{TOKEN}={token}", *dependency(jobs))
+
+    def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
+        """Has a job that has not begun wait for these, instead of those that it waited for.
+
+        Raises:
+            QueryError: PBS does not answer, or refuses.
+        """
+        self.run("qalter", *dependency(jobs), job_id)
 
     def _hint(self, code: int, words: str) -> str | None:
         """What to do about a refusal."""
@@ -281,6 +301,11 @@ def pbs_id(job_id: str) -> str:
 def array_of(job_id: str) -> str:
     """The id of the array that an element belongs to, `150[].pbs-srv` for 150.pbs-srv_5; a plain job's own."""
     return re.sub(r"\[\d+\]", "[]", pbs_id(job_id))
+
+
+def dependency(jobs: Sequence[str]) -> list[str]:
+    """Arguments of qsub for a job that starts when all these have ended, however they did. Pure."""
+    return ["-W", f"depend=afterany:{':'.join(map(pbs_id, jobs))}"] if jobs else []
 
 
 def _number(job_id: str) -> int:

@@ -15,7 +15,6 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pbs import client
 from launcher.schedulers.pbs.submitit_executor import PBSJob
 from launcher.schedulers.pbs.task import exports
-from launcher.schedulers.successor import dependency
 from launcher.spec.plan import JobPlan
 
 
@@ -37,7 +36,7 @@ class PBSRunExecutor(RunExecutor):
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
-            options = dependency(self.plan.scheduler, self._held_by())
+            options = client.dependency(self._held_by())
             self._submitting()
             own = secrets.without(os.environ, self.plan.secret_names)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)

@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
-from launcher.schedulers.pbs.client import PBS
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.environment import secrets
+from launcher.schedulers.detect import detect
+from launcher.schedulers.job_environment import Scrubbed
+from launcher.schedulers.pbs import pbsdsh
+from launcher.schedulers.pbs.client import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
-from launcher.schedulers.scheduler import Queue, Scheduler
+from launcher.schedulers.pbs.environment import pbs_environment
+from launcher.schedulers.scheduler import Queue
+
+if TYPE_CHECKING:
+    from launcher.runs.directory import Run
+    from launcher.schedulers.executor import RunExecutor
+    from launcher.spec.plan import JobPlan
+
+# Which server the commands ask.
+SERVER = ("PBS_SERVER", "PBS_DEFAULT", "PBS_CONF_FILE", "PBS_EXEC")
 
 
-class PBSScheduler(Scheduler, Queue, PBSDiagnosis):
+class PBSScheduler(Queue, PBSDiagnosis):
     """PBS: OpenPBS or PBS Professional."""
 
     name = "pbs"
     title = "PBS"
+    secrets_in_files = True
+
+    def executor(self) -> type[RunExecutor]:
+        from launcher.schedulers.pbs.executor import PBSRunExecutor
+
+        return PBSRunExecutor
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return pbs_environment(environ)
+
+    def problem(self) -> str | None:
+        return detect().problem()
 
     def queries(self, timeout: float) -> PBS:
         return PBS(timeout)
+
+    def here(self) -> bool:
+        return shutil.which("qstat") is not None
+
+    def server(self) -> tuple[str | None, ...]:
+        return (shutil.which("qstat"), *map(os.environ.get, SERVER))
+
+    def array_of(self, job_id: str) -> str:
+        return array_of(job_id)
+
+    def can_be_waited_for(self, job_id: str) -> bool:
+        return "[" not in pbs_id(job_id)  # qsub: illegal -W value
+
+    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+        from launcher.schedulers.pbs import live_check  # states of jobs need none of it
+
+        return live_check.compare(plan)
+
+    def own_job(self, environ: Mapping[str, str]) -> str:
+        return environ.get("PBS_JOBID", "")
+
+    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        if not run.has("environment.sh"):  # an element of an array goes on alone
+            shutil.copy(run.path.parent / "environment.sh", run.path)
+        if qsub := pbsdsh.find("qsub"):
+            os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
+        return secrets.without(os.environ, plan.secret_names)  # a site's qsub may have -V

@@ -38,8 +38,8 @@ from launcher.schedulers.base import JobState, QueryError, SchedulerJob, parts
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.executor import NOT_OVER
 from launcher.schedulers.idempotent_submit import Refused, submit_once
-from launcher.schedulers.job_environment import pbs_environment
 from launcher.schedulers.pbs import client, directives
+from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.pbs.parameters import Parameters, folder_of
 from launcher.schedulers.pbs.submitit_environment import name_too, resubmissions
 from launcher.schedulers.pbs.task import exports

@@ -129,6 +129,14 @@ class Slurm:
         parts = [job_ids[start : start + _MOST_IDS] for start in range(0, len(job_ids), _MOST_IDS)]
         return {job_id: job for part in parts for job_id, job in self.accounting(part).items()}
 
+    def family(self, job_id: str) -> str:
+        """The array of an element, of which sacct tells all."""
+        return array_of(job_id)
+
+    def ended_family(self, family: str) -> dict[str, SchedulerJob]:
+        """What accounting remembers of an array, or of one job."""
+        return self.accounting([family])
+
     def key(self, job_id: str) -> str:
         """What `jobs` calls the job."""
         return job_id
@@ -139,7 +147,7 @@ class Slurm:
         Raises:
             QueryError: Slurm did not answer, so nobody can tell.
         """
-        return next((job.id.partition("_")[0] for job in self._queue().values() if job.comment == token), None)
+        return next((array_of(job.id) for job in self._queue().values() if job.comment == token), None)
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
         """Where this user's jobs and arrays with these numbers come from; one command for all."""
@@ -178,6 +186,19 @@ class Slurm:
             raise NoAnswer(words)
         # fatal: sbatch gave up before it asked anybody (no configuration, for one).
         raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+
+    def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
+        """The same for a job with this token that starts when all these have ended, however they did."""
+        return self.submit(script, environment, *dependency(jobs), f"--comment={token}")
+
+    def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
+        """Has a job that has not begun wait for these, instead of those that it waited for.
+
+        Raises:
+            QueryError: Slurm does not answer, or refuses.
+        """
+        options = [option.removeprefix("--") for option in dependency(jobs)]
+        self.run("scontrol", "update", f"JobId={job_id}", *options)
 
     def max_array_size(self, queue: str | None = None) -> int | None:
         """Most elements of one array: their numbers are below MaxArraySize (man slurm.conf); None: unknown."""
@@ -235,6 +256,16 @@ SINFO = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%l|%s|%D|%c|%m|
 _SQUEUE = "JobArrayID:64,State:32,Reason:64,Comment:256,TimeLeft:32"
 _SACCT = "JobID,End,State,Reason,Comment"
 _MOST_IDS = 2000  # of one sacct: Linux takes 128 KiB as one word
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array that an element belongs to, `17` for 17_3; a plain job's own."""
+    return job_id.partition("_")[0]
+
+
+def dependency(jobs: Sequence[str]) -> list[str]:
+    """Arguments of sbatch for a job that starts when all these have ended, however they did. Pure."""
+    return [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
 
 
 def quiet_environment() -> dict[str, str]:

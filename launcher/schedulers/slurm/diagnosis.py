@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import ExcludesNodes, ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.slurm.client import Slurm
 
 if TYPE_CHECKING:
     from launcher.schedulers.explanation import Explanation, Waiting
-    from launcher.spec.plan import JobPlan
 
 
-class SlurmDiagnosis(ExplainsPending, RemembersJobs, ExcludesNodes):
+class SlurmDiagnosis(ExplainsPending, RemembersJobs):
     """Slurm."""
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
@@ -25,6 +24,3 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, ExcludesNodes):
         from launcher.schedulers.slurm.history import history
 
         return history(Slurm(timeout), job_id)
-
-    def without(self, plan: JobPlan, host: str) -> str:
-        return f"\"cluster.exclude='{plan.exclude},{host}'\"" if plan.exclude else f"cluster.exclude={host}"

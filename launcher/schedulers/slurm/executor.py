@@ -13,8 +13,7 @@ from launcher.runs.directory import Run
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.executor import NOT_OVER, RunExecutor
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.successor import dependency
+from launcher.schedulers.slurm.client import Slurm, dependency
 from launcher.spec.plan import JobPlan
 
 
@@ -65,7 +64,7 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
-            options = dependency(self.plan.scheduler, self._held_by())
+            options = dependency(self._held_by())
             self._submitting()
             return self._slurm.submit(str(script), job_environment(os.environ, self.plan).environment, *options)
 

@@ -2,16 +2,81 @@
 
 from __future__ import annotations
 
-from launcher.schedulers.scheduler import Queue, Scheduler
-from launcher.schedulers.slurm.client import Slurm
+import os
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
+from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
+from launcher.schedulers.slurm.client import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 
+if TYPE_CHECKING:
+    from launcher.runs.directory import Run
+    from launcher.schedulers.executor import RunExecutor
+    from launcher.spec.plan import JobPlan
 
-class SlurmScheduler(Scheduler, Queue, SlurmDiagnosis):
+
+class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagnosis):
     """Slurm."""
 
     name = "slurm"
     title = "Slurm"
 
+    def executor(self) -> type[RunExecutor]:
+        from launcher.schedulers.slurm.executor import SlurmExecutor
+
+        return SlurmExecutor
+
+    def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
+        return without_own_defaults(environ, plan)
+
+    def problem(self) -> str | None:
+        if shutil.which("sbatch"):
+            return None
+        return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
+
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+        if left <= 0:
+            return None
+        try:
+            state, reason = Slurm(JOB_TIMEOUT).word(os.environ["LAUNCHER_JOB_ID"])
+        except QueryError:  # then the answer to a requeue will tell
+            return None
+        return None if state == "RUNNING" or reason == "TimeLimit" else f"Slurm ends its job ({state})"
+
     def queries(self, timeout: float) -> Slurm:
         return Slurm(timeout)
+
+    def here(self) -> bool:
+        return shutil.which("squeue") is not None
+
+    def server(self) -> tuple[str | None, ...]:
+        return shutil.which("squeue"), os.environ.get("SLURM_CONF"), os.environ.get("SLURM_CLUSTERS")
+
+    def array_of(self, job_id: str) -> str:
+        return array_of(job_id)
+
+    def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+        from launcher.schedulers.slurm import live_check  # states of jobs need none of it
+
+        return live_check.compare(plan, environ)
+
+    def own_job(self, environ: Mapping[str, str]) -> str:
+        return environ["SLURM_JOB_ID"]
+
+    def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        environment = dict(self.job_environment(os.environ, plan).environment)
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # those of this job
+        return environment
+
+    def requeue(self, job_id: str) -> None:
+        Slurm(JOB_TIMEOUT).requeue(job_id)
+
+    def preempted(self, job_id: str) -> float | None:
+        return Slurm(JOB_TIMEOUT).preempted(job_id)
+
+    def without(self, hosts: str, excluded: str | None = None) -> str:
+        return f"\"cluster.exclude='{excluded},{hosts}'\"" if excluded else f"cluster.exclude={hosts}"

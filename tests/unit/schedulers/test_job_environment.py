@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.config.schema import Scheduler
-from launcher.schedulers.job_environment import job_environment, pbs_environment
+from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.pbs.environment import pbs_environment
 from tests.unit.plans import plan_of
 
 USERS = {

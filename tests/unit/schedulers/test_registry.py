@@ -9,7 +9,8 @@ import pytest
 from launcher.config.schema import Scheduler as Names
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
-from launcher.schedulers.scheduler import Queue, Scheduler
+from launcher.schedulers.local.scheduler import LocalScheduler
+from launcher.schedulers.scheduler import Queue
 
 
 @pytest.mark.parametrize("name", [each.value for each in Names])
@@ -22,7 +23,7 @@ def test_who_takes_jobs_is_a_matter_of_type() -> None:
     assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs"]
 
 
-class Theirs(Scheduler):
+class Theirs(LocalScheduler):
     """Somebody else's."""
 
     name = title = "theirs"
@@ -30,7 +31,7 @@ class Theirs(Scheduler):
 
 def test_another_package_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("theirs", f"{__name__}:Theirs", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     registry._others.cache_clear()
     try:
         assert isinstance(registry.scheduler("theirs"), Theirs)

@@ -13,9 +13,10 @@ from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.job import dependencies as gate
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
+from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
-from launcher.schedulers.successor import dependency
 from launcher.script import render
 from launcher.submission import dependencies, submit
 from launcher.submission.dependencies import Other, Word, decide, jobs_of, parse
@@ -90,7 +91,7 @@ def test_a_name_that_fits_nothing_is_told(tmp_path: Path) -> None:
 def test_the_scheduler_holds_the_job_until_others_have_ended_in_whatever_way(
     scheduler: str, jobs: list[str], arguments: list[str]
 ) -> None:
-    assert dependency(scheduler, jobs) == arguments
+    assert {"slurm": slurm.dependency, "pbs": pbs.dependency}[scheduler](jobs) == arguments
 
 
 def test_only_jobs_of_what_is_not_over_are_waited_for() -> None:
@@ -323,7 +324,7 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
 ) -> None:
     run = Run.create(tmp_path / "mine")
     plan = bare_plan(run_id="mine", run_dir=str(run.path), scheduler="pbs", after=("ok:/runs/prep",))
-    executor = PBSRunExecutor(run, plan, "token")
+    executor = PBSRunExecutor(run, plan, "token", held_by=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 
     class Server:
@@ -335,6 +336,5 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
             return holds
 
     monkeypatch.setattr(executor, "_pbs", Server())
-    monkeypatch.setattr(dependencies, "held_by", lambda plan: held.pop(0))
     assert executor._send(run.path / "script.sh", "token", run) == f"{len(submitted)}.srv"
     assert asked == submitted

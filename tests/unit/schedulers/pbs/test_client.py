@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.pbs.client import (
@@ -23,7 +24,6 @@ from launcher.schedulers.pbs.client import (
     NEWEST,
     PBS,
     array_of,
-    element_id,
     parse_jobs,
     parse_record,
     pbs_id,

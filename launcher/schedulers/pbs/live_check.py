@@ -1,0 +1,48 @@
+"""Compares a plan with the queues and nodes that PBS has now."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.files import shared_folder
+from launcher.files.shared_files import exists, known
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.pbs import facts
+from launcher.schedulers.pbs.client import PBS
+from launcher.spec import limits
+from launcher.spec.plan import JobPlan
+
+
+def compare(plan: JobPlan) -> tuple[str, ...]:
+    """What the user should know.
+
+    Raises:
+        ConfigError: there is no room for the plan, or the nodes cannot see its directory.
+    """
+    try:
+        queues = PBS(plan.submit_timeout).queues()
+        queue = limits.check_queue(plan, queues)
+    except QueryError as error:
+        return (f"not compared with the live queues: {error}",)
+    try:
+        nodes = facts.Facts(PBS(plan.submit_timeout)).nodes()
+    except QueryError as error:
+        return (f"not compared with the live nodes: {error}",)
+    limits.check_nodes(plan, facts.hosts_of(nodes, plan, queue))
+    return _seen_by(nodes, Path(plan.run_dir).parent)
+
+
+def _seen_by(nodes: Sequence[facts.Node], folder: Path) -> tuple[str, ...]:
+    """A note if the nodes may not see the folder of runs: PBS tries twenty times to start such a job, and holds it.
+
+    Raises:
+        ConfigError: they cannot see it.
+    """
+    here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    note = shared_folder.check(
+        folder, shared_folder.kind_of(folder), seen=known(exists(folder / shared_folder.SEEN)),
+        nodes=[node.others.get("host", node.name) for node in nodes], here=here,
+    )  # fmt: skip
+    return (note,) if note else ()

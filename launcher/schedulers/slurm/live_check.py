@@ -1,0 +1,34 @@
+"""Compares a plan with the partitions that Slurm has now."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.slurm.client import Slurm
+from launcher.spec import limits
+from launcher.spec.plan import JobPlan
+
+
+def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What the user should know.
+
+    Raises:
+        ConfigError: there is no room for the plan.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Slurm(plan.submit_timeout).partitions)
+        importlib.import_module(
+            "launcher.schedulers.slurm.executor"
+        )  # 30 ms that the submission needs next, while Slurm answers
+    try:
+        partitions = answer.result()
+    except QueryError as error:
+        return (f"not compared with the live partitions: {error}",)
+    if partitions:
+        partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
+        limits.check_partition(replace(plan, partition=partition), partitions)
+    return ()
