@@ -171,7 +171,7 @@ def show(prepared: PreparedSweep) -> None:
     """For a dry run: each array, its points, and its script."""
     from launcher.runs import sweep_directory
     from launcher.runs.directory import token_of
-    from launcher.script import render
+    from launcher.schedulers import job_script
     from launcher.spec import cost
     from launcher.sweeps import grouping
 
@@ -192,11 +192,11 @@ def show(prepared: PreparedSweep) -> None:
             print(f"#   ... {members[-1]}: {sweep_directory.label(prepared.wanted[members[-1]].overrides, keys)}")
         if len(members) == 1 or not plan.queued:
             alone = prepared.plans[members[0]]
-            print(render.script(alone, token=token_of(alone.run_dir)), end="")
+            print(job_script.script(alone, token=token_of(alone.run_dir)), end="")
             continue
         token, serial = f"{token_of(str(prepared.path))}-{serial}", serial + 1
         array = f"0-{len(members) - 1}" + (f"%{most}" if most else "")
-        print(render.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
+        print(job_script.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
 def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:

@@ -288,10 +288,10 @@ def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
 def show(prepared: Prepared) -> int:
     """The plan as a table, then the script, to the letter."""
     from launcher.cli.text import plan_table
-    from launcher.script import render
+    from launcher.schedulers import job_script
 
     print(plan_table(prepared.plan))
-    print(render.script(prepared.plan, token=prepared.token), end="")
+    print(job_script.script(prepared.plan, token=prepared.token), end="")
     return 0
 
 

@@ -38,9 +38,9 @@ def run(arguments: Namespace) -> int:
 
 def _show(cluster: str, *, whole: bool) -> int:
     from launcher.paths import resource
-    from launcher.script.render import TEMPLATES
+    from launcher.schedulers import registry
 
-    name = TEMPLATES[_plan(cluster, None).scheduler]
+    name = registry.scheduler(_plan(cluster, None).scheduler).template
     if not whole:
         print(START.format(name=name), end="")
         return 0
@@ -55,13 +55,16 @@ def _show(cluster: str, *, whole: bool) -> int:
 
 
 def _lint(cluster: str, path: str | None) -> int:
+    from functools import partial
+
     from launcher.cli.text import print_columns
+    from launcher.schedulers import job_script
     from launcher.script import custom_template
 
     plan = _plan(cluster, path)
     if plan.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
-    lost = custom_template.of_plan(with_everything(plan), "token")
+    lost = custom_template.of_plan(with_everything(plan), partial(job_script.script, token="token"))  # noqa: S106
     if not lost:
         print(f"{plan.template}: no errors, and all that ours has")
         return 0
@@ -93,10 +96,12 @@ def with_everything(plan: JobPlan) -> JobPlan:
     """The plan with what not every run has: each part of a script is there, or it would not be missed."""
     import dataclasses
 
-    pbs = plan.scheduler == "pbs"
+    from launcher.schedulers import registry
+
+    in_files = registry.scheduler(plan.scheduler).secrets_in_files
     return dataclasses.replace(
         plan, after=("ok:/runs/other",), env_setup=plan.env_setup or (":",), code="/runs/lint/code", repository="/code",
-        code_root=plan.code_root or "/launcher", secrets=("A_TOKEN",), secrets_dir="/secrets" if pbs else None,
+        code_root=plan.code_root or "/launcher", secrets=("A_TOKEN",), secrets_dir="/secrets" if in_files else None,
         environment=plan.environment or {"NAME": ""},
     )  # fmt: skip
 

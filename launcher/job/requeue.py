@@ -230,7 +230,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     Raises:
         LauncherError: the scheduler did not take it.
     """
-    from launcher.script import render
+    from launcher.schedulers import job_script
 
     script = run.path / "script.sh"
     if run.recorded():
@@ -239,7 +239,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         array = Run(run.path.parent)
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not run.has("script.sh"):  # an element of an array goes on alone
-        script = run.write_script(render.script(plan, token=token))
+        script = run.write_script(job_script.script(plan, token=token))
     environment = registry.queue(plan.scheduler).environment_within(plan, run)
     run.journal("submitting", token=token)
     job_id = submit(str(script), token, environment)

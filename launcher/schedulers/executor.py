@@ -20,9 +20,9 @@ from launcher.errors import SubmissionError, UnavailableError
 from launcher.files.os_errors import naming
 from launcher.files.shared_files import exists, known
 from launcher.runs.directory import Run, write
+from launcher.schedulers import job_script
 from launcher.schedulers.base import JobState, QueryError, parts
 from launcher.schedulers.idempotent_submit import submit_once
-from launcher.script import render
 from launcher.spec.plan import JobPlan
 
 # submitit's state names for jobs that are not over; it takes a name that it does not know for an end.
@@ -79,7 +79,7 @@ class RunExecutor(core.PicklingExecutor):
         raise ValueError("the plan holds the parameters of this executor: make another plan and another executor")
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render.script(self.plan, token=self.token)
+        return job_script.script(self.plan, token=self.token)
 
     def _make_submission_command(self, submission_file_path: Any) -> list[str]:
         return ["bash", str(submission_file_path)]
@@ -142,13 +142,14 @@ class RunExecutor(core.PicklingExecutor):
         """Submits elements of an array; one alone becomes a plain job, for PBS has no arrays of one."""
         if len(elements) == 1:
             plan = dataclasses.replace(self.plan, run_dir=str(elements[0].path))
-            return [self._submit(elements[0], render.script(plan, token=token), token)]
+            return [self._submit(elements[0], job_script.script(plan, token=token), token)]
         array = f"0-{len(elements) - 1}" + (f"%{self.throttle}" if self.throttle else "")
         folder = self.run.path / "arrays"
         with private_files():
             folder.mkdir(exist_ok=True)
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
-            script = write(folder / f"{token}.sh", render.script(self.plan, token=token, array=array, elements=names))
+            text = job_script.script(self.plan, token=token, array=array, elements=names)
+            script = write(folder / f"{token}.sh", text)
         if self.plan.template is not None:
             self._write_scripts(elements, token)
         self._handed = elements
@@ -163,7 +164,7 @@ class RunExecutor(core.PicklingExecutor):
         """For elements that go on alone: a template of the user's own is rendered here only, as it is now."""
         with private_files():
             for element in elements:
-                element.write_script(render.script(element.own_plan(), token=token))
+                element.write_script(job_script.script(element.own_plan(), token=token))
 
     def _submit(self, run: Run, script: str, token: str) -> core.Job[Any]:
         with private_files():

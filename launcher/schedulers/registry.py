@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, near
 from launcher.schedulers.scheduler import Queue, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.schedulers.tasks import Wanted
 
 GROUP = "launcher.schedulers"
 OURS = {
@@ -20,6 +26,11 @@ OURS = {
     "slurm": "launcher.schedulers.slurm.scheduler:SlurmScheduler",
     "pbs": "launcher.schedulers.pbs.scheduler:PBSScheduler",
     "allocation": "launcher.schedulers.local.scheduler:AllocationScheduler",
+}
+# What starts tasks on the nodes of a job where srun does not, by its name in a plan.
+STARTERS = {
+    "pbsdsh": "launcher.schedulers.pbs.pbsdsh:run",
+    "mpiexec": "launcher.schedulers.pbs.mpiexec:run",
 }
 
 
@@ -35,6 +46,24 @@ def names() -> tuple[str, ...]:
     return (*OURS, *sorted(_others()))
 
 
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def starter(name: str) -> Callable[[Wanted], int]:
+    """What starts the tasks that are wanted, and stays until they have ended; it returns their exit status.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    place = STARTERS.get(name)
+    if place is None:
+        raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
+    found: Callable[[Wanted], int] = _load(place)
+    return found
+
+
 @cache
 def scheduler(name: str) -> Scheduler:
     """The scheduler of this name.
@@ -47,8 +76,7 @@ def scheduler(name: str) -> Scheduler:
         raise ConfigError(
             f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
         )
-    module, _, kind = place.partition(":")
-    found: Scheduler = getattr(importlib.import_module(module), kind)()
+    found: Scheduler = _load(place)()
     return found
 
 

@@ -28,18 +28,34 @@ class Scheduler(ABC):
     Attributes:
         name: as in cluster.scheduler.
         title: as people write it.
+        template: what its scripts are made from: a file of templates/, or the whole path of another one.
         on_this_machine: its jobs are processes of the machine where they are submitted.
         secrets_in_files: a job gets its secrets from a file, for what is submitted with it others can read.
     """
 
     name: str
     title: str
+    template: str
     on_this_machine = False
     secrets_in_files = False
 
     @abstractmethod
     def executor(self) -> type[RunExecutor]:
         """What hands runs over. It is loaded when it is asked for: submitit takes 30 ms."""
+
+    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
+        """The options of a plan's script, as they stand in its lines, each value quoted as they are read there. Pure.
+
+        Args:
+            plan: the run.
+            token: what the job is found by later.
+            array: indices and throttle of an array (`0-14%4`).
+            folder: where what the job prints goes; None: the run's directory.
+
+        Raises:
+            ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
+        """
+        return []
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

@@ -1,9 +1,10 @@
 """Starts the tasks of a run where no srun does, and ends them together: what srun is to Slurm.
 
-    python -m launcher.schedulers.tasks [--go-on] [--pbsdsh | --mpiexec=WORDS] NODES TASKS_PER_NODE GRACE COMMAND...
+    python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
 
-The nodes are simulated on this host, or with --pbsdsh the first NODES hosts of the PBS job that we are in. Every task
-finds its place in LAUNCHER_* variables. With --mpiexec that command starts the tasks and tells them their places.
+The nodes are simulated on this host, unless a starter (registry.STARTERS) is named that starts tasks on those of the
+job that we are in: pbsdsh on the first NODES hosts, or an mpiexec, which also tells the tasks their places. Elsewhere
+every task finds its place in LAUNCHER_* variables.
 SIGTERM and SIGINT are handed on to the tasks. When a task fails, the others get SIGTERM and, GRACE seconds later,
 SIGKILL, but with --go-on they go on, as a run that may lose nodes wants it. The exit status is that of the task that
 failed first.
@@ -19,10 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from launcher import errors
+from launcher.schedulers import registry
 
 
 class Task(Protocol):
@@ -34,6 +37,30 @@ class Task(Protocol):
     def terminate(self) -> None: ...
 
     def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a starter is to start.
+
+    Attributes:
+        folder: a new folder for what the tasks need and how they end, on a file system that all nodes share.
+        nodes, tasks_per_node: how many hosts, and tasks on each.
+        grace: seconds between SIGTERM and SIGKILL.
+        command: what every task runs.
+        told: the signals that asked us to stop, as they come.
+        go_on: a task that fails does not end the others.
+        words: the starter's own command, where it is not always the same.
+    """
+
+    folder: Path
+    nodes: int
+    tasks_per_node: int
+    grace: float
+    command: Sequence[str]
+    told: Sequence[int]
+    go_on: bool = False
+    words: Sequence[str] = ()
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
@@ -113,14 +140,14 @@ def main(arguments: list[str]) -> int:
     options, (nodes, tasks_per_node, grace, *command) = arguments[:start], arguments[start:]
     go_on = "--go-on" in options
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
-    if "--pbsdsh" in options:
-        from launcher.schedulers.pbs import pbsdsh
-
-        return pbsdsh.run(task_files(), int(nodes), int(tasks_per_node), float(grace), command, told, go_on=go_on)
-    if words := next((word for word in options if word.startswith("--mpiexec=")), None):
-        from launcher.schedulers.pbs import mpiexec
-
-        return mpiexec.run(shlex.split(words.partition("=")[2]), task_files(), float(grace), command, told)
+    if started_by := next((option for option in options if option != "--go-on"), None):
+        name, _, words = started_by.removeprefix("--").partition("=")
+        run = registry.starter(name)
+        return run(
+            Wanted(
+                task_files(), int(nodes), int(tasks_per_node), float(grace), command, told, go_on, shlex.split(words)
+            )
+        )
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
     return watch(tasks, told, float(grace), pause=0.02, go_on=go_on)

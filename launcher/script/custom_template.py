@@ -8,7 +8,7 @@ bash evaluates what a word comes to, quoted or not: `a[$(...)]` runs a command i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -275,22 +275,26 @@ def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
 
 
 def _directives(script: str) -> list[str]:
-    return [line for line in script.splitlines() if line.startswith(("#SBATCH ", "#PBS "))]
+    return [line for line in script.splitlines() if re.match(r"#[A-Z]+ -", line)]
 
 
-def notes(plan: JobPlan, token: str) -> tuple[str, ...]:
-    """What the user should know of a plan with a template of one's own."""
+def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
+    """What the user should know of a plan with a template of one's own; see `of_plan`."""
     if plan.template is None:
         return ()
-    parts = [each.part for each in of_plan(plan, token)]
+    parts = [each.part for each in of_plan(plan, script)]
     if not parts:
         return ()
     return (f"cluster.template={plan.template} lacks {', '.join(parts)}: `template lint` tells more",)
 
 
-def of_plan(plan: JobPlan, token: str) -> Sequence[Lost]:
-    """`lost` for a plan with a template of one's own."""
+def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
+    """`lost` for a plan with a template of one's own.
+
+    Args:
+        plan: the plan.
+        script: makes a plan's script.
+    """
     from dataclasses import replace
 
-    theirs, ours = (render.script(each, token=token) for each in (plan, replace(plan, template=None)))
-    return lost(plan, theirs, ours)
+    return lost(plan, script(plan), script(replace(plan, template=None)))

@@ -241,6 +241,11 @@ class JobPlan:
         return self.procs_per_node * self.cpus_per_proc
 
     @property
+    def cpus_per_task(self) -> int:
+        """An agent gets the CPUs of all its ranks."""
+        return self.cpus_per_node // self.tasks_per_node
+
+    @property
     def own_code(self) -> bool:
         """Whether the ranks run a program or a function of the user's own, which may save in its own way."""
         return self.kind in ("Program", "Function")

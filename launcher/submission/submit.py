@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -34,12 +35,11 @@ from launcher.processes.groups import Process
 from launcher.runs import live_index
 from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.lookup import find
-from launcher.schedulers import registry
+from launcher.schedulers import job_script, registry
 from launcher.schedulers.allocation import Held, require_room
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.successor import submit_after
-from launcher.script import render
 from launcher.spec import limits
 from launcher.spec.plan import JobPlan, Site, as_dict, check_name, make_plan
 from launcher.submission.inputs import Inputs
@@ -94,11 +94,11 @@ def prepare(
     notes += admitted(plan, config, environ, held)
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
-    render.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
+    job_script.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
     if plan.template is not None:
         from launcher.script import custom_template
 
-        notes += custom_template.notes(plan, token)
+        notes += custom_template.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
     fields = as_dict(plan)
     fields["workload"] = fields.pop("params")  # as the user calls it

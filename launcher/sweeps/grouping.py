@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from launcher.environment import containers
-from launcher.script import render
+from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
 
 # Keys of a plan that only ranks look at. What is not here may be in the script.
@@ -48,7 +48,7 @@ def groups(
         key = _key(whole)
         if key not in texts:
             with naming(index):
-                texts[key] = render.script(whole, token="", array="0-1", elements=folder / "arrays" / "0")
+                texts[key] = job_script.script(whole, token="", array="0-1", elements=folder / "arrays" / "0")
         found.setdefault(texts[key], (whole, []))[1].append(index)
     return [(whole, tuple(members)) for whole, members in found.values()]
 

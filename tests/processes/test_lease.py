@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs import lease
+from launcher.schedulers import job_script
 from launcher.script import render
 from tests.unit.sandbox import Sandbox
 
@@ -73,7 +74,7 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
     script = sandbox.folder / "script.sh"
     log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
     setup = (f"note() {{ {log}; }}", "note begin; sleep 0.2; note end")
-    script.write_text(render.script(sandbox.plan(setup=setup), token="token"))
+    script.write_text(job_script.script(sandbox.plan(setup=setup), token="token"))
     fails = {"STAND_IN_EXIT": "1"}  # what is done is not done again
     jobs = [
         threading.Thread(target=lambda job=job: sandbox.start(script, {**fails, "SLURM_JOB_ID": str(job)}))
@@ -94,7 +95,7 @@ def test_a_script_that_is_killed_stops_showing_that_it_lives(sandbox: Sandbox, m
     script, go = sandbox.folder / "script.sh", sandbox.folder / "go"
     stand_in = sandbox.folder / "bin/srun"
     stand_in.write_text('#!/bin/bash\ntouch "$SANDBOX/go"\nexec sleep 60\n')
-    script.write_text(render.script(sandbox.plan(), token="token"))
+    script.write_text(job_script.script(sandbox.plan(), token="token"))
     environ = {"PATH": f"{sandbox.folder}/bin:/usr/bin:/bin", "SANDBOX": str(sandbox.folder), "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(["bash", str(script)], env=environ, process_group=0)
     try:

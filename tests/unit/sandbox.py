@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.directory import Attempt, Run
-from launcher.script import render
+from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import bare_plan
 
@@ -64,7 +64,7 @@ class Sandbox:
         if elements is not None:
             elements.parent.mkdir()
             elements.write_text("".join(f"{number}\n" for number in (9, 8, 7, 3, 1)))
-        script.write_text(render.script(plan, token="token", array=array, elements=elements))
+        script.write_text(job_script.script(plan, token="token", array=array, elements=elements))
         (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
         id_of = "PBS_JOBID" if plan.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})

@@ -20,6 +20,7 @@ class LocalScheduler(Scheduler):
 
     name = "local"
     title = "this machine"
+    template = "local.sh.j2"
     on_this_machine = True
 
     def executor(self) -> type[RunExecutor]:
@@ -36,6 +37,7 @@ class AllocationScheduler(LocalScheduler):
 
     name = "allocation"
     title = "this allocation"
+    template = "allocation.sh.j2"
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

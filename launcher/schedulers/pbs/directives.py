@@ -10,6 +10,7 @@ from typing import Any
 from launcher.config.schema import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.client import TOKEN
+from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
 from launcher.units import format_hours
 
@@ -194,6 +195,16 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
         shrinks=plan.min_nodes < plan.nodes,
         directives=plan.directives,
     )
+
+
+def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
+    """The options of a run as they stand behind #PBS; see `of_plan`."""
+    return [line(letter, value) for letter, value in options(of_plan(plan, token, array, folder))]
+
+
+def line(letter: str, value: Any) -> str:
+    """An option as qsub reads it in a #PBS line: like a shell (make_argv in OpenPBS's qsub.c)."""
+    return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
 
 
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from launcher import errors
 from launcher.processes import guard
@@ -27,26 +25,20 @@ exec {command}
 """
 
 
-def run(words: Sequence[str], folder: Path, grace: float, command: Sequence[str], told: Sequence[int]) -> int:
-    """Runs `WORDS bash SCRIPT` and stays until it has ended.
-
-    Args:
-        words: mpiexec and its arguments.
-        folder: a new folder for what the tasks need, on a file system that all nodes share.
-        grace: seconds between SIGTERM and SIGKILL.
-        command: what every task runs.
-        told: the signals that asked us to stop, as they come.
+def run(wanted: tasks.Wanted) -> int:
+    """Runs `WORDS bash SCRIPT` and stays until it has ended; WORDS are mpiexec and its arguments.
 
     Returns:
         The exit status of mpiexec.
     """
+    folder, words = wanted.folder, wanted.words
     os.umask(0o077)
     folder.mkdir()
     environment, script = task.hand_on(folder, os.environ), folder / "task.sh"
     script.write_text(
         SCRIPT.format(
             folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
-            cwd=shlex.quote(os.getcwd()), command=shlex.join(command),
+            cwd=shlex.quote(os.getcwd()), command=shlex.join(wanted.command),
         )
     )  # fmt: skip
     try:
@@ -55,6 +47,6 @@ def run(words: Sequence[str], folder: Path, grace: float, command: Sequence[str]
         print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
         return errors.NO_RETRY
     try:
-        return tasks.watch([process], told, grace, pause=0.1)
+        return tasks.watch([process], wanted.told, wanted.grace, pause=0.1)
     finally:
         environment.remove()  # it may hold secrets, and nobody needs it any more

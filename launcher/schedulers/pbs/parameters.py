@@ -13,8 +13,8 @@ from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.own_module import own_module
 from launcher.schedulers.pbs import directives as qsub
-from launcher.script import render
-from launcher.script.render import Raw
+from launcher.script import render, starters
+from launcher.script.quoting import Raw, command
 from launcher.units import parse_size, parse_time
 
 LEAST = {
@@ -115,8 +115,8 @@ class Parameters:
                 if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     raise ValueError(f"{name}={value!r}: it must be a whole number of {least} or more")
             for option, value in qsub.options(parameters._request("", "", None)):
-                render.qsub_option(option, value)
-            render.spawn("python", 1, 1, 1, starter="mpiexec", mpiexec=parameters.mpiexec)
+                qsub.line(option, value)
+            starters.spawn("python", 1, 1, 1, starter="mpiexec", mpiexec=parameters.mpiexec)
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return parameters
@@ -144,7 +144,7 @@ class Parameters:
         options = qsub.options(self._request(f"{whole}/", token, array))
         return render.template("qsub_function.sh.j2").render(
             version=__version__,
-            directives=[Raw(render.qsub_option(letter, value)) for letter, value in options],
+            directives=[Raw(qsub.line(letter, value)) for letter, value in options],
             array=array,
             index=indices[0],
             whole=whole,
@@ -158,11 +158,11 @@ class Parameters:
             setup=[(Raw(line), f"set-up line {n}", "") for n, line in enumerate(self.setup, start=1)],
             teardown=[Raw(line) for line in self.teardown],
             tasks=tasks,
-            start=render.spawn(
+            start=starters.spawn(
                 Raw(python), self.nodes, self.tasks_per_node, GRACE,
                 starter="mpiexec" if self.mpiexec else "pbsdsh", mpiexec=self.mpiexec, go_on=True,
             ),
-            node=render.command([Raw(python), "-u", *own_module("launcher.schedulers.pbs.function")]),
+            node=command([Raw(python), "-u", *own_module("launcher.schedulers.pbs.function")]),
             merge_output=self.stderr_to_stdout,
         )  # fmt: skip
 

@@ -51,23 +51,13 @@ def find(command: str = "pbsdsh") -> str | None:
     return shutil.which(command, path=os.pathsep.join(folders))
 
 
-def run(
-    folder: Path, nodes: int, tasks_per_node: int, grace: float, command: Sequence[str], told: Sequence[int],
-    *, go_on: bool,
-) -> int:  # fmt: skip
-    """Runs the command on the first `nodes` hosts and stays until it has ended on all of them.
-
-    Args:
-        folder: a new folder for what the tasks need and how they end; see `pbs_task`.
-        nodes, tasks_per_node: how many hosts, and tasks on each.
-        grace: seconds between SIGTERM and SIGKILL.
-        command: what every task runs.
-        told: the signals that asked us to stop, as they come.
-        go_on: a task that fails does not end the others.
+def run(wanted: spawn.Wanted) -> int:
+    """Runs the command on the first hosts of the job and stays until it has ended on all of them; see `pbs_task`.
 
     Returns:
         The exit status of the task that failed first, else 0.
     """
+    folder, nodes, tasks_per_node = wanted.folder, wanted.nodes, wanted.tasks_per_node
     os.umask(0o077)
     pbsdsh = find()
     if pbsdsh is None:
@@ -83,7 +73,7 @@ def run(
     places = spawn.environments(hosts, tasks_per_node)
     folder.mkdir()
     environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
-    pbs_task.write_script(folder, environment, os.getcwd(), command)
+    pbs_task.write_script(folder, environment, os.getcwd(), wanted.command)
     tasks = [
         pbs_task.PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
         for node in range(nodes)
@@ -92,4 +82,4 @@ def run(
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
-        return spawn.watch(tasks, told, grace, pause=max(0.1, 0.01 * len(tasks)), go_on=go_on)
+        return spawn.watch(tasks, wanted.told, wanted.grace, pause=max(0.1, 0.01 * len(tasks)), go_on=wanted.go_on)

@@ -31,12 +31,18 @@ class PBSScheduler(Queue, PBSDiagnosis):
 
     name = "pbs"
     title = "PBS"
+    template = "qsub.sh.j2"
     secrets_in_files = True
 
     def executor(self) -> type[RunExecutor]:
         from launcher.schedulers.pbs.executor import PBSRunExecutor
 
         return PBSRunExecutor
+
+    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
+        from launcher.schedulers.pbs import directives  # states of jobs need none of it
+
+        return directives.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return pbs_environment(environ)

@@ -1,12 +1,13 @@
-"""From a plan to #SBATCH options and srun's arguments. Pure; option names are those of man sbatch and man srun."""
+"""From a plan to #SBATCH options. Pure; option names are those of man sbatch."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from launcher.config.schema import GpuDirective, ResumeHow, Scheduler
+from launcher.config.schema import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
+from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
 from launcher.units import format_time
 
@@ -60,7 +61,7 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
         "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,
-        "cpus-per-task": cpus_per_task(plan),
+        "cpus-per-task": plan.cpus_per_task,
         **_gpus(plan),
         "mem": None if plan.mem is None else f"{-(-plan.mem // 1024)}K",
         "time": format_time(plan.time),
@@ -86,11 +87,6 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
     return {option: value for option, value in merged.items() if value is not None and value is not False}
 
 
-def cpus_per_task(plan: JobPlan) -> int:
-    """An agent gets the CPUs of all its ranks."""
-    return plan.cpus_per_node // plan.tasks_per_node
-
-
 def _gpus(plan: JobPlan) -> dict[str, str]:
     if not plan.gpus_per_node or plan.gpu_directive == GpuDirective.none.value:
         return {}
@@ -100,20 +96,11 @@ def _gpus(plan: JobPlan) -> dict[str, str]:
     return {"gres": f"gpu:{count}"} if plan.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
 
 
-def srun_arguments(plan: JobPlan) -> list[str]:
-    """Arguments of the one srun that starts the agents (or the ranks).
+def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:
+    """The options as they stand behind #SBATCH; see `directives`."""
+    return [line(name, value) for name, value in directives(plan, token, array, folder).items()]
 
-    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. An agent is bound to
-    the CPUs of all its ranks.
-    """
-    fixed = plan.min_nodes == plan.nodes
-    arguments = [
-        # Without --nodes it takes all that the job got.
-        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
-        f"--ntasks-per-node={plan.tasks_per_node}",
-        f"--cpus-per-task={cpus_per_task(plan)}",
-        "--unbuffered",
-        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
-        *(["--overlap"] if plan.scheduler == Scheduler.allocation.value else []),
-    ]
-    return [*arguments, *plan.srun_args]
+
+def line(name: str, value: Any) -> str:
+    """An option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
+    return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")

@@ -24,11 +24,17 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
 
     name = "slurm"
     title = "Slurm"
+    template = "sbatch.sh.j2"
 
     def executor(self) -> type[RunExecutor]:
         from launcher.schedulers.slurm.executor import SlurmExecutor
 
         return SlurmExecutor
+
+    def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
+        from launcher.schedulers.slurm import directives  # states of jobs need none of it
+
+        return directives.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return without_own_defaults(environ, plan)

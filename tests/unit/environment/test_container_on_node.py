@@ -17,7 +17,7 @@ from launcher.environment import container_on_node, containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.script import render
+from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan, make_plan
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
@@ -61,7 +61,7 @@ def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
 @pytest.mark.parametrize(("folder", "mark"), [("/runs,old", ","), ("/runs:old", ":")])
 def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], folder: str, mark: str) -> None:
     with pytest.raises(ConfigError, match=rf"/runs{mark}old is seen inside of env\.container, .*choose another one"):
-        render.script(planned(folder, env=env), token="t")
+        job_script.script(planned(folder, env=env), token="t")
 
 
 def test_folders_that_ranks_would_make_are_made_before() -> None:
@@ -71,8 +71,8 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
     }  # the latter is in a folder that is bound
     assert container_on_node.made(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
     assert container_on_node.made(planned()) == []
-    assert "mkdir -p" not in render.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
-    script = render.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
+    assert "mkdir -p" not in job_script.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
+    script = job_script.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
     assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
 
 
@@ -136,7 +136,7 @@ def test_pyxis_is_told_by_srun() -> None:
     assert containers.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
     unset = " ".join(f"-u {name}" for name in container_on_node.BREAKING)
-    assert f" env {unset} srun --nodes=1 " in render.script(plan, token="t")
+    assert f" env {unset} srun --nodes=1 " in job_script.script(plan, token="t")
 
 
 def test_the_images_own_pythonpath_comes_behind_ours() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from launcher.config.schema import Scheduler
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.runs.directory import Run
+from launcher.schedulers import job_script
 from launcher.script import custom_template, render
 from launcher.script.custom_template import Lost
 from launcher.spec.plan import JobPlan, make_plan
@@ -21,6 +23,7 @@ from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
 
+SCRIPT = partial(job_script.script, token="t")
 OF_PBS = {"shell's variables", "secrets of the job", "secrets removed"}
 OF_SRUN = "srun's environment"
 EXTENDS = '{% extends "sbatch.sh.j2" %}\n'
@@ -67,7 +70,7 @@ def planned(template: str, **cluster: object) -> JobPlan:
 def test_what_is_wrong_with_one_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
     path = write(tmp_path, EXTENDS + text + "\n")
     with pytest.raises(ConfigError, match=rf"(?s)cluster\.template: {path}{told}"):
-        render.script(planned(path), token="t")
+        job_script.script(planned(path), token="t")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_those_that_it_extends_and_includes_are_looked_at_as_well(tmp_path: Path
 def test_one_that_cannot_be_read_or_has_no_end_is_told_with_its_name(tmp_path: Path) -> None:
     path = write(tmp_path, f'\n{{% extends "{tmp_path}/mine.sh.j2" %}}\n')
     with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:2: it extends, includes or calls itself"):
-        render.script(planned(path), token="t")
+        job_script.script(planned(path), token="t")
     Path(path).write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match=rf"cluster\.template: {path}:1: it cannot be read as text: .*utf-8"):
         planned(path)
@@ -192,31 +195,31 @@ def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(t
     script = (sandbox.folder / "script.sh").read_text()
     assert "#SBATCH --nice=5\n" in script
     assert "#SBATCH --nodes=1\n" in script
-    assert custom_template.of_plan(plan, "token") == []
+    assert custom_template.of_plan(plan, SCRIPT) == []
 
 
 def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
     plan = with_everything(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
-    lost = custom_template.of_plan(plan, "token")
+    lost = custom_template.of_plan(plan, SCRIPT)
     parts = {each.part for each in lost}
     assert parts >= set(custom_template.PARTS) - {"ranks", *OF_PBS}
     assert "ranks" not in parts
     assert {"set-up line 1 of the cluster's profile", "export A", "#SBATCH --job-name=job"} <= parts
     assert "#SBATCH --nodes=1" not in parts
     assert Lost("export A", "cluster.environment has no effect") in lost
-    (told,) = custom_template.notes(plan, "token")
+    (told,) = custom_template.notes(plan, SCRIPT)
     assert "lacks private files, lease" in told
 
 
 def test_every_name_is_known() -> None:
-    assert set(custom_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+    assert set(custom_template.NAMES) == set(job_script.context(make_plan(make_config(), SITE), token="t"))
 
 
 @pytest.mark.parametrize("scheduler", list(Scheduler))
 def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
     """Or lint would not see that one is lost."""
-    script = render.script(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)), token="t")
+    script = SCRIPT(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)))
     missing = {each.part for each in custom_template.lost(make_plan(make_config(), SITE), "", script)}
     others = {Scheduler.pbs: {OF_SRUN}, Scheduler.slurm: OF_PBS, Scheduler.allocation: {*OF_PBS, OF_SRUN},
               Scheduler.local: {*OF_PBS, OF_SRUN}}  # fmt: skip
@@ -227,20 +230,20 @@ def test_every_part_is_in_ours(scheduler: Scheduler) -> None:
 def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: dict[str, str]) -> None:
     path = write(tmp_path, EXTENDS + "{% block start %}\nsrun python x.py\n{% endblock %}\n")
     plan = dataclasses.replace(planned(path), **env)  # type: ignore[arg-type]
-    assert custom_template.of_plan(plan, "t") == [Lost("ranks", "nothing starts the ranks")]
+    assert custom_template.of_plan(plan, SCRIPT) == [Lost("ranks", "nothing starts the ranks")]
     path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
-    assert custom_template.of_plan(plan, "t") == []
+    assert custom_template.of_plan(plan, SCRIPT) == []
 
 
 def test_the_names_are_those_that_a_template_gets() -> None:
-    assert set(custom_template.NAMES) == set(render.context(make_plan(make_config(), SITE), token="t"))
+    assert set(custom_template.NAMES) == set(job_script.context(make_plan(make_config(), SITE), token="t"))
 
 
 def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path, EXTENDS + "{% block before %}\nfirst\n{% endblock %}\n")
-    assert "\nfirst\n" in render.script(planned(path), token="t")
+    assert "\nfirst\n" in job_script.script(planned(path), token="t")
     write(tmp_path, EXTENDS + "{% block before %}\nsecond\n{% endblock %}\n")
-    assert "\nsecond\n" in render.script(planned(path), token="t")
+    assert "\nsecond\n" in job_script.script(planned(path), token="t")
 
 
 def test_an_element_of_an_array_has_its_script_before_it_goes_on_alone(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
-from launcher.script import render
+from launcher.schedulers import job_script
+from launcher.schedulers.pbs import directives as qsub
+from launcher.script import render, starters
 from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
@@ -56,7 +58,7 @@ def test_arguments_of_srun_arrive_as_they_are(sandbox: Sandbox) -> None:
 
 
 def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render.shlex, "quote", str)
+    monkeypatch.setattr(shlex, "quote", str)
     outcome = sandbox.execute(sandbox.plan(environment={"A": f"$(touch {sandbox.folder}/pwned)"}))
     assert not safe(outcome)
 
@@ -85,7 +87,7 @@ TEXTS = ("name", "run_id", "cluster", "partition", "account", "constraint", "exc
 def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
     for text in evil(sandbox):
         plan = sandbox.plan(**dict.fromkeys(TEXTS, text), gpus_per_node=1, gpu_directive="gres", setup=(":",))
-        (sandbox.folder / "script.sh").write_text(script := render.script(plan, token=text))
+        (sandbox.folder / "script.sh").write_text(script := job_script.script(plan, token=text))
         outcome = sandbox.start(sandbox.folder / "script.sh", {"SLURM_JOB_ID": "7"})
         assert (outcome.code, safe(outcome)) == (0, True), script
 
@@ -126,12 +128,12 @@ def options(script: str) -> dict[str, str]:
 def test_directives_arrive_as_they_are(sandbox: Sandbox, field: str) -> None:
     for text in evil(sandbox):
         plan = bare_plan(**{field: text, "directives": {"mcs-label": text}})
-        read = options(render.script(plan, token=text))
+        read = options(job_script.script(plan, token=text))
         assert (read[field], read["comment"], read["mcs-label"]) == (text, text, text)
 
 
 def test_directives_come_before_the_first_command() -> None:
-    lines = render.script(bare_plan(partition="p"), token="token").splitlines()
+    lines = job_script.script(bare_plan(partition="p"), token="token").splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert lines[0] == "#!/bin/bash"
     assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
@@ -150,7 +152,7 @@ def test_directives_come_before_the_first_command() -> None:
     ],
 )
 def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, line: str) -> None:
-    assert render.qsub_option(letter, value) == line
+    assert qsub.line(letter, value) == line
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_options_of_qsub_are_written_as_it_reads_them(letter: str, value: str, l
 )
 def test_a_word_of_mpiexec_that_cannot_be_filled_in_is_told(word: str, problem: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        render.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
+        starters.spawn("python", 2, 4, 1, starter="mpiexec", mpiexec=["mpiexec", word])
     assert str(refusal.value).startswith(f"mpiexec: {problem}")
     assert str(refusal.value).endswith(" cannot be filled in; there are {nodes}, {tasks} and {tasks_per_node}")
 
@@ -166,7 +168,7 @@ def test_a_word_of_mpiexec_that_cannot_be_filled_in_is_told(word: str, problem: 
 @pytest.mark.parametrize("char", ["\n", "\r", "\x00", "\x1b", "\x85", "\u2028"])
 def test_no_option_of_qsub_has_a_control_character(char: str) -> None:
     with pytest.raises(ValueError, match="refusing to write the control character"):
-        render.qsub_option("A", f"a{char}b")
+        qsub.line("A", f"a{char}b")
 
 
 CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u2029"]
@@ -191,14 +193,14 @@ def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: s
 
     plan = bare_plan(**{name: filled(value) for name, value in fields.items()})
     with pytest.raises(ValueError, match="refusing to write the control character") as refusal:
-        render.script(plan, token="token")
+        job_script.script(plan, token="token")
     assert repr(char) in str(refusal.value)
 
 
 @pytest.mark.parametrize("char", CONTROLS)
 def test_a_token_with_a_control_character_is_refused(char: str) -> None:
     with pytest.raises(ValueError, match="control character"):
-        render.script(bare_plan(), token=f"a{char}b")
+        job_script.script(bare_plan(), token=f"a{char}b")
 
 
 def test_a_variable_of_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_templates_quote_by_default_and_no_filter_turns_it_off(tmp_path: Path) -
 
 
 def test_the_same_plan_gives_the_same_script() -> None:
-    assert render.script(bare_plan(), token="t") == render.script(bare_plan(), token="t")
+    assert job_script.script(bare_plan(), token="t") == job_script.script(bare_plan(), token="t")
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda text: not CONTROL.search(text))
@@ -237,4 +239,4 @@ def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> N
 def test_any_text_is_one_word_of_the_shell_and_of_sbatch(first: str, second: str) -> None:
     assert shlex.split(f"{render.quote(first)} {render.quote(second)}") == [first, second]
     plan: JobPlan = bare_plan(partition=first, account=second)
-    assert {"partition": first, "account": second}.items() <= options(render.script(plan, token="token")).items()
+    assert {"partition": first, "account": second}.items() <= options(job_script.script(plan, token="token")).items()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.own_module import own_module
-from launcher.script import render
+from launcher.schedulers import job_script
 from tests.unit.sandbox import Sandbox
 
 HOST = socket.gethostname()
@@ -285,7 +285,7 @@ def test_variables_of_the_users_own_are_left_alone(sandbox: Sandbox, scheduler: 
     """But for `code`, which the script sets when the ranks have ended (docs/templates.md)."""
     plan = sandbox.plan(scheduler=scheduler)
     assigned = set(
-        re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", render.script(plan, token="t"), re.MULTILINE)
+        re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", job_script.script(plan, token="t"), re.MULTILINE)
     )
     local = {"words", "since", "found"}  # of functions
     assert {name for name in assigned if not name.startswith("launcher_")} <= {"code", "umask", *local}

@@ -18,7 +18,7 @@ from launcher.cli.submit import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.script import render
+from launcher.schedulers import job_script
 from launcher.spec.plan import Site
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
@@ -46,7 +46,7 @@ def script_of(name: str, *, account: str | None = "abc123", launch: str = "agent
     config = copy.deepcopy(profile(name))
     config.cluster.account, config.launch.mode = account, LaunchMode(launch)
     plan, _ = planned(replace(config, **keys), Site("run-1", "/runs/run-1", "python3", None, "/home/me"), Inputs())
-    return render.script(plan, token="t").splitlines()
+    return job_script.script(plan, token="t").splitlines()
 
 
 def full_node(name: str, nodes: int, **keys: Any) -> list[str]:

@@ -12,12 +12,12 @@ import pytest
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.job import dependencies as gate
 from launcher.runs.directory import Attempt, Run
+from launcher.schedulers import job_script
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import client as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
 from launcher.schedulers.slurm import client as slurm
 from launcher.schedulers.slurm.client import Slurm
-from launcher.script import render
 from launcher.submission import dependencies, submit
 from launcher.submission.dependencies import Other, Word, decide, jobs_of, parse
 from tests.unit.plans import bare_plan, make_config
@@ -147,8 +147,8 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
-    assert "launcher.job.dependencies" in render.script(bare_plan(after=("ok:/runs/prep",)), token="t")
-    assert "launcher.job.dependencies" not in render.script(bare_plan(), token="t")
+    assert "launcher.job.dependencies" in job_script.script(bare_plan(after=("ok:/runs/prep",)), token="t")
+    assert "launcher.job.dependencies" not in job_script.script(bare_plan(), token="t")
 
 
 def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Env, Program, Runtime, Scheduler, Workload
 from launcher.errors import ConfigError
-from launcher.script import render
+from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
 from launcher.sweeps import grouping
 from tests.unit.plans import plan_of
@@ -39,7 +39,7 @@ def members(*points: dict[str, Any]) -> list[tuple[int, ...]]:
 
 
 def script(plan: JobPlan) -> str:
-    return render.script(grouping.array_plan(plan, "lr-1", FOLDER), token="t", array="0-9", elements=ELEMENTS)
+    return job_script.script(grouping.array_plan(plan, "lr-1", FOLDER), token="t", array="0-9", elements=ELEMENTS)
 
 
 LR = [{"workload": Workload("work", "my.module:main", seed=seed)} for seed in range(3)]
@@ -86,7 +86,7 @@ def test_the_script_of_an_array_is_that_of_each_point_in_it(points: list[dict[st
     own, texts = plans(*points), set()
     seen: list[int] = []
     for plan, indices in grouping.groups(own, "lr-1", FOLDER):
-        text = render.script(plan, token="t", array="0-9", elements=ELEMENTS)
+        text = job_script.script(plan, token="t", array="0-9", elements=ELEMENTS)
         assert {script(own[index]) for index in indices} == {text}
         assert list(indices) == sorted(indices)
         texts.add(text)

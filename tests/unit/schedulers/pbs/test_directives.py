@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import GpuDirective, LaunchMode, Scheduler
 from launcher.errors import ConfigError
+from launcher.schedulers import job_script
+from launcher.schedulers.pbs import directives as qsub
 from launcher.schedulers.pbs.directives import (
     LONGEST_NAME,
     TAKEN,
@@ -26,7 +28,6 @@ from launcher.schedulers.pbs.directives import (
     select,
     size,
 )
-from launcher.script import render
 from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan, plan_of
 
@@ -406,7 +407,7 @@ visible = st.one_of(
 
 @given(visible)
 def test_any_value_is_read_as_it_was_written(text: str) -> None:
-    line = render.qsub_option("A", text)
+    line = qsub.line("A", text)
     assert make_argv(line) == ["-A", text]
     # Neither of these is put together from several lines, or belongs to what stands behind it.
     assert not line.endswith("\\")
@@ -414,7 +415,7 @@ def test_any_value_is_read_as_it_was_written(text: str) -> None:
 
 
 def test_an_option_without_a_value_is_its_letter() -> None:
-    assert render.qsub_option("h", "") == "-h"
+    assert qsub.line("h", "") == "-h"
 
 
 def read(script: str) -> list[tuple[str, str]]:
@@ -439,7 +440,7 @@ def test_the_options_of_a_script_are_those_of_the_plan(text: str) -> None:
         resources={"filesystems": "$HOME:`id`;#"}, directives={"M": [text, "b"], "h": True},
     )  # fmt: skip
     for array, elements in ((None, None), ("0-9%2", Path(plan.run_dir, "arrays/token"))):
-        script = render.script(plan, token="token", array=array, elements=elements)
+        script = job_script.script(plan, token="token", array=array, elements=elements)
         assert read(script) == options(of_plan(plan, "token", array, elements and str(elements.parent)))
         assert script.count("\n#PBS") == len(read(script))
     assert ("h", "") in read(script)

@@ -19,6 +19,7 @@ from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
 from launcher.schedulers.pbs import task as pbs_task
 from launcher.schedulers.pbs.task import PATIENCE, Handed, PbsTask, exports
+from launcher.schedulers.tasks import Wanted
 from tests.unit.faults import FileServer
 
 
@@ -218,5 +219,6 @@ def test_where_the_folder_is_missing_only_an_agent_is_started_to_say_so(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(work)
     starter = ["sh", "-c", f'rmdir {work}; exec "$@"', "mpiexec"]
-    assert mpiexec.run(starter, tmp_path / "tasks", 1.0, ["sh", "-c", f"pwd >{out}"], []) == code
+    wanted = Wanted(tmp_path / "tasks", 1, 1, 1.0, ["sh", "-c", f"pwd >{out}"], [], words=starter)
+    assert mpiexec.run(wanted) == code
     assert (out.read_text().strip() if out.exists() else None) == where

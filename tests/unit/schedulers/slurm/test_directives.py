@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import GpuDirective, LaunchMode, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
-from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives, srun_arguments
+from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
+from launcher.script.starters import srun_arguments
 from tests.unit.plans import bare_plan, plan_of
 
 PLAIN = {

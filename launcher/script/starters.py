@@ -1,0 +1,68 @@
+"""What starts a command on all nodes of a job: srun, or `launcher.schedulers.tasks` with what starts tasks there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.environment import containers
+from launcher.errors import ConfigError
+from launcher.own_module import own_module
+from launcher.script.quoting import Raw, command
+from launcher.spec.plan import JobPlan
+
+
+def start(plan: JobPlan) -> Raw:
+    """What starts a command on all nodes."""
+    if plan.starter == "srun":
+        srun = ["srun", *srun_arguments(plan), *containers.srun_options(plan)]
+        return command([*containers.before_srun(plan), *srun])
+    return spawn(
+        plan.python, plan.nodes, plan.tasks_per_node, plan.grace + 5, starter=plan.starter, mpiexec=plan.mpiexec,
+        go_on=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_task,
+    )  # fmt: skip
+
+
+def srun_arguments(plan: JobPlan) -> list[str]:
+    """Arguments of the one srun that starts the agents (or the ranks).
+
+    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. An agent is bound to
+    the CPUs of all its ranks.
+    """
+    fixed = plan.min_nodes == plan.nodes
+    arguments = [
+        # Without --nodes it takes all that the job got.
+        *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
+        f"--ntasks-per-node={plan.tasks_per_node}",
+        f"--cpus-per-task={plan.cpus_per_task}",
+        "--unbuffered",
+        *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
+        *([] if plan.queued else ["--overlap"]),  # in an allocation that is held others may run as well
+    ]
+    return [*arguments, *plan.srun_args]
+
+
+def spawn(
+    python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
+    *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False, cpus_per_task: int | None = None,
+) -> Raw:  # fmt: skip
+    """What starts a command where there is no srun; see `launcher.schedulers.tasks`.
+
+    Raises:
+        ConfigError: mpiexec has a placeholder that is none.
+    """
+    options: list[Any] = ["--go-on"] if go_on else []
+    if starter is not None and not mpiexec:
+        options.append(f"--{starter}")
+    elif mpiexec:
+        counts = {"nodes": nodes, "tasks": nodes * tasks_per_node, "tasks_per_node": tasks_per_node}
+        counts |= {} if cpus_per_task is None else {"cpus_per_task": cpus_per_task}
+        try:
+            options.append(f"--{starter}=" + shlex.join(word.format(**counts) for word in mpiexec))
+        except (KeyError, IndexError, ValueError) as error:
+            *names, last = (f"{{{name}}}" for name in counts)
+            raise ConfigError(
+                f"mpiexec: {error} cannot be filled in; there are {', '.join(names)} and {last}"
+            ) from None
+    return command([python, *own_module("launcher.schedulers.tasks"), *options, nodes, tasks_per_node, grace])
