@@ -2,10 +2,10 @@
 
 import hydra
 
-from launcher.cli import hydra_setup
 from launcher.paths import resource
+from launcher.submission import from_overrides
 
-hydra_setup.register()
+from_overrides.register()
 
 
 @hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")

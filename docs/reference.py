@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.config.registration import SECTIONS, Key, Section, keys_of
+from launcher.config.keys import SECTIONS, Key, Section, keys_of
 
 PAGE = Path(__file__).with_name("config.md")
 HEAD = """\

@@ -20,9 +20,11 @@ class PointLauncher(Launcher):
         self.multirun: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from launcher.cli.multirun import Multirun  # Hydra imports this file for every command
+        if not hasattr(task_function, "multirun"):  # launcher/cli/submit.py, `Task`
+            from launcher.errors import ConfigError  # Hydra imports this file for every command
 
-        self.multirun = Multirun(hydra_context.config_loader, config)
+            raise ConfigError("hydra/launcher=launcher submits runs of the launcher's own command, and no other app's")
+        self.multirun = task_function.multirun(hydra_context.config_loader, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         returns: list[JobReturn] = self.multirun(job_overrides, initial_job_idx)

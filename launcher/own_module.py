@@ -1,6 +1,9 @@
-"""Starts our modules without the working folder on sys.path, like `python -P -m` (Python 3.11)."""
+"""How our own program was called, and how our modules are started: without the working folder on sys.path."""
 
 from __future__ import annotations
+
+import os
+import sys
 
 # As `python -P -m` since Python 3.11, and older ones do not know -P. The user's own code finds what is in the working
 # folder: it is put back on the path before that is imported.
@@ -13,3 +16,9 @@ _CODE = (
 def own_module(name: str) -> list[str]:
     """Arguments of a Python that run a module; the module's own follow. Pure."""
     return ["-c", _CODE, name]
+
+
+def program() -> str:
+    """How this program was called, for commands that the user may copy."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "launcher" else "python -m launcher"

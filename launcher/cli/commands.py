@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import sys
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, near
+from launcher.own_module import program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,12 +43,6 @@ COMMANDS = {
     "complete": "Completion for bash, zsh and fish: commands, run ids, KEY=VALUE.",
     "help": "Keys, their defaults and meaning; a command's options.",
 }
-
-
-def program() -> str:
-    """How this program was called, for commands that the user may copy."""
-    name = os.path.basename(sys.argv[0])
-    return name if name == "launcher" else "python -m launcher"
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,7 +10,7 @@ import importlib
 import os
 import types
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from launcher.cli.commands import COMMANDS, Parser
 from launcher.paths import GROUPS, choices
@@ -185,7 +185,9 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
         opened, bare = ("[", last[1:]) if last.startswith("[") and not kept else ("", last)
         start = f"{mark}{key}=" + "".join(f"{each}," for each in kept) + opened
         return [f"{start}{choice}" for choice in values_of(key, before) if choice.startswith(bare)]
-    known = keys(before)
+    from launcher.config.keys import types_of_keys
+
+    known = types_of_keys(before)
     section, dot, _ = plain.rpartition(".")
     if not dot:
         sections = sorted({name.partition(".")[0] for name in known if "." in name})
@@ -202,31 +204,6 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
 _CHOOSES = tuple(f"{group}=" for group in GROUPS)
 
 
-def keys(before: Iterable[str]) -> dict[str, Any]:
-    """Every key with the type of its value, those of the chosen workload only."""
-    from launcher.config import schema
-    from launcher.config.registration import WORKLOADS
-
-    found: dict[str, Any] = {}
-    for name, kind in get_type_hints(schema.Config).items():
-        if name == "workload":
-            chosen = [word.partition("=")[2] for word in before if word.startswith("workload=")]
-            kinds = [WORKLOADS[each] for each in chosen[-1:] if each in WORKLOADS] or list(WORKLOADS.values())
-        else:
-            kinds = [kind]
-        for each in kinds:
-            found.update(_keys_below(name, each))
-    return found
-
-
-def _keys_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    if hasattr(kind, "__dataclass_fields__"):
-        for inner, each in get_type_hints(kind).items():
-            yield from _keys_below(f"{name}.{inner}", each)
-    else:
-        yield name, kind
-
-
 def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     """What a key may be set to, where that is known."""
     if key in GROUPS:
@@ -237,7 +214,9 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
         return list(KNOWN)
     if key in ("baseline", "after", "sweep.after"):
         return runs("")
-    kind = keys(before).get(key)
+    from launcher.config.keys import types_of_keys
+
+    kind = types_of_keys(before).get(key)
     alternatives = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     found: list[str] = []
     for each in alternatives:

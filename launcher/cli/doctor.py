@@ -70,9 +70,9 @@ def config_of(cluster: str | None) -> Config:
     Raises:
         ConfigError: it cannot be composed.
     """
-    from launcher.cli import submit
+    from launcher.submission import from_overrides
 
-    return submit.config_of(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])])
+    return from_overrides.config_of(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])])
 
 
 def line(found: Finding) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from launcher import __version__
 from launcher.cli.commands import COMMANDS, program
 from launcher.config import schema
+from launcher.config.keys import SECTIONS, WORKLOADS, Key, Section, keys_of, written
 from launcher.config.profile_errors import file_of, in_yaml
-from launcher.config.registration import SECTIONS, WORKLOADS, Key, Section, keys_of, written
 from launcher.errors import ConfigError, near
 from launcher.paths import choices
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from launcher.errors import INTERRUPTED, ConfigError, LauncherError, SubmissionError
+from launcher.config.hydra_errors import in_our_words
+from launcher.config.points import of_multirun
+from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.units import plural
 
 if TYPE_CHECKING:
@@ -20,24 +23,34 @@ if TYPE_CHECKING:
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not look at what comes of a point
 
-# What was typed, and the exit codes of what came of it: Hydra has no way to hand either through.
-command: list[str] = []
-codes: list[int] = []
+
+@dataclass
+class CommandLine:
+    """What was typed, and what came of it.
+
+    Attributes:
+        words: the arguments, without --yes.
+        yes: whether that was among them: to submit without a question.
+        codes: the exit codes of what came of it so far.
+    """
+
+    words: tuple[str, ...]
+    yes: bool
+    codes: list[int] = field(default_factory=lambda: [0])
 
 
 class Multirun:
     """Takes points, a batch at a time: submits them, and waits where somebody wants to know what comes of them."""
 
-    def __init__(self, loader: ConfigLoader, config: DictConfig) -> None:
+    def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         """
         Args:
+            command: what was typed; gets the exit codes.
             loader: composes configs.
             config: what the points have in common, Hydra's own settings included.
         """
-        from launcher.cli.composer import Composer
-
-        self._loader, self._config = loader, config
-        self._compose = Composer(self._by_hydra)
+        self._command = command
+        self._compose = of_multirun(loader, config)
         self._id: str | None = None  # of the sweep that a search has begun
         self._search = None
         if not str(config.hydra.sweeper._target_).endswith(GRIDS):
@@ -56,7 +69,8 @@ class Multirun:
         """
         from launcher.sweeps.submit import prepare_sweep, submit_sweep
 
-        prepared = prepare_sweep([self._wanted(point, first + n, batch) for n, point in enumerate(batch)], command)
+        wanted = [self._wanted(point, first + n, batch) for n, point in enumerate(batch)]
+        prepared = prepare_sweep(wanted, self._command.words)
         config = next(iter(prepared.wanted.values())).config
         for note in prepared.notes if not first else ():
             print(f"note: {note}", file=sys.stderr)
@@ -73,6 +87,8 @@ class Multirun:
             )
         if not first:
             tell(prepared, submitted, self._search.trials if self._search else None)
+        if submitted.left[0] and not first:
+            self._command.codes.append(FAILED)
         wait = bool(submitted.local) if config.wait is None else config.wait
         if not (wait or self._search):
             return self._returns(prepared)
@@ -80,7 +96,7 @@ class Multirun:
 
         code = to_the_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
         if not self._search:
-            codes.append(code)
+            self._command.codes.append(code)
         elif code == INTERRUPTED:
             raise KeyboardInterrupt
         elif submitted.sweep.cancelled():
@@ -103,7 +119,7 @@ class Multirun:
         if new:
             trials = self._search.trials if self._search else None
             total = cost.of_plans(new).times(trials / len(new) if trials else 1)
-            tell_and_ask(cost.lines_of_all(new, trials), total, above)
+            tell_and_ask(cost.lines_of_all(new, trials), total, above, yes=self._command.yes)
 
     def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
         """The sweep of a search, known from any one of its points; all points that are submitted later are in it.
@@ -117,39 +133,24 @@ class Multirun:
         from launcher.runs.sweep_directory import Sweep
         from launcher.sweeps.submit import prepare_sweep
 
-        prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], command)
+        prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], self._command.words)
         self._id = prepared.path.name
         return Sweep(prepared.path), prepared.wanted[prepared.asked[0]].overrides
 
     def _wanted(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> Wanted:
-        from hydra.errors import HydraException
-        from omegaconf.errors import OmegaConfBaseException
-
-        from launcher.cli.override_errors import explain
         from launcher.runs import sweep_directory
         from launcher.sweeps.submit import Wanted
 
         try:
-            composed = self._compose(overrides, number)
-        except (HydraException, OmegaConfBaseException, LauncherError) as error:
-            words = str(error) if isinstance(error, LauncherError) else explain(error, list(overrides))
+            with in_our_words(overrides):
+                composed = self._compose(overrides, number)
+        except LauncherError as error:
             label = sweep_directory.label(overrides, sweep_directory.differing(batch))
-            raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {words}") from None
+            raise ConfigError(f"point {number}{f' ({label})' if label else ''}: {error}") from None
         return Wanted(tuple(overrides), self._settled(composed.config), composed.resolved)
 
     def _settled(self, config: Config) -> Config:
-        return self._search.settle(config, command, self._id) if self._search else config
-
-    def _by_hydra(self, overrides: Sequence[str], number: int) -> DictConfig:
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import open_dict
-
-        config = self._loader.load_sweep_config(self._config, list(overrides))
-        with open_dict(config):
-            config.hydra.job.id, config.hydra.job.num = f"point-{number}", number
-            HydraConfig.instance().set_config(config)  # what ${hydra:...} refers to
-            del config["hydra"]
-        return config
+        return self._search.settle(config, self._command.words, self._id) if self._search else config
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
         """What Hydra is told: that all is done, or, for a search, what came of each point."""
@@ -224,7 +225,6 @@ def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None 
             "Repeat the command when some of the others are over: it submits those that are left",
             file=sys.stderr,
         )
-        codes.append(1)
 
 
 def _there(submitted: SubmittedSweep) -> str:

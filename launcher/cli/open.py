@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import EITHER, add_runs_dir, find_either
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping
     from pathlib import Path
 
     from launcher.runs.directory import Run
@@ -28,6 +25,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Open the report page of RUN in the browser. It is made if it is missing or older than what the run has written;
     `report` does more. Without a browser here, the command that copies the page to your own machine is printed."""
+    from launcher.cli import browser
     from launcher.cli.report import write_alone
     from launcher.files.ownership import require_own
 
@@ -37,9 +35,9 @@ def run(arguments: Namespace) -> int:
     if stale(found, path):
         path = write_alone(found)
     if arguments.only_print:
-        tell(path)
+        browser.tell(path)
     else:
-        show(path)
+        browser.show(path)
     return 0
 
 
@@ -54,52 +52,3 @@ def stale(found: Run | Sweep, page: Path) -> bool:
     for attempt in found.attempts():
         sources += [*(attempt.path / "events").glob("*.jsonl"), *(attempt.path / "pace").glob("*.jsonl")]
     return any(source.stat().st_mtime >= written for source in sources if source.exists())
-
-
-def show(path: Path) -> None:
-    """Opens a page in the browser, or tells how to get at it."""
-    if has_browser(os.environ, sys.platform):
-        import webbrowser
-
-        try:
-            if webbrowser.open(path.absolute().as_uri()):
-                return
-        except webbrowser.Error:
-            pass
-    tell(path)
-
-
-def has_browser(environ: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser would have a screen: a text browser that webbrowser finds shows no charts. Pure.
-
-    | | |
-    |---|---|
-    | BROWSER is set (editors that work over ssh set it) | yes |
-    | DISPLAY or WAYLAND_DISPLAY is set | yes |
-    | macOS, and not over ssh | yes |
-    | else | no |
-    """
-    if any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")):
-        return True
-    return platform == "darwin" and not environ.get("SSH_CONNECTION")
-
-
-def tell(path: Path) -> None:
-    """Where a page is, and what to type on one's own machine to see it."""
-    import getpass
-    import socket
-
-    path = path.absolute()
-    print(f"directory  {path.parent}")
-    print(f"page       {path} ({path.stat().st_size / 1e6:.1f} MB)")
-    print(f"copy it    {copy_command(path, os.environ, getpass.getuser(), socket.gethostname())}")
-
-
-def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """scp for the user's own machine: from the address by which it has reached this one, if it did by ssh. Pure."""
-    import shlex
-
-    address = (environ.get("SSH_CONNECTION", "").split() or [""] * 4)[2:3]  # client, its port, server, its port
-    name = address[0] if address and address[0] else host
-    name = f"[{name}]" if ":" in name else name
-    return f"scp {shlex.quote(f'{user}@{name}:{path}')} ."

@@ -45,9 +45,9 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
     _write(path, shown)
     if arguments.show:
-        from launcher.cli.open import show
+        from launcher.cli import browser
 
-        show(path)
+        browser.show(path)
     return 0
 
 

@@ -55,8 +55,7 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
     Raises:
         ConfigError: one that was given is none.
     """
-    from launcher.config.hydra_text import quoted  # not for --help
-    from launcher.runs.sweep_directory import key_of
+    from launcher.config.hydra_text import key_of, quoted  # not for --help
 
     if "=" in script:
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {USAGE}")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
+from launcher.config.hydra_text import key_of
 from launcher.config.schema import BestIs, Config
 from launcher.errors import ConfigError, LauncherError, near
-from launcher.runs import sweep_directory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -105,7 +105,7 @@ class Search:
         best_is = sweep.best_is
         if self.directions:
             best_is = DIRECTIONS[self.directions[0]]
-            given = any(sweep_directory.key_of(word) == "sweep.best_is" for word in command)
+            given = any(key_of(word) == "sweep.best_is" for word in command)
             if given and sweep.best_is is not best_is:
                 raise ConfigError(
                     f"sweep.best_is={sweep.best_is.value} and hydra.sweeper.direction={self.directions[0]} say the "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.cli import confirm, resume
+from launcher.cli import confirm
 from launcher.cli.text import program
 from launcher.monitoring.sweep import WAITING
 from launcher.runs.sweep_directory import Sweep, to_ranges
 from launcher.spec import cost
+from launcher.submission.from_overrides import secrets_again
 from launcher.sweeps import control
 from launcher.sweeps.submit import SubmittedSweep
 from launcher.units import plural
@@ -20,11 +21,10 @@ def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> i
     def ask(chosen: Sequence[int]) -> None:
         plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
         if plans:
-            confirm.skip = yes
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
-            confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above)
+            confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above, yes=yes)
 
-    submitted = control.rerun(sweep, points, ask, resume.secrets_again)
+    submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:
         print(f"{sweep.id}: there is nothing to run again; `{program()} sweep status {sweep.id}` tells more")
         return 0

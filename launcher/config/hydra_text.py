@@ -1,4 +1,4 @@
-"""Values as the text of an override, which Hydra and OmegaConf read as the very same values. Pure."""
+"""The text of overrides: values as Hydra and OmegaConf read them as the very same values. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 
 _REFERENCE = re.compile(r"(\\*)\$\{")
 _QUOTE_OR_END = re.compile(r"(\\*)('|\Z)")
+
+
+def key_of(override: str) -> str:
+    """`lr` of `+lr=0.1`."""
+    return override.partition("=")[0].lstrip("+~")
 
 
 def quoted(text: str) -> str:

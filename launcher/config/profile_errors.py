@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.config import registration
+from launcher.config.keys import all_keys
 from launcher.errors import near
 from launcher.paths import choices, resource, user_config_dir
 
@@ -88,5 +88,5 @@ def _short(key: str, group: str) -> str:
 
 
 def _near(key: str, group: str) -> str:
-    known = [_short(each, group) for each in registration.all_keys() if each.startswith(f"{group}.") or not group]
+    known = [_short(each, group) for each in all_keys() if each.startswith(f"{group}.") or not group]
     return near(_short(key, group), known)

@@ -104,25 +104,6 @@ def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
                 )
 
 
-def require_not_interpolated(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """However short the values are. Pure.
-
-    Args:
-        interpolated: keys of a config into which `${oc.env:NAME}` has come, and NAME.
-        patterns: of the names of secrets.
-
-    Raises:
-        ConfigError: a secret stands in a key other than a secret of cluster.environment.
-    """
-    for key, variable in interpolated.items():
-        own = key.removeprefix("cluster.environment.")
-        if redaction.secret(variable, patterns) and (own == key or not redaction.secret(own, patterns)):
-            raise ConfigError(
-                f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
-                f"leave it out, and read {variable} from the environment where it is needed"
-            )
-
-
 def _is_path(text: str) -> bool:
     return text.startswith("/") and os.path.exists(text)
 

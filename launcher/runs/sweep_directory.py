@@ -26,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from launcher.config.hydra_text import key_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
@@ -276,11 +277,6 @@ def find(name: str, runs_dir: Path) -> Sweep:
         RunError: none fits, or several do.
     """
     return Sweep(lookup.find_folder(name, runs_dir, RECORD, "sweep"))
-
-
-def key_of(override: str) -> str:
-    """`lr` of `+lr=0.1`."""
-    return override.partition("=")[0].lstrip("+~")
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:

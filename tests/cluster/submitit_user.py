@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.cli import hydra_setup
 from launcher.runs.directory import Run
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.plan import JobPlan, Site, make_plan
+from launcher.submission import from_overrides
 
 
 def plan(folder: Path, nodes: int = 1) -> JobPlan:
@@ -20,7 +20,7 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
 
     from launcher.paths import resource
 
-    hydra_setup.register()
+    from_overrides.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", ["workload=collective", "cluster=slurm", f"nodes={nodes}"])
     site = Site(folder.name, str(folder), sys.executable, str(Path.cwd()), str(Path.cwd()))

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from launcher.config.registration import WORKLOADS
+from launcher.config.keys import WORKLOADS
 from launcher.errors import ConfigError
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned

@@ -12,7 +12,7 @@ import pytest
 
 from launcher import __main__, __version__
 from launcher.cli.help import FIRST
-from launcher.config import registration
+from launcher.config import keys as config_keys
 from launcher.paths import PACKAGE
 
 Say = Callable[..., str]
@@ -35,7 +35,7 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 LINES = [
     "", "--help", "help", "help --all", "help nodes", "help workload", "help cluster", "help wait", "help lr",
-    *(f"help workload={name}" for name in registration.WORKLOADS), "help launch=tasks", "help env=default",
+    *(f"help workload={name}" for name in config_keys.WORKLOADS), "help launch=tasks", "help env=default",
 ]  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def test_it_is_short_and_the_same_by_all_names(say: Say) -> None:
 
 def test_all_has_every_key_with_its_default(say: Say) -> None:
     text = say("help", "--all")
-    sections = {section.prefix.rstrip(".") for section in registration.SECTIONS}
-    for name in {*registration.all_keys()} - sections - {"tracking", "cluster.limits"}:
+    sections = {section.prefix.rstrip(".") for section in config_keys.SECTIONS}
+    for name in {*config_keys.all_keys()} - sections - {"tracking", "cluster.limits"}:
         assert re.search(rf"^  {re.escape(name)}(=|$| )", text, re.MULTILINE), name
     for words in ("nodes=1 ", "time=1h ", "cluster=local ", "launch.mode=agent ", "workload.lr=0.003 ", "env=default "):
         assert words in text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.open import copy_command, has_browser, stale
+from launcher.cli.browser import copy_command, has_browser
+from launcher.cli.open import stale
 from launcher.runs.directory import Run
 
 

@@ -11,9 +11,9 @@ import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from launcher.cli.multirun import Multirun
-from launcher.cli.override_errors import explain
+from launcher.cli.multirun import CommandLine, Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
+from launcher.config.hydra_errors import explain
 from launcher.config.schema import BestIs, Config, Scheduler, Sweep
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
@@ -149,6 +149,7 @@ def test_a_point_with_a_secret_is_a_trial_again(
         cluster={"scheduler": Scheduler.local, "environment": {"API_TOKEN": "typed-secret"}}, runs_dir=str(tmp_path)
     )
     multirun = object.__new__(Multirun)
+    multirun._command = CommandLine((), yes=False)
     monkeypatch.setattr(multirun, "_wanted", lambda words, *_: Wanted(tuple(words), given, {}), raising=False)
     _, written = multirun.sweep_of(["a=0.5", *(f"{key}={value}" for key, value in fixed.items())])
     assert written == ("a=0.5", "+cluster.environment.API_TOKEN=${oc.env:API_TOKEN}")

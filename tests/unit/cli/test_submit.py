@@ -15,18 +15,19 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import confirm, hydra_setup, submit
-from launcher.cli.override_errors import explain
-from launcher.cli.submit import with_arguments
+from launcher.cli import submit
+from launcher.cli.submit import command_line, with_arguments
+from launcher.config.hydra_errors import explain
 from launcher.errors import ConfigError
 from launcher.paths import resource
+from launcher.submission import from_overrides
 
 
 @pytest.fixture(autouse=True)
 def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    hydra_setup.register()
+    from_overrides.register()
     yield
     GlobalHydra.instance().clear()
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers
@@ -120,12 +121,10 @@ def test_arguments_that_cannot_be_taken_are_refused(words: list[str], problem: s
         with_arguments(words)
 
 
-def test_an_option_among_the_scripts_arguments_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[str] = []
-    monkeypatch.setattr(submit, "compose_run", lambda arguments: composed.extend(arguments))
-    monkeypatch.setattr(submit, "_hydra_main", lambda _: 0)
-    submit.main(["workload=program", "--", "--yes", "-m"])
-    assert (composed, confirm.skip) == (["workload=program", "workload.args=['--yes','-m']"], False)
+def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:
+    command = command_line(["workload=program", "--", "--yes", "-m"])
+    assert (command.words, command.yes) == (("workload=program", "workload.args=['--yes','-m']"), False)
+    assert command_line(["--yes", "workload=p2p"]).yes
 
 
 @pytest.mark.parametrize(

@@ -14,23 +14,23 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.cli import hydra_setup
-from launcher.config import registration
+from launcher.config import keys as config_keys
 from launcher.config import schema as config
 from launcher.paths import resource
+from launcher.submission import from_overrides
 
 KINDS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_key_says_what_it_means(kind: type) -> None:
-    keys = list(registration.keys_of(kind))
+    keys = list(config_keys.keys_of(kind))
     assert [key.name for key in keys] == [field.name for field in dataclasses.fields(kind)]
     assert [key.name for key in keys if not key.doc.strip() or "type: ignore" in key.doc] == []
 
 
 def test_every_key_has_its_full_name() -> None:
-    names = registration.all_keys()
+    names = config_keys.all_keys()
     assert {"nodes", "time", "cluster.partition", "cluster.limits.time", "launch.grace", "workload.lr"} <= set(names)
 
 
@@ -40,7 +40,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    hydra_setup.register()
+    from_overrides.register()
 
     def run(*overrides: str, **files: str) -> DictConfig:
         for name, text in files.items():
@@ -83,16 +83,14 @@ def test_other_numbers_in_a_file_stay_numbers(composed: Callable[..., DictConfig
 # The groups know nothing of each other, so a choice of one stands beside any of the others.
 @pytest.mark.parametrize(
     ("workload", "cluster", "launch"),
-    zip(
-        registration.WORKLOADS, cycle(["local", "slurm", "pbs", "allocation"]), cycle(["agent", "tasks"]), strict=False
-    ),
+    zip(config_keys.WORKLOADS, cycle(["local", "slurm", "pbs", "allocation"]), cycle(["agent", "tasks"]), strict=False),
 )
 def test_every_choice_composes_to_the_dataclasses(
     composed: Callable[..., DictConfig], workload: str, cluster: str, launch: str
 ) -> None:
     typed: Any = OmegaConf.to_object(composed(f"workload={workload}", f"cluster={cluster}", f"launch={launch}"))
     assert isinstance(typed, config.Config)
-    assert type(typed.workload) is registration.WORKLOADS[workload]
+    assert type(typed.workload) is config_keys.WORKLOADS[workload]
     assert (typed.cluster.name, typed.launch.mode.value, typed.name) == (cluster, launch, workload)
 
 

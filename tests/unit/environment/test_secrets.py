@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from launcher import redaction
-from launcher.cli import hydra_setup
-from launcher.cli import submit as composing
-from launcher.cli.composer import Composer
 from launcher.cli.submit import show
+from launcher.config import compose
+from launcher.config.points import Composer
 from launcher.config.schema import Env, Scheduler
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
@@ -33,7 +32,7 @@ from launcher.schedulers.pbs import task
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
-from launcher.submission import submit
+from launcher.submission import from_overrides, submit
 from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
@@ -381,26 +380,23 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     """A value of three characters is found anywhere: so it is the variable that counts."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    hydra_setup.register()
-    config = composing.compose_run(["workload=program", "workload.script=x.py", *words])
-    assert config is not None
+    from_overrides.register()
+    words = ["workload=program", "workload.script=x.py", *words]
     if key is None:
-        composing.typed(config)
+        compose.composed(words)
     else:
         with pytest.raises(ConfigError, match=f"^{re.escape(key)} has the value of MY_TOKEN, a secret"):
-            composing.typed(config)
+            compose.composed(words)
 
 
 def test_each_point_of_a_sweep_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one's config is the first one's with what differs, where another variable may be meant."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    hydra_setup.register()
+    from_overrides.register()
 
     def by_hydra(overrides: Sequence[str], _: int) -> DictConfig:
-        config = composing.compose_run(list(overrides))
-        assert config is not None
-        return config
+        return compose.by_hydra(overrides)[0]
 
     composer = Composer(by_hydra)
     words = ["workload=program", "workload.args=['${oc.env:${name}}']"]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.resume import merged
-from launcher.cli.submit import opened
+from launcher.config.keys import opened
 from launcher.config.schema import Program, Resume, ResumeHow, Scheduler
 from launcher.errors import ConfigError
 from launcher.job import requeue
@@ -19,6 +18,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.submission import submit
+from launcher.submission.from_overrides import merged
 from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)

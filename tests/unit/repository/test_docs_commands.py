@@ -24,6 +24,7 @@ from launcher.cli import commands, submit
 from launcher.cli.commands import COMMANDS
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import require_action
+from launcher.submission import from_overrides
 from tests.launch import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -148,7 +149,7 @@ def checks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    monkeypatch.setattr(submit, "_run", lambda config: submit.typed(config) and 0)
+    monkeypatch.setattr(submit, "_run", lambda *_, yes: 0)
     monkeypatch.setattr(Multirun, "__call__", first_point)
     monkeypatch.setattr(commands, "importlib", SimpleNamespace(import_module=parsed_only))
 
@@ -183,7 +184,7 @@ def parsed_only(module: str) -> Any:
         if hasattr(command, "ACTIONS"):
             require_action(module.rpartition(".")[2], arguments.action, command.ACTIONS)
         if overrides := getattr(arguments, "overrides", ()):
-            submit.config_of(["workload=ddp_mnist", *overrides])
+            from_overrides.config_of(["workload=ddp_mnist", *overrides])
         return 0
 
     run.__doc__ = command.run.__doc__

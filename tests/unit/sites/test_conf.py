@@ -13,13 +13,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from launcher.cli import hydra_setup
-from launcher.cli.submit import typed
+from launcher.config.compose import typed
 from launcher.config.schema import Config, LaunchMode
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.schedulers import job_script
 from launcher.spec.plan import Site
+from launcher.submission import from_overrides
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
 
@@ -36,7 +36,7 @@ NODE = {
 @functools.cache
 def profile(name: str) -> Config:
     """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
-    hydra_setup.register()
+    from_overrides.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import launcher
-from launcher.cli.submit import opened
+from launcher.config.keys import opened
 from launcher.config.schema import Function
 from launcher.monitoring import progress
 from launcher.runs import event_file

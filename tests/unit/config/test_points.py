@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.cli import hydra_setup
-from launcher.cli.composer import Composed, Composer
-from launcher.cli.override_errors import explain
-from launcher.cli.submit import typed
+from launcher.config.compose import Composed, typed
+from launcher.config.hydra_errors import explain
+from launcher.config.points import Composer
 from launcher.errors import LauncherError
 from launcher.paths import resource
+from launcher.submission import from_overrides
 
 FAILURES = (HydraException, OmegaConfBaseException, LauncherError)
 Point = tuple[str, ...]
@@ -144,7 +144,7 @@ def hydra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hydra]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-        hydra_setup.register()
+        from_overrides.register()
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(resource("conf")), version_base="1.3"):
             yield Hydra()

@@ -1,13 +1,12 @@
-"""Hands the schema to Hydra, and reads the words about its keys out of launcher/config.py."""
+"""Every key that a user may set: its name, type, default and meaning, read out of the schema, without Hydra."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -24,40 +23,6 @@ WORKLOADS = {
     "function": schema.Function,
 }
 _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
-
-
-@cache
-def store_schema() -> None:
-    """Hands the dataclasses over, once: that takes a fifth as long as to compose a config."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.store(name="schema", node=schema.Config)
-    # Below hydra/, so that help and near matches do not offer them as choices.
-    store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
-    store.store(group="hydra/schema", name="launch", node=schema.Launch)
-    store.store(group="hydra/schema", name="env", node=schema.Env)
-    for name, kind in WORKLOADS.items():
-        store.store(group="hydra/schema/workload", name=name, node=kind)
-
-
-@contextlib.contextmanager
-def interpolated() -> Iterator[dict[str, str]]:
-    """The keys into which `${oc.env:NAME}` comes while values are resolved inside, and NAME."""
-    from omegaconf import OmegaConf
-    from omegaconf.resolvers import oc
-
-    found: dict[str, str] = {}
-
-    def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
-        found[str(_node_._get_full_key(None))] = name
-        return oc.env(name, *default)
-
-    OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
-    try:
-        yield found
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,3 +126,31 @@ def workloads_with(key: str) -> list[str]:
         for section in SECTIONS
         if section.prefix == "workload." and key in (each.name for each in keys_of(section.kind, section.prefix))
     ]
+
+
+def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
+    """Every key with the type of its value; those of `workload.` are of the workload that the words choose, if one."""
+    found: dict[str, Any] = {}
+    for name, kind in get_type_hints(schema.Config).items():
+        if name == "workload":
+            chosen = [word.partition("=")[2] for word in words if word.startswith("workload=")]
+            kinds = [WORKLOADS[each] for each in chosen[-1:] if each in WORKLOADS] or list(WORKLOADS.values())
+        else:
+            kinds = [kind]
+        for each in kinds:
+            found.update(_types_below(name, each))
+    return found
+
+
+def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(kind, "__dataclass_fields__"):
+        for inner, each in get_type_hints(kind).items():
+            yield from _types_below(f"{name}.{inner}", each)
+    else:
+        yield name, kind
+
+
+def opened(words: Iterable[str]) -> list[str]:
+    """The arguments of a function or a program are its own: new keys, which Hydra wants a plus in front of. Pure."""
+    own = tuple(f"{key}." for key in OWN_ARGUMENTS)
+    return [f"++{word}" if word.startswith(own) else word for word in words]

@@ -15,29 +15,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser
+from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser, open_dict
 from omegaconf.base import Container, Node
 
 from launcher import redaction
-from launcher.cli.submit import typed
-from launcher.config import registration
+from launcher.config import secret_references
+from launcher.config.compose import Composed, finished, plain
 from launcher.config.schema import MISSING, Config
-from launcher.environment import secrets
 
 SHAPES = 16  # compositions by Hydra that are kept
-
-
-@dataclass(frozen=True)
-class Composed:
-    """A config as the schema's dataclasses, and as plain values with everything resolved.
-
-    Those of several points share what is equal, so none may be changed.
-    """
-
-    config: Config
-    resolved: dict[str, Any]
 
 
 @dataclass
@@ -68,6 +58,25 @@ class _Shape:
         return node is not None and not isinstance(node, DictConfig)
 
 
+def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
+    """Composes the points of a multirun.
+
+    Args:
+        loader: Hydra's.
+        common: the config that the points have in common, Hydra's own settings included.
+    """
+
+    def by_hydra(overrides: Sequence[str], number: int) -> DictConfig:
+        config = loader.load_sweep_config(common, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = f"point-{number}", number
+            HydraConfig.instance().set_config(config)  # what ${hydra:...} refers to
+            del config["hydra"]
+        return config
+
+    return Composer(by_hydra)
+
+
 class Composer:
     """Composes one config after the other."""
 
@@ -94,18 +103,19 @@ class Composer:
             for shape in self._shapes:
                 if shape.fits(parsed):
                     try:
-                        with registration.interpolated() as variables:
+                        with secret_references.interpolated() as variables:
                             composed = _changed(shape, parsed)
-                        secrets.require_not_interpolated(variables, redaction.patterns(composed.config.env.secrets))
+                        secret_references.require_none(variables, redaction.patterns(composed.config.env.secrets))
                         return composed
                     except Exception:
                         self._shapes.remove(shape)  # it may have changed in part
                         raise
         config = self._by_hydra(overrides, number)
-        shape = _Shape(config, parsed, typed(config), _plain(config), list(_references(config)))
+        composed = finished(config)
+        shape = _Shape(config, parsed, composed.config, composed.resolved, list(_references(config)))
         if not any("hydra:" in str(_node(config, key)._value()) for key in shape.references):  # type: ignore[union-attr]
             self._shapes = [shape, *self._shapes[: SHAPES - 1]]
-        return Composed(shape.typed, shape.resolved)
+        return composed
 
     def _parse(self, override: str) -> Override:
         if override not in self._parsed:
@@ -138,7 +148,7 @@ def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
         value: Any = _target(node) if node._is_interpolation() else node
         path, nested = key.split("."), isinstance(value, Container)
         shape.typed = _with(shape.typed, path, OmegaConf.to_object(value) if nested else value._value())
-        shape.resolved = _with(shape.resolved, path, _plain(value) if nested else _name(value._value()))
+        shape.resolved = _with(shape.resolved, path, plain(value) if nested else _name(value._value()))
     return Composed(shape.typed, shape.resolved)
 
 
@@ -187,10 +197,6 @@ def _with(target: Any, path: Sequence[str], value: Any) -> Any:
         setattr(changed, first, _with(getattr(target, first), rest, value) if rest else value)
         return changed
     return {**target, first: _with(target[first], rest, value) if rest else value}
-
-
-def _plain(config: Container) -> Any:
-    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
 
 
 def _name(value: Any) -> Any:

@@ -1,28 +1,46 @@
-"""What is wrong with the words of a command line, in our words: which word, and what to write instead."""
+"""What Hydra finds wrong with overrides, in our words: which override, and what to write instead."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import MissingMandatoryValue
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from launcher.cli.commands import program
-from launcher.cli.completion import keys
-from launcher.config import profile_errors, registration
-from launcher.config.hydra_text import quoted
+from launcher.config import profile_errors
+from launcher.config.hydra_text import key_of, quoted
+from launcher.config.keys import OPEN_KEYS, types_of_keys, workloads_with
 from launcher.errors import ConfigError, near
+from launcher.own_module import program
 from launcher.paths import GROUPS, choices
-from launcher.runs.sweep_directory import key_of
 
 OPTUNA = ("hydra/sweeper/optuna", "hydra/sweeper/sampler")  # choices that hydra-optuna-sweeper adds
 NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 
-def explain(error: Exception, arguments: list[str]) -> str:
+@contextlib.contextmanager
+def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
+    """What Hydra, OmegaConf and YAML raise inside becomes ours.
+
+    Raises:
+        ConfigError: these overrides cannot be composed.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, arguments)) from None
+    except YAMLError as error:  # it names the file and the line
+        raise ConfigError(profile_errors.in_yaml(error)) from None
+
+
+def explain(error: Exception, arguments: Sequence[str]) -> str:
     """A composition error in our words: what was wrong, and the near matches.
 
     Args:
@@ -45,7 +63,7 @@ def explain(error: Exception, arguments: list[str]) -> str:
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
         key = match[1].lstrip("+")
-        if key.rpartition(".")[0] in registration.OPEN_KEYS:
+        if key.rpartition(".")[0] in OPEN_KEYS:
             return f"{key} is a new key: put a + in front of it (+{key}=...)"
         return _unknown_key(key, arguments)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
@@ -62,7 +80,7 @@ def explain(error: Exception, arguments: list[str]) -> str:
     return f"{value}: {why}" if value else why
 
 
-def require_names(arguments: list[str]) -> None:
+def require_names(arguments: Sequence[str]) -> None:
     """
     Raises:
         ConfigError: a group is set to a number, or nothing is set to something, on which Hydra ends with a traceback.
@@ -81,17 +99,17 @@ def no_workload() -> str:
     )
 
 
-def _unknown_key(key: str, arguments: list[str]) -> str:
+def _unknown_key(key: str, arguments: Sequence[str]) -> str:
     """Names the keys of the chosen workload that are like it, and the workloads that do have it."""
-    words = f"there is no key {key!r}.{near(key, keys(arguments))}"
-    if owners := registration.workloads_with(key):
+    words = f"there is no key {key!r}.{near(key, types_of_keys(arguments))}"
+    if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
         words += " Arguments of your own program stand behind `--`."
     return f"{words} `{program()} help --all` lists all"
 
 
-def _unreadable(arguments: list[str]) -> str | None:
+def _unreadable(arguments: Sequence[str]) -> str | None:
     """What to write instead of the first word that Hydra's grammar cannot read; None: it can read all."""
     for number, word in enumerate(arguments):
         key, equals, value = word.partition("=")

@@ -1,0 +1,46 @@
+"""What Hydra has to know before it composes a config: our schema, our resolvers, and how we read YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from launcher.config import schema
+from launcher.config.keys import WORKLOADS
+from launcher.paths import default_runs_dir
+
+_INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
+
+
+def register(held_nodes: Callable[[], int]) -> None:
+    """Makes the schema and our resolvers known; before anything is composed.
+
+    Args:
+        held_nodes: counts the nodes of the allocation that this process is in: `${launcher.held_nodes:}`.
+    """
+    _store_schema()
+    OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
+    OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
+    # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
+    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        yaml.SafeLoader.yaml_implicit_resolvers[start] = [
+            (tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers
+        ]
+
+
+@cache
+def _store_schema() -> None:
+    """Hands the dataclasses over, once: that takes a fifth as long as to compose a config."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=schema.Config)
+    # Below hydra/, so that help and near matches do not offer them as choices.
+    store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
+    store.store(group="hydra/schema", name="launch", node=schema.Launch)
+    store.store(group="hydra/schema", name="env", node=schema.Env)
+    for name, kind in WORKLOADS.items():
+        store.store(group="hydra/schema/workload", name=name, node=kind)

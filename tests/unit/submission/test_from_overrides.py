@@ -1,0 +1,57 @@
+"""`resume` finds its run again in whatever folder it is: the record is data, and no config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config import compose
+from launcher.errors import RunError
+from launcher.runs.directory import Run
+from launcher.submission import from_overrides
+from tests.unit.plans import bare_plan
+
+NAMES = [
+    "plain", "${oc.env:HOME}", "${HOME}", "$HOME", "a\\b", "a\\\\b", "a\\", "\\${x}", "\\\\${x}", "it's", "\"so\"",
+    "a,b", "[a]", "{a: b}", "a=b", "a b", "'${oc.env:HOME}'", "${launcher.runs_dir:}", "é", "\\'", "null",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
+    from_overrides.register()
+    run = Run(tmp_path / name / "run-1")
+    composed = compose.composed(["workload=p2p", *from_overrides.place(run)])
+    assert composed.config.runs_dir == str(tmp_path / name)
+    assert composed.resolved["runs_dir"] == str(tmp_path / name)
+
+
+def test_settings_for_hydras_own_command_line_do_not_keep_others_from_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "user.yaml").write_text("hydra: {verbose: true}\nnodes: 3\n")
+    assert from_overrides.config_of(["workload=p2p"]).nodes == 3
+
+
+def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path / "own"))
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (there / "x.py").touch()
+    run = Run.create(tmp_path / "runs" / "run-1")
+    words = ["workload=program", "workload.script=x.py"]
+    run.write_record(bare_plan(workdir=str(there)), {}, {"overrides": words})
+    monkeypatch.chdir(here)
+    ready = from_overrides.again(run, ["nodes=2"])
+    assert (ready.prepared.plan.workdir, ready.prepared.plan.nodes) == (str(there), 2)
+    assert Path.cwd() == here
+    (there / "x.py").unlink()
+    there.rmdir()
+    with pytest.raises(RunError, match=f"run-1 was submitted in {there}, which cannot be entered"):
+        from_overrides.again(run, ["nodes=2"])
+    assert Path.cwd() == here
