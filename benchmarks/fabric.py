@@ -24,9 +24,9 @@ from benchmarks.measure import Result, interleaved, report
 from benchmarks.ranks import in_ranks
 from launcher import Env
 from launcher.config.schema import Collective
+from launcher.formatting import format_size
 from workloads.bench import slowest
 from workloads.operations import BY_NAME
-from workloads.sizes import format_bytes
 from workloads.sweep import Settings, Sweep, make_groups
 from workloads.timing import Run
 
@@ -100,7 +100,7 @@ def results(scale: float = 1) -> list[Result]:
             )
             found.append(
                 Result(
-                    f"workload=collective, {operation} of {format_bytes(size)}iB / a loop by hand",
+                    f"workload=collective, {operation} of {format_size(size)}iB / a loop by hand",
                     undisturbed(seconds["harness"]) / undisturbed(seconds["by hand"]), 1.02,
                     f"{each}; {len(seconds['harness'])} iterations of each",
                 )

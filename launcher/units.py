@@ -1,4 +1,4 @@
-"""Parsers for what users write: wall times and sizes. Pure."""
+"""Parsers for what users write: wall times, sizes and ranges of numbers. `formatting` writes them. Pure."""
 
 from __future__ import annotations
 
@@ -51,19 +51,6 @@ def _clock(days: str | None, fields: list[int], text: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def format_time(seconds: int) -> str:
-    """`[days-]hours:minutes:seconds`, as Slurm writes it."""
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{seconds:02}"
-
-
-def format_hours(seconds: int) -> str:
-    """`hours:minutes:seconds` with as many hours as it takes, which is how PBS writes a wall time."""
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
 def parse_size(text: str) -> int:
     """Bytes in `512`, `64K`, `1.5M`, `16G`, `16GB` or `16GiB`; units are powers of 1024.
 
@@ -92,33 +79,21 @@ def parse_memory(text: str) -> int:
     return parse_size(text)
 
 
-def plural(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
+    """The numbers in `3` or `0-3,7`, in the order in which they are written.
 
-
-def format_size(size: int) -> str:
-    """The shortest exact form: 17179869184 -> `16G`."""
-    for unit in "PTGMK":
-        power = 1024 ** _POWERS[unit]
-        if size % power == 0 and size:
-            return f"{size // power}{unit}"
-    return str(size)
-
-
-def rough_size(size: float) -> str:
-    """A size to read, as the key mem is written: 325058670 -> `310M`, 5294 -> `5.2K`."""
-    value, unit = _scaled(size)
-    return value + unit
-
-
-def long_size(size: float) -> str:
-    """A size to read, with the unit's whole name: `512 B`, `4 KiB`, `1.5 MiB`."""
-    value, unit = _scaled(size)
-    return f"{value} {unit}iB" if unit else f"{value} B"
-
-
-def _scaled(size: float) -> tuple[str, str]:
-    power = next((n for n in range(len(_POWERS) - 1) if size < 1024 ** (n + 1)), len(_POWERS) - 1)
-    value = size / 1024**power
-    return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", list(_POWERS)[power]
+    Raises:
+        ValueError: the text is something else, or names more than `most` numbers.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise ValueError(f"{part!r} is not a number, or a range of them: write 3 or 0-3,7")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low:
+            raise ValueError(f"{part.strip()} is an empty range: write {high}-{low}")
+        if len(found) + high - low >= most:
+            raise ValueError(f"{text[:40]!r} names more than {most} numbers")
+        found += range(low, high + 1)
+    return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from launcher.units import parse_ranges
 from workloads import names
 
 Members = tuple[tuple[int, ...], ...]
@@ -43,15 +44,7 @@ def explicit(text: str) -> Members:
     for part in text.replace(" ", "").split("/"):
         if not _RANKS.fullmatch(part):
             raise ValueError(f"{text!r} is no groups of ranks: write them as 0-1/2-3 or 0,2/1,3")
-        ranks: list[int] = []
-        for piece in part.split(","):
-            first, _, last = piece.partition("-")
-            if last and int(last) < int(first):
-                raise ValueError(f"{text!r}: {piece} ends before it begins: write {last}-{first}")
-            if int(last or first) - int(first) > 10**6:
-                raise ValueError(f"{text!r}: {piece} is more ranks than any run has")
-            ranks += range(int(first), int(last or first) + 1)
-        groups.append(tuple(sorted(ranks)))
+        groups.append(tuple(sorted(parse_ranges(part))))
     seen: set[int] = set()
     for rank in (rank for ranks in groups for rank in ranks):
         if rank in seen:

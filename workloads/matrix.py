@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from launcher.formatting import format_size
 from workloads import bench, links, pairs
 from workloads.ranks import gather
-from workloads.sizes import format_bytes
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -219,7 +219,7 @@ def _earlier(
     if before is None:
         return {}, ""
     if (before["latency_size"], before["size"]) != sizes:
-        theirs = f"{format_bytes(before['latency_size'])} and {format_bytes(before['size'])}"
+        theirs = f"{format_size(before['latency_size'])} and {format_size(before['size'])}"
         return {}, f"the baseline's matrix has other sizes ({theirs}): not compared"
     row = {label: index for index, label in enumerate(labels)}
     theirs = before["hosts"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from launcher.formatting import format_size
 from workloads import bench, links
 from workloads.heat import heat_map
 from workloads.matrix import Matrix
-from workloads.sizes import format_bytes
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P
@@ -18,7 +18,7 @@ NAMED = 10  # most slow pairs that are printed
 
 def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
     """The matrix in words and as a heat map, for a terminal of 80 columns."""
-    small, large = (format_bytes(size) for size in matrix.sizes)
+    small, large = (format_size(size) for size in matrix.sizes)
     whose = "ranks" if config.matrix.value == "ranks" else "nodes"
     rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
     told = [

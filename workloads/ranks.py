@@ -10,6 +10,7 @@ import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from launcher import formatting
 from launcher.worker import rank_objects
 
 if TYPE_CHECKING:
@@ -64,9 +65,8 @@ def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> No
 
 
 def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`rank 3 on node2`, or `ranks 0, 1 on node1, node2`; `hosts` are those of all ranks, in their order."""
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
+    """`rank 3 on node2`, or `ranks 0-1 on node1, node2`; `hosts` are those of all ranks, in their order."""
+    return f"{formatting.name_ranks(ranks)} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
 
 
 def _by_value(value: V, env: Env) -> dict[V, str]:

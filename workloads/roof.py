@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from launcher.formatting import plural
 from launcher.rendezvous import interfaces
-from launcher.units import plural
 from workloads.ranks import gather
 
 if TYPE_CHECKING:

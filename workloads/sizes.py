@@ -7,27 +7,14 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
+from launcher.units import parse_size
+
 MOST = 1000  # sizes of one sweep
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)((?:i?B)?)", re.IGNORECASE)
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min)", re.IGNORECASE)
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "min": Decimal(60)}
-
-
-def parse_bytes(text: object) -> int:
-    """Bytes in `4`, `64K`, `1.5M` or `1GiB`; units are powers of 1024.
-
-    Raises:
-        ValueError: the text is no size, or one of zero bytes.
-    """
-    match = _SIZE.fullmatch(str(text).strip())
-    if not match:
-        raise ValueError(f"{str(text)!r} is not a size: write it as 512, 64K or 1M")
-    size = int(Decimal(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " "))
-    if size == 0:
-        raise ValueError(f"{str(text)!r} is a size of no bytes: the smallest is 1")
-    return size
 
 
 def parse_sizes(value: object) -> tuple[int, ...]:
@@ -54,16 +41,16 @@ def parse_sizes(value: object) -> tuple[int, ...]:
 def _sweep(text: str) -> list[int]:
     first, *more = text.split(":")
     if not more:
-        return [parse_bytes(first)]
+        return [parse_size(first)]
     if len(more) > 2:
         raise ValueError(f"{text!r} is not MIN:MAX:STEP, such as 8:1G:2 or 4M:64M:4M")
-    least, most = parse_bytes(first), parse_bytes(more[0])
+    least, most = parse_size(first), parse_size(more[0])
     if least > most:
         raise ValueError(f"{text!r}: the first size is over the last: write {more[0]}:{first}{_rest(more)}")
     step = more[1].strip() if len(more) == 2 else "2"
     if _FACTOR.fullmatch(step):
         return _by_factor(text, least, most, Decimal(step))
-    return _by_increment(text, least, most, parse_bytes(step))
+    return _by_increment(text, least, most, parse_size(step))
 
 
 def _rest(more: list[str]) -> str:
@@ -105,11 +92,3 @@ def parse_seconds(text: object) -> float:
     if seconds == 0:
         raise ValueError(f"{str(text)!r} is no time at all: write it as 200ms, 2s or 1m")
     return seconds
-
-
-def format_bytes(size: int) -> str:
-    """The shortest exact form: 1048576 -> `1M`."""
-    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
-        if size and size % 1024**power == 0:
-            return f"{size // 1024**power}{unit}"
-    return str(size)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.formatting import format_size, plural
 from launcher.torch_compat import destroy_without_gil
-from launcher.units import plural
 from workloads import bench, formulas, memory, names
 from workloads.groups import Members, in_words, members_of, parse_groups
 from workloads.operations import Buffers, Case, Operation, count_of
 from workloads.ranks import WorkloadError, gather, name_ranks
-from workloads.sizes import format_bytes, parse_seconds, parse_sizes
+from workloads.sizes import parse_seconds, parse_sizes
 from workloads.timing import Run, finish
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Sweep:
         if short := {rank: why for rank, why in enumerate(gather(reason, self.env)) if why}:
             hosts = gather(self.env.host, self.env)
             rank, why = next(iter(short.items()))
-            return Measured(no_room=f"{format_bytes(size)}: {name_ranks([rank], hosts)} {why}")
+            return Measured(no_room=f"{format_size(size)}: {name_ranks([rank], hosts)} {why}")
         run = Run(self.settings, self.operation, self.env, case, buffers)
         iterations = run.warm_up()
         seconds = run.timed(iterations)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.formatting import format_size, long_size
 from workloads import bench, formulas, matrix, memory, pairs, patterns, results
 from workloads.exchanges import AT_ONCE, EXCHANGES, Case
 from workloads.ranks import gather, name_ranks
-from workloads.sizes import format_bytes, parse_seconds, parse_sizes
+from workloads.sizes import parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher import Env
@@ -68,7 +69,7 @@ class Transfers:
         there = [free for free in gather(memory.available(self.env), self.env) if free is not None]
         if not there or need < min(there):
             return ""
-        return f"{format_bytes(size)}: it needs {_amount(need)} a rank, and {_amount(min(there))} are free"
+        return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
         """One pattern at one size."""
@@ -144,7 +145,3 @@ class Transfers:
             for (to, source), bad in wrong.items()
         )
         return Measured({**row, "wrong": sum(wrong.values()), "checked": checked}, faults)
-
-
-def _amount(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

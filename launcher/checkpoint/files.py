@@ -32,6 +32,7 @@ from launcher.checkpoint.format import (
     file_of,
 )
 from launcher.checkpoint.reading import SteadyFile, read_bytes
+from launcher.formatting import name_ranks
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
@@ -381,7 +382,7 @@ def together(errors: Mapping[int, BaseException | str], world_size: int) -> Chec
     agreed = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
     if len(ranks) == 1 and (agreed or kind is not CheckpointError):  # it names the ranks itself, or they do not matter
         return kind(next(iter(ranks)))
-    return kind("; ".join(f"rank {', '.join(map(str, who))}: {said}" for said, who in ranks.items()))
+    return kind("; ".join(f"{name_ranks(who)}: {said}" for said, who in ranks.items()))
 
 
 def words(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.state import local_part
+from launcher.formatting import name_ranks
 from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
 _PIECE = 1 << 24  # elements of a tensor on a device that are hashed at once: the working memory is a few times that
@@ -113,13 +114,13 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
     for name in dict.fromkeys(name for table in tables for name in table.kinds):
         kinds = _grouped({rank: table.kinds[name] for rank, table in enumerate(tables) if name in table.kinds})
         if len(kinds) > 1:
-            lines.append(f"{name}: " + ", ".join(f"{kind} on {_ranks(who)}" for kind, who in kinds.items()))
+            lines.append(f"{name}: " + ", ".join(f"{kind} on {name_ranks(who)}" for kind, who in kinds.items()))
             continue
         parts = {rank: table.parts.get(name, {}) for rank, table in enumerate(tables)}
         for place in dict.fromkeys(place for known in parts.values() for place in known):
             held = {rank: known[place] for rank, known in parts.items() if place in known}
             if len(groups := _grouped(held)) > 1:
-                lines.append(f"{name}: other values on each of " + " / ".join(map(_ranks, groups.values())))
+                lines.append(f"{name}: other values on each of " + " / ".join(map(name_ranks, groups.values())))
                 break
     return lines
 
@@ -155,7 +156,8 @@ def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], 
 
     for rank, each in enumerate(values):
         add(whole, each, rank, "")
-    return whole, [f"{name}: another value on {_ranks(ranks)} than on lower ones" for name, ranks in lines.items()]
+    told = [f"{name}: another value on {name_ranks(ranks)} than on lower ones" for name, ranks in lines.items()]
+    return whole, told
 
 
 def _grouped(held: Mapping[int, Any]) -> dict[Any, list[int]]:
@@ -163,8 +165,3 @@ def _grouped(held: Mapping[int, Any]) -> dict[Any, list[int]]:
     for rank, value in held.items():
         groups.setdefault(value, []).append(rank)
     return groups
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"

@@ -11,6 +11,8 @@ import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.formatting import rough_size
+
 
 def show(path: Path) -> None:
     """Opens a page in the browser, or tells how to get at it."""
@@ -42,7 +44,7 @@ def tell(path: Path) -> None:
     """Where a page is, and what to type on one's own machine to see it."""
     path = path.absolute()
     print(f"directory  {path.parent}")
-    print(f"page       {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    print(f"page       {path} ({rough_size(path.stat().st_size)})")
     print(f"copy it    {copy_command(path, os.environ, getpass.getuser(), socket.gethostname())}")
 
 

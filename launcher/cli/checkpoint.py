@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find, folder, require_action
 from launcher.errors import FAILED, ConfigError, near
+from launcher.formatting import brief, long_size, plural
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -156,7 +157,7 @@ def _list(place: Place, as_json: bool) -> int:
 
     lines = [
         (
-            str(row["step"]), _age(row["age"]), _size(row["bytes"]), str(row["world_size"] or "-"),
+            str(row["step"]), brief(row["age"]), long_size(row["bytes"]), str(row["world_size"] or "-"),
             ", ".join(row["kept_as"]) or "-", row["sizes"],
             " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items()) or "-",
         )
@@ -240,7 +241,8 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
     print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
     print(f"in {path}")
     print(
-        f"{_size(manifest.size)} in {len(manifest.files)} file(s); launcher {manifest.launcher}, torch {manifest.torch}"
+        f"{long_size(manifest.size)} in {plural(len(manifest.files), 'file')}; "
+        f"launcher {manifest.launcher}, torch {manifest.torch}"
     )
     for title, table in (
         ("metrics", manifest.metrics), ("identity", manifest.identity), ("extra", manifest.extra), ("values", rest)
@@ -316,14 +318,14 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
 
         tensors = safetensors.flat(checkpoint_read.whole(path, manifest, arguments.keys))
         safetensors.save(output, tensors, {"format": "pt", "step": str(manifest.step)})
-        print(f"{output}: {_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
+        print(f"{output}: {long_size(output.stat().st_size)}; {len(tensors)} tensors, by their dotted names")
         return 0
     if shard is None:
         state = checkpoint_read.whole(path, manifest, arguments.keys)
     else:
         state = checkpoint_read.shard(path, manifest, shard, arguments.keys)
     checkpoint_read.save_plain(output, state)
-    print(f"{output}: {_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
+    print(f"{output}: {long_size(output.stat().st_size)}; read it with torch.load({str(output)!r}, weights_only=True)")
     return 0
 
 
@@ -359,25 +361,3 @@ def _adopt(name: str, step: str | None) -> int:
 
 def _cut(line: str) -> str:
     return line if len(line) <= 80 else f"{line[:77]}..."
-
-
-def _size(count: int | None) -> str:
-    """`512 B`, `4.2 MB`: decimal units, as disks have them."""
-    if count is None:
-        return "-"
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def _age(seconds: float | None) -> str:
-    """`40 s`, `12 min`, `5 h`, `3 d`."""
-    if seconds is None:
-        return "-"
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from launcher.units import plural
+from launcher.formatting import plural
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -25,7 +25,7 @@ def run(arguments: Namespace) -> int:
     from pathlib import Path
 
     from launcher.environment import archives
-    from launcher.units import rough_size
+    from launcher.formatting import rough_size
 
     require_action("env", arguments.action, ACTIONS)
     if len(arguments.paths) > 2:

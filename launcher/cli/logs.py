@@ -10,8 +10,9 @@ from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
 from launcher.cli.progress import StandingBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
+from launcher.formatting import plural
 from launcher.runs.carriage_returns import Lines
-from launcher.units import plural
+from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -239,12 +240,7 @@ def _ranks(text: str) -> tuple[int, ...]:
     """Ranks in `3` or `0-3,7`."""
     from argparse import ArgumentTypeError
 
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        if not low.isdecimal() or not (high or low).isdecimal():
-            raise ArgumentTypeError(f"{part!r} is not a rank, or a range of them: write 3 or 0-3,7")
-        if int(high or low) < int(low):
-            raise ArgumentTypeError(f"{part!r} is an empty range: write {high}-{low}")
-        found.update(dict.fromkeys(range(int(low), int(high or low) + 1)))
-    return tuple(found)
+    try:
+        return tuple(dict.fromkeys(parse_ranges(text)))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None

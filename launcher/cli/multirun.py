@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
-from launcher.units import plural
+from launcher.formatting import plural, ranges
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -186,7 +186,7 @@ def show(prepared: PreparedSweep) -> None:
             print(f"{'' if number else 'asks for':<11}{line}")
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
-        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {sweep_directory.to_ranges(members)}")
+        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {ranges(members)}")
         for index in members[:3]:
             print(f"#   {index}: {sweep_directory.label(prepared.wanted[index].overrides, keys)}")
         if len(members) > 3:
@@ -203,13 +203,12 @@ def show(prepared: PreparedSweep) -> None:
 def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
     """What was submitted and what to type next; `trials`: of a search, which has only begun."""
     from launcher.cli.text import program
-    from launcher.runs import sweep_directory
 
     sweep = submitted.sweep
     print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
     for job, points in submitted.jobs:
         cluster = prepared.plans[points[0]].cluster
-        print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({sweep_directory.to_ranges(points)})")
+        print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
     if submitted.local:
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find, reference, whole_number
 from launcher.errors import DONE, FAILED, RunError
+from launcher.formatting import name_ranks
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -117,7 +118,7 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
 def _print(seen: Seen, told: Findings) -> None:
     from launcher.escapes import clean
     from launcher.failures.kinds import Kind
-    from launcher.units import rough_size
+    from launcher.formatting import rough_size
 
     verdict = told.verdict
     number = f", attempt {told.attempt}" if told.attempt else ""
@@ -131,11 +132,11 @@ def _print(seen: Seen, told: Findings) -> None:
     elif told.time is not None:
         _wrapped("when", ((f"on {told.host}" if told.host else "") + _at(told.time)).strip())
     if told.same:
-        _wrapped("others", f"{_ranks(told.same)} had the same error")
+        _wrapped("others", f"{name_ranks(told.same)} had the same error")
     for rank, line in list(told.others.items())[:4]:
         _wrapped("others", f"rank {rank} had another error: {line}")
     if told.followed:
-        _wrapped("others", f"{_ranks(told.followed)} only followed")
+        _wrapped("others", f"{name_ranks(told.followed)} only followed")
     if told.by:
         _wrapped("by", told.by)
     for place, line in enumerate(told.restarts, 1):
@@ -157,7 +158,7 @@ def _print(seen: Seen, told: Findings) -> None:
         for line in told.log:
             print(f"  {clean(line)}")
     for stack in told.stacks:
-        print(f"\nStack of {_ranks(stack.ranks)}, the newest frame first:")
+        print(f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:")
         for frame in stack.frames:
             print(f"  {clean(frame)}")
 
@@ -166,18 +167,6 @@ def _at(time: float | None) -> str:
     from datetime import datetime
 
     return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank])
-    shown = [str(part[0]) if len(part) == 1 or part[0] == part[-1] else f"{part[0]}-{part[-1]}" for part in parts]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
 
 
 def _wrapped(head: str, text: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from launcher.cli.screen import raw
 from launcher.escapes import coloured, one_line
+from launcher.formatting import brief, long_size, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,61 +72,39 @@ class Rate:
 # -- words
 
 
-def short_time(seconds: float) -> str:
-    """`0:43`, `12:05`, `3:07:00`, `2d 03:07`. Pure."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24}d {hours % 24:02}:{minutes:02}"
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def short_size(size: float) -> str:
-    """`9.9 MB`, in powers of 1000. Pure."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def _left(seconds: float | None) -> list[str]:
-    return [] if not seconds else [f"{short_time(seconds)} left"]
+    return [] if not seconds else [f"{brief(seconds)} left"]
 
 
 def of_training(progress: Mapping[str, Any], rate: Rate) -> str:
-    """`120/2200  24.1 steps/s  26,850 images/s  1:26 left  loss 0.0021`, from the last event of progress. Pure.
+    """`120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`, from the last event of progress. Pure.
 
     Values of the workload that end in `_per_s` are rates of samples; their words are the workload's.
     """
     values = {key: value for key, value in progress.items() if key not in KNOWN}
     speed = rate.per_second
-    steps = [] if speed is None else [f"{_number(speed)} steps/s" if speed >= 0.1 else f"{_number(1 / speed)} s/step"]
-    samples = [f"{_number(values.pop(key))} {key[:-6]}/s" for key in list(values) if _is_rate(key, values[key])]
-    others = [f"{key} {_number(value) if isinstance(value, float) else value}" for key, value in values.items()]
+    pace = "" if speed is None else f"{number(speed, 3)} steps/s" if speed >= 0.1 else f"{number(1 / speed, 3)} s/step"
+    samples = [f"{number(values.pop(key), 3)} {key[:-6]}/s" for key in list(values) if _is_rate(key, values[key])]
+    others = [f"{key} {number(value, 3) if isinstance(value, float) else value}" for key, value in values.items()]
     total = progress["total"]
     done = f"{progress['step']}/{total}" if total > 0 else f"{progress['step']}"
-    return "  ".join([done, *steps, *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
+    return "  ".join([done, *filter(None, [pace]), *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
 
 
 def _is_rate(key: str, value: object) -> bool:
     return key.endswith("_per_s") and isinstance(value, (int, float))
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """`3/15 done, 2 running, 10 queued  4:10 left`. Pure."""
+    """`3/15 done, 2 running, 10 queued  4m left`. Pure."""
     return "  ".join([words, *_left(rate.left(total))])
 
 
 def of_download(done: int, total: int, rate: Rate) -> str:
-    """`3.2 MB of 9.9 MB  1.1 MB/s  0:06 left`. Pure."""
+    """`3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Pure."""
     speed = rate.per_second
-    told = [] if speed is None else [f"{short_size(speed)}/s"]
-    return "  ".join([f"{short_size(done)} of {short_size(total)}", *told, *_left(rate.left(total))])
+    told = [] if speed is None else [f"{long_size(speed)}/s"]
+    return "  ".join([f"{long_size(done)} of {long_size(total)}", *told, *_left(rate.left(total))])
 
 
 # -- what is shown

@@ -29,9 +29,9 @@ def run(arguments: Namespace) -> int:
     """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
     What is live, unknown, unreadable, or needed by a run that is not over stays, and is told."""
     from launcher.errors import ConfigError
+    from launcher.formatting import plural, rough_size
     from launcher.maintenance import pruning  # not for --help
     from launcher.paths import default_runs_dir
-    from launcher.units import plural, rough_size
 
     if arguments.older_than is None:
         raise ConfigError("say how old: `prune --older-than 30d` lists what would be removed")

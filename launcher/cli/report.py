@@ -61,8 +61,8 @@ def write_alone(found: Run | Sweep) -> Path:
 
 
 def _write(path: Path, shown: Page) -> None:
+    from launcher.formatting import rough_size
     from launcher.report import page
-    from launcher.units import rough_size
 
     text = page.render(shown)
     page.write(path, text)

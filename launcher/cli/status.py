@@ -130,7 +130,7 @@ def _remark(seen: Seen) -> str | None:
     | over in another way | the cause |
     """
     if seen.state.value == "running":
-        from launcher.units import format_time
+        from launcher.formatting import format_time
 
         silent = seen.run.silent_for()
         if silent is None or silent < SILENCE:
@@ -162,7 +162,7 @@ def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     """A line for each attempt of a run that has had several."""
     from launcher.cli.status_table import short_job
     from launcher.diagnose.post_mortem.findings import verdicts
-    from launcher.units import format_time
+    from launcher.formatting import format_time
 
     ends = {attempt.number: verdict for attempt, verdict in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]

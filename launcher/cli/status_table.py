@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.escapes import one_line
+from launcher.formatting import brief
 
 Row = Mapping[str, Any]
 WIDTH = 80  # of a terminal that does not say, and of what is no terminal
@@ -47,20 +48,6 @@ def _step(row: Row) -> str:
 def _saved(row: Row) -> str:
     """`1200 3m`: the step, and how long ago."""
     return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
-
-
-def brief(seconds: float | None) -> str:
-    """A time in at most five characters or so: `45s`, `12m`, `3h05m`, `2d04h`."""
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole // 60 % 60:02}m"
-    return f"{whole // 86400}d{whole // 3600 % 24:02}h"
 
 
 def short_job(job_id: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import RUN, add_actions, add_runs_dir, find_sweep, require_action
 from launcher.errors import ConfigError
+from launcher.units import parse_ranges
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -107,17 +107,12 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
     if not words:
         return None
     count = len(sweep.manifest().points)
-    found: dict[int, None] = {}
-    for part in ",".join(words).split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if match is None:
-            raise ConfigError(f"{part!r} is not the number of a point, or a range of them (3, 0-4,7)")
-        low, high = int(match[1]), int(match[2] or match[1])
-        require_known((low, high), sweep, count)
-        if high < low:
-            raise ConfigError(f"{part} is an empty range: write {high}-{low}")
-        found.update(dict.fromkeys(range(low, high + 1)))
-    return list(found)
+    try:
+        points = parse_ranges(",".join(words))
+    except ValueError as error:
+        raise ConfigError(f"points: {error}") from None
+    require_known(points, sweep, count)
+    return list(dict.fromkeys(points))
 
 
 def _most(words: Sequence[str]) -> int:

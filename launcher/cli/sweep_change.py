@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from launcher.cli import confirm
 from launcher.cli.text import program
+from launcher.formatting import plural, ranges
 from launcher.monitoring.sweep import WAITING
-from launcher.runs.sweep_directory import Sweep, to_ranges
+from launcher.runs.sweep_directory import Sweep
 from launcher.spec import cost
 from launcher.submission.from_overrides import secrets_again
 from launcher.sweeps import control
 from launcher.sweeps.submit import SubmittedSweep
-from launcher.units import plural
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
@@ -47,10 +47,10 @@ def told(submitted: SubmittedSweep) -> list[str]:
 
 
 def _points(points: Sequence[int]) -> str:
-    ranges = to_ranges(sorted(points))
-    if len(ranges) > 40:
-        ranges = f"{ranges[:37].rpartition(',')[0]},..."
-    return f"point {ranges}" if len(points) == 1 else f"{len(points)} points ({ranges})"
+    text = ranges(sorted(points))
+    if len(text) > 40:
+        text = f"{text[:37].rpartition(',')[0]},..."
+    return f"point {text}" if len(points) == 1 else f"{len(points)} points ({text})"
 
 
 def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:

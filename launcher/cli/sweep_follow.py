@@ -12,6 +12,7 @@ from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
 from launcher.cli.text import program
 from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, UnavailableError
+from launcher.formatting import ranges
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     STATES,
@@ -23,7 +24,7 @@ from launcher.monitoring.sweep import (
     summary,
 )
 from launcher.runs.directory import being_submitted
-from launcher.runs.sweep_directory import Sweep, differing, label, to_ranges
+from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.sweeps import control
 
 POLL = 0.2  # seconds between two looks, at first and where points run on this machine
@@ -148,12 +149,12 @@ def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str |
     waiting = [each.point.index for each in seen if each.state == WAITING]
     if here := [index for index in waiting if index in asked]:
         if tries >= TRIES:
-            return f"points {to_ranges(here)} do not begin: see {sweep.path}/points.log"
+            return f"points {ranges(here)} do not begin: see {sweep.path}/points.log"
         from launcher.sweeps.submit import start_here  # loads what submits
 
         start_here(sweep)
         return None
     return (
-        f"points {to_ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
+        f"points {ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
         f"  {program()} sweep rerun {sweep.id}"
     )

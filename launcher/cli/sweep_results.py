@@ -15,10 +15,10 @@ from typing import Any
 from launcher.cli.sweep_status import WIDTH, cut, indented, row
 from launcher.cli.text import print_columns, program
 from launcher.errors import ConfigError, near
+from launcher.formatting import plural
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, counts, look_at, summary
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
-from launcher.units import plural
 
 FAILURES = 20  # points whose ends are told
 LONGEST = 24  # characters of a value in the table

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.cli.progress import bar
 from launcher.cli.text import cause, print_columns, program
+from launcher.formatting import format_time
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     STATES,
@@ -24,7 +25,6 @@ from launcher.monitoring.sweep import (
 )
 from launcher.paths import default_runs_dir
 from launcher.runs.sweep_directory import Sweep, all_sweeps, differing, label
-from launcher.units import format_time
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
 from launcher.escapes import clean, one_line
+from launcher.formatting import format_size, format_time, plural
 from launcher.monitoring.state import RunState
-from launcher.units import format_size, format_time, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,10 +21,11 @@ from launcher.config.schema import Config, Function, Program
 from launcher.environment import programs
 from launcher.errors import ConfigError, RunError
 from launcher.files.os_errors import NOT_ON_PATH
+from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
 from launcher.spec.plan import JobPlan, Site
-from launcher.units import format_size, parse_size, plural, rough_size
+from launcher.units import parse_size
 
 LIBRARY = "lib-"  # beside it, with a version: the launcher's own packages, for a Python that does not have them
 FOLDER = "code"  # in the directory of a run or sweep

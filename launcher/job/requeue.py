@@ -18,6 +18,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError
 from launcher.files.shared_files import known, passes, tried
+from launcher.formatting import plural
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
@@ -28,7 +29,6 @@ from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import repoint
-from launcher.units import plural
 
 
 class What(IntEnum):

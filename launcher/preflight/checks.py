@@ -23,8 +23,8 @@ import torch
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import Device, LaunchMode
 from launcher.failures.symptoms import LOST_PEER
+from launcher.formatting import format_size, plural
 from launcher.spec.plan import JobPlan
-from launcher.units import format_size, plural
 
 MIB = 2**20
 LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # bytes free in a folder: with less it fails, with less there is a warning

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from launcher.formatting import plural
 from launcher.preflight.checks import Level, Problem
 from launcher.rendezvous.interfaces import listen
 from launcher.torch_compat import destroy_without_gil
-from launcher.units import plural
 
 CALL = 2.0  # seconds for another node to answer
 SKEW = 1.0  # seconds of difference between clocks that are told

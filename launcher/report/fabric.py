@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.files.json_types import misfit
-from launcher.units import long_size
+from launcher.formatting import long_size
 
 FORMAT = 1
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.formatting import long_size
 from launcher.report import words
 from launcher.report.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
 from launcher.report.figures import DASHES, Figure, axis, colour
-from launcher.units import long_size
 
 MOST_LINES = 8  # of one figure; more, and each operation has figures of its own
 MOST_TICKS = 7

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
+from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
 from launcher.report import words
 from launcher.report.collect import RunData
@@ -16,7 +17,6 @@ from launcher.report.figures import legend, timeline_figure, training_figures
 from launcher.report.parts import Code, Section, Table
 from launcher.report.ranks import pace_figure
 from launcher.report.timeline import attempts_table
-from launcher.units import long_size
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200
@@ -148,7 +148,7 @@ def result_section(run: RunData) -> Section | None:
     if not run.result:
         return None
     rows = [
-        (str(key), words.value(value) if (number := finite(value)) is None else words.number(number))
+        (str(key), words.value(value) if (number := finite(value)) is None else words.value(number))
         for key, value in run.result.items()
     ]
     folded = len(rows) > 25

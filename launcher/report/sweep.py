@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.formatting import plural
 from launcher.report import words
 from launcher.report.collect import RunData
 from launcher.report.curves import Curve
@@ -16,7 +17,6 @@ from launcher.report.figures import Figure, legend, training_figures
 from launcher.report.parts import Code, Page, Section, Table
 from launcher.report.sections import PROGRAM, made
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
-from launcher.units import plural
 
 MOST_CURVES = 40  # points whose curves are drawn: the best ones
 IN_COLOUR = 8  # of them

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.formatting import long_size, plural
 from launcher.report import words
-from launcher.units import long_size, plural
 
 Event = Mapping[str, Any]
 

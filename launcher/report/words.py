@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 from typing import Any
 
 from launcher.escapes import clean
+from launcher.formatting import number
 from launcher.redaction import HIDDEN, secret
-
-
-def number(value: float, digits: int = 4) -> str:
-    """`0.9194`, `12,345`, `1.2e-07`."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def value(anything: Any) -> str:

@@ -14,7 +14,7 @@ from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 from launcher.files.os_errors import naming
 from launcher.files.shared_files import known, tried
-from launcher.units import long_size
+from launcher.formatting import long_size
 
 # Fields of events and their types. An event with a missing required field or a wrong type is skipped, like a truncated
 # line, and reported by `problems`.

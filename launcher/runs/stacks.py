@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from launcher.formatting import name_ranks, ranges
 
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _CALLS = "_run_workload"  # a rank's workload is called by this; see launcher/worker/main.py
@@ -87,8 +89,8 @@ def lines(group: Group) -> list[str]:
         where += f", process {ranks[0]['pid']}"
     steps = sorted({int(each["step"]) for each in ranks if each["step"] >= 0})
     if steps:
-        where += f", after step {span(steps)}"
-    head = f"{'rank' if len(ranks) == 1 else 'ranks'} {span([int(each['rank']) for each in ranks])} {where}"
+        where += f", after step {ranges(steps)}"
+    head = f"{name_ranks(int(each['rank']) for each in ranks)} {where}"
     if not group.frames:
         words = STATES.get(ranks[0]["state"], f"wrote none (state {ranks[0]['state']})")
         return [f"{head}: no stack; its process {words}"]
@@ -101,14 +103,3 @@ def lines(group: Group) -> list[str]:
         if source := linecache.getline(frame.path, frame.line).strip():
             told.append(f"    {source}")
     return told
-
-
-def span(numbers: Sequence[int]) -> str:
-    """`0,2-4` for 0, 2, 3, 4; they are in order."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

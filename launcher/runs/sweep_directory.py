@@ -31,8 +31,10 @@ from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import exists, known, read_json, read_text, tried
+from launcher.formatting import ranges
 from launcher.runs import directory, event_file, live_index, lookup
 from launcher.runs.directory import Run
+from launcher.units import parse_ranges
 
 FORMAT = 1
 RECORD = "sweep.json"
@@ -175,7 +177,7 @@ class Sweep:
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
         """Notes that points are about to be handed over as an array."""
-        self.journal("submitting", token=token, points=to_ranges(points))
+        self.journal("submitting", token=token, points=ranges(points))
 
     def submitted(self, token: str, job: str) -> None:
         """Notes the job of an array."""
@@ -197,7 +199,7 @@ class Sweep:
             token = str(event.get("token"))
             if event["event"] == "submitting":
                 try:
-                    found[token] = Submission(token, of_ranges(event.get("points", "")), event["time"])
+                    found[token] = Submission(token, _points(event.get("points", "")), event["time"])
                 except ValueError as error:
                     raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
                 continue
@@ -211,7 +213,7 @@ class Sweep:
         live_index.add(self.path)
         since = time.time() if again else 0.0
         with open(os.open(self.path / "points", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(f"{since} {to_ranges(points)}\n")
+            file.write(f"{since} {ranges(points)}\n")
 
     def asked(self) -> dict[int, float]:
         """Points that this machine is to run, in order, and since when a run of them counts.
@@ -223,7 +225,7 @@ class Sweep:
         asked: dict[int, float] = {}
         for since, _, points in (line.partition(" ") for line in lines):
             with contextlib.suppress(ValueError):  # it was damaged
-                asked.update((index, max(float(since), asked.get(index, 0.0))) for index in of_ranges(points))
+                asked.update((index, max(float(since), asked.get(index, 0.0))) for index in _points(points))
         return asked
 
     def cancelled(self) -> bool:
@@ -316,28 +318,8 @@ def label(overrides: Sequence[str], keys: Sequence[str]) -> str:
     return " ".join(f"{key.removeprefix('workload.')}={value}" for key, value in shown.items())
 
 
-def to_ranges(numbers: Sequence[int]) -> str:
-    """`0-2,7` of 0, 1, 2, 7, which need not be sorted. Pure."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
-def of_ranges(text: str) -> tuple[int, ...]:
-    """The inverse of `to_ranges`. Pure.
-
-    Raises:
-        ValueError: it is none of its texts, or names more than MOST_POINTS.
-    """
-    ends = [part.partition("-") for part in text.split(",") if part]
-    ranges = [range(int(low), int(high or low) + 1) for low, _, high in ends]
-    if sum(max(0, each.stop - each.start) for each in ranges) > MOST_POINTS:
-        raise ValueError(f"{text[:40]!r} names more than {MOST_POINTS} points")
-    return tuple(number for each in ranges for number in each)
+def _points(text: str) -> tuple[int, ...]:
+    return parse_ranges(text, MOST_POINTS) if text else ()
 
 
 def require_known(points: Iterable[int], sweep: Sweep, count: int) -> None:

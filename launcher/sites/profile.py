@@ -10,10 +10,10 @@ from launcher.config.schema import Cluster, GpuDirective, Scheduler
 from launcher.diagnose.doctor import scheduler as checks
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
+from launcher.formatting import format_hours, format_time, plural
 from launcher.schedulers.pbs.facts import Node
 from launcher.sites.survey import PBSSite, SlurmSite
 from launcher.spec.limits import Partition, Queue
-from launcher.units import format_hours, format_time, plural
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # by YAML

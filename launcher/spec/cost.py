@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.config.schema import ResumeHow
-from launcher.units import plural
+from launcher.formatting import exact_time, number, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,18 +92,7 @@ def _attempts(plans: Iterable[JobPlan]) -> list[str]:
 def _shape(plan: JobPlan) -> str:
     """`2 nodes x 4 GPUs x 12h`."""
     many, what = (plan.gpus_per_node, "GPU") if plan.gpus_per_node else (plan.cpus_per_node, "CPU")
-    return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {hours(plan.time)}"
-
-
-def hours(seconds: int) -> str:
-    """`12h`, `1h30m`, `45s`: in the form that `time` takes. Pure."""
-    parts = ((seconds // 3600, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
-    return "".join(f"{value}{unit}" for value, unit in parts if value)
-
-
-def number(value: float) -> str:
-    """`96`, `0.5`, `1234.5`, `0.003`: as many digits as matter. Pure."""
-    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"
+    return f"{plural(plan.nodes, 'node')} x {plural(many, what)} x {exact_time(plan.time)}"
 
 
 def _hours_of(value: float, what: str) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from launcher.config.schema import Limits
 from launcher.errors import ConfigError, near
+from launcher.formatting import format_hours, format_size, format_time, plural
 from launcher.spec.plan import JobPlan
-from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time, plural
+from launcher.units import parse_memory, parse_time
 from workloads import names, patterns
 from workloads.groups import check_ranks, members_of, parse_groups
-from workloads.sizes import format_bytes, parse_seconds, parse_sizes
+from workloads.sizes import parse_seconds, parse_sizes
 
 # Keys of workloads whose values are names, and the names there are.
 NAMED = {
@@ -124,7 +125,7 @@ def check_sweep(plan: JobPlan) -> None:
     on_host = plan.device == "cpu" or (plan.device == "auto" and plan.gpus_per_node == 0)
     if on_host and plan.mem is not None and largest * plan.procs_per_node > plan.mem:
         raise ConfigError(
-            f"workload.sizes: {format_bytes(largest)} on each of procs_per_node={plan.procs_per_node} is more than "
+            f"workload.sizes: {format_size(largest)} on each of procs_per_node={plan.procs_per_node} is more than "
             f"mem={format_size(plan.mem)}: use smaller sizes or more memory"
         )
     if "op" in params:

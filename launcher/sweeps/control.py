@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
+from launcher.formatting import ranges
 from launcher.monitoring.live import forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
 from launcher.runs.directory import Run, only_submitter
-from launcher.runs.sweep_directory import Submission, Sweep, element_id, to_ranges
+from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost
 from launcher.spec.plan import JobPlan
@@ -195,7 +196,7 @@ def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int
         states: Mapping[str, list[int]] = {state: [] for state in refused.values()}
         for index, state in refused.items():
             states[state].append(index)
-        told = ", ".join(f"{to_ranges(indices)} {state}" for state, indices in states.items())
+        told = ", ".join(f"{ranges(indices)} {state}" for state, indices in states.items())
         raise RunError(f"nothing was submitted: only what is over and not done is started again ({told})")
     return [each.point.index for each in meant if each.state not in fixed]
 
@@ -223,7 +224,7 @@ def rerun(
         chosen = again(look_at(sweep), wanted)
         if missing := [index for index in chosen if not sweep.run(index).recorded()]:
             raise RunError(
-                f"nothing was submitted: points {to_ranges(missing)} have not been made: repeat the command that makes "
+                f"nothing was submitted: points {ranges(missing)} have not been made: repeat the command that makes "
                 "the sweep, which completes it"
             )
         if not chosen:

@@ -24,6 +24,7 @@ from launcher.environment import secrets as secret
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.files import trusted_folders
+from launcher.formatting import plural
 from launcher.monitoring.live import queries, read
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
@@ -52,7 +53,6 @@ from launcher.submission.submit import (
     tried,
 )
 from launcher.sweeps import grouping
-from launcher.units import plural
 
 # What Slurm and PBS say when a user has as many jobs as one may have; later they take more.
 LIMIT = re.compile(

@@ -22,9 +22,9 @@ from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from launcher import errors
+from launcher.formatting import format_time
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.time_left import time_left
-from launcher.units import format_time
 from launcher.worker.debug_console import Console
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.stacks import span
+from launcher.formatting import name_ranks
 
 ENTRIES = 2000  # collectives that a rank remembers; torch's own default
 PATIENCE = 4.0  # seconds for the dumps; torch looks at the pipe once in a second, and then looks up all stacks
@@ -121,7 +121,7 @@ def _in_group(name: str, seen: Mapping[int, Group]) -> tuple[list[int], str]:
 
 
 def _waiting(ranks: Mapping[int, Group] | Sequence[int]) -> str:
-    return f"rank {next(iter(ranks))} waits" if len(ranks) == 1 else f"ranks {span(sorted(ranks))} wait"
+    return f"{name_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
 # -- torch's dumps

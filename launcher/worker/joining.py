@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.runs.stacks import span
+from launcher.formatting import name_ranks
 from launcher.worker import rank_objects
 from launcher.worker.devices import BackendError
 
@@ -74,8 +74,7 @@ class Refusal:
 def _who(ranks: Sequence[Facts]) -> str:
     hosts = list(dict.fromkeys(each.host for each in ranks))
     shown = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more nodes" if len(hosts) > _SHOWN else "")
-    numbers = span(sorted(each.rank for each in ranks))
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers} ({shown})"
+    return f"{name_ranks(each.rank for each in ranks)} ({shown})"
 
 
 _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive, env.container, cluster.setup)"

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.files import shared_secret
+from launcher.formatting import name_ranks
 from launcher.rendezvous import protocol
 from launcher.rendezvous.protocol import Member, RendezvousError, meet
 from launcher.runs.event_writer import current_attempt
@@ -266,7 +267,7 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
         missing = [rank for rank in range(place.world_size) if not store.check([f"joined/{rank}"])]
         hosts = _hosts_of(place, missing)
         raise RendezvousError(
-            f"rank {', '.join(map(str, missing))} did not join within {timeout:g} s"
+            f"{name_ranks(missing)} did not join within {timeout:g} s"
             + (f" (on {', '.join(hosts)})" if hosts else "")
             + ": does it hang before init()?"
         ) from None

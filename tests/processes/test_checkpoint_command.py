@@ -95,7 +95,7 @@ def test_list_shows_what_is_there_and_why(call: Call, three: Path) -> None:
     head, *lines = [line.split() for line in out.splitlines()]
     assert (code, head) == (0, ["STEP", "AGE", "SIZE", "RANKS", "KEPT", "AS", "SIZES", "METRICS"])
     assert [line[0] for line in lines] == ["30", "20", "10"]
-    assert [" ".join(line[6:]) for line in lines] == [
+    assert [" ".join(line[5:]) for line in lines] == [
         "newest right accuracy=0.6",
         "newest right accuracy=0.5",
         "best right accuracy=0.9",

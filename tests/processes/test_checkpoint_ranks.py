@@ -235,7 +235,7 @@ A, B = {(0,): 1}, {(0,): 2}
         ([Table({"w": "f"}, {"w": A}), Table({"w": "f"}, {"w": B})], ["w: other values on each of rank 0 / rank 1"]),
         (
             [Table({"w": "f"}, {"w": each}) for each in (A, B, A, A)],
-            ["w: other values on each of ranks 0, 2, 3 / rank 1"],
+            ["w: other values on each of ranks 0,2-3 / rank 1"],
         ),
         ([Table({"w": "f"}, {"w": A}), Table({"w": "i"}, {"w": A})], ["w: f on rank 0, i on rank 1"]),
         ([Table({"w": "f"}, {"w": {(0,): 1}}), Table({"w": "f"}, {"w": {(4,): 2}})], []),  # parts of a DTensor

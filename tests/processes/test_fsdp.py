@@ -342,7 +342,7 @@ def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for result in run_ranks(main, small(batch_size=1), 2, fails=True):
         assert "workload.batch_size=1 leaves some of the 2 ranks without a sample" in result.error
     for result in run_ranks(main, small(text=str(tmp_path / "no")), 2, fails=True):
-        assert "WorkloadError: ranks 0, 1 on node0: workload.text=" in result.error
+        assert "WorkloadError: ranks 0-1 on node0: workload.text=" in result.error
         assert "is not there" in result.error
 
 

@@ -124,7 +124,7 @@ def another_seed(env: Env) -> None:
 
 def test_different_initial_weights_are_noticed() -> None:
     error = the_error(run_ranks(ddp.main, ddp_config(), 3, prepare=another_seed, fails=True))
-    assert re.search("the initial weights should be the same .* ranks 0, 1 on node0: .*; rank 2 on node0: ", error)
+    assert re.search("the initial weights should be the same .* ranks 0-1 on node0: .*; rank 2 on node0: ", error)
 
 
 def damaged_on_the_second_node(env: Env) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.units import format_hours, format_size, format_time, long_size, parse_size, parse_time, rough_size
+from launcher.formatting import format_hours, format_size, format_time, ranges
+from launcher.units import parse_ranges, parse_size, parse_time
 
 
 @pytest.mark.parametrize(
@@ -66,18 +69,6 @@ def test_a_written_time_reads_as_itself(seconds: int) -> None:
     assert parse_time(format_time(seconds)) == seconds
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(59, "00:00:59"), (5400, "01:30:00"), (129600, "1-12:00:00")])
-def test_times_are_written_as_slurm_reads_them(seconds: int, text: str) -> None:
-    assert format_time(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(59, "00:00:59"), (5400, "01:30:00"), (129600, "36:00:00"), (3600000, "1000:00:00")]
-)
-def test_times_are_written_as_pbs_reads_them(seconds: int, text: str) -> None:
-    assert format_hours(seconds) == text
-
-
 @given(st.integers(1, 400 * 24 * 3600))
 def test_a_time_in_hours_reads_as_itself(seconds: int) -> None:
     assert parse_time(format_hours(seconds)) == seconds
@@ -113,39 +104,28 @@ def test_a_written_size_reads_as_itself(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
-@pytest.mark.parametrize(("size", "text"), [(17179869184, "16G"), (1536, "1536"), (1024, "1K"), (1000, "1000")])
-def test_sizes_are_written_in_the_largest_exact_unit(size: int, text: str) -> None:
-    assert format_size(size) == text
-
-
 @pytest.mark.parametrize(
-    ("size", "text"),
+    ("text", "why"),
     [
-        (0, "0"),
-        (110, "110"),
-        (1023, "1023"),
-        (1024, "1K"),
-        (5294, "5.2K"),
-        (16965120819, "15.8G"),
-        (325058670, "310M"),
-        (5 << 40, "5T"),
-        (1 << 60, "1024P"),
+        ("", "'' is not a number, or a range of them: write 3 or 0-3,7"),
+        ("1,,2", "'' is not a number"),
+        ("-1", "'-1' is not a number"),
+        ("two", "'two' is not a number"),
+        ("4, 3-1", "3-1 is an empty range: write 1-3"),
+        ("0-9999999", "'0-9999999' names more than 1000000 numbers"),
+        ("0-500000,0-500000", "names more than"),
     ],
 )
-def test_a_size_to_read(size: int, text: str) -> None:
-    assert rough_size(size) == text
+def test_what_is_no_range_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        parse_ranges(text)
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1536 << 20, "1.5 GiB"),
-        (200 << 30, "200 GiB"),
-        (5000 << 50, "5000 PiB"),
-    ],
-)
-def test_a_size_to_read_with_its_unit(size: int, text: str) -> None:
-    assert long_size(size) == text
+@pytest.mark.parametrize(("text", "numbers"), [("3", (3,)), (" 0-2, 7 ", (0, 1, 2, 7)), ("3,2,2", (3, 2, 2))])
+def test_ranges_are_read_in_their_order(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_ranges(text) == numbers
+
+
+@given(st.lists(st.integers(0, 300), min_size=1))
+def test_written_ranges_read_as_themselves(numbers: list[int]) -> None:
+    assert parse_ranges(ranges(numbers)) == tuple(numbers)

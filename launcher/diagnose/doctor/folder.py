@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.diagnose.doctor.machine import GIB, MIB
 from launcher.files.shared_folder import OWN, kind_of
 from launcher.findings import Finding, ok, problem, warning
-from launcher.units import long_size
+from launcher.formatting import long_size
 
 LEAST, ENOUGH = 64 * MIB, 2 * GIB  # bytes free: with less nothing works, with less there is a warning
 FEW_INODES = 10_000

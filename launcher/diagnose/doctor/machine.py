@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.findings import Finding, ok, problem, warning
+from launcher.formatting import format_size, long_size
 from launcher.redaction import HIDDEN, secret, without_password
-from launcher.units import format_size, long_size
 
 MIB, GIB = 2**20, 2**30
 # Variables that change what the launcher, torch or a scheduler does.

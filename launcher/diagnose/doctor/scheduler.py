@@ -11,13 +11,14 @@ from typing import Any
 from launcher.config.schema import Cluster, Scheduler
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem, warning
+from launcher.formatting import format_hours, format_size, format_time
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.detect import Kind, Qsub, detect
 from launcher.schedulers.pbs.client import PBS, section
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.facts import slurm_version
 from launcher.spec.limits import Partition, Queue
-from launcher.units import format_hours, format_size, format_time, parse_memory, parse_time
+from launcher.units import parse_memory, parse_time
 
 SHOWN = 30  # partitions or queues that are listed
 SLOW = 5.0  # seconds for one answer, from which on the scheduler is slow

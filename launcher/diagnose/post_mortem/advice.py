@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
 from launcher.failures.kinds import Kind
+from launcher.formatting import format_hours, rough_size
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
 from launcher.spec.plan import JobPlan
-from launcher.units import format_hours, rough_size
 
 GIB = 1024**3
 

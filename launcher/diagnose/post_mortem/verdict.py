@@ -28,8 +28,8 @@ from launcher import errors
 from launcher.diagnose.post_mortem import notices
 from launcher.failures import symptoms
 from launcher.failures.kinds import Kind
+from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
-from launcher.units import rough_size
 
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
 # How agents (elastic.py, agent.py) tell of ends that they cannot explain.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from launcher.formatting import format_time
 from launcher.monitoring.live import Live, Seen, look
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
@@ -15,7 +16,6 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Waiting, throttle
-from launcher.units import format_time
 
 TIMEOUT = 10.0  # seconds that one question may take
 

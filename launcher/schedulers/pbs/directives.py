@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.config.schema import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
+from launcher.formatting import format_hours
 from launcher.schedulers.pbs.client import TOKEN
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
-from launcher.units import format_hours
 
 LONGEST_NAME = 230
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.formatting import format_size
 from launcher.schedulers.explanation import Option, may_have, ranks
 from launcher.schedulers.pbs.facts import Node, amount
 from launcher.spec.plan import JobPlan
-from launcher.units import format_size
 
 
 @dataclass(frozen=True)

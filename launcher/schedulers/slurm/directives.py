@@ -7,9 +7,9 @@ from typing import Any
 
 from launcher.config.schema import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
+from launcher.formatting import format_time
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
-from launcher.units import format_time
 
 # Options that say the same thing in different ways: a profile's extra one replaces all of ours of its family.
 FAMILIES = (

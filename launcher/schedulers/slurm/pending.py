@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from launcher.formatting import format_time, plural
 from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError
 from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner, throttle
 from launcher.schedulers.job_environment import job_environment
@@ -17,7 +18,6 @@ from launcher.schedulers.slurm.client import STATES
 from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
 from launcher.schedulers.slurm.reasons import Kind, Reason, in_words
 from launcher.spec.plan import JobPlan
-from launcher.units import format_time, plural
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end
 OVERLOOKED = 300.0  # seconds without a reason: Slurm looks at its queue every minute

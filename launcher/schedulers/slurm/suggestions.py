@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.formatting import format_time
 from launcher.schedulers.explanation import may_have, ranks
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation
 from launcher.spec.plan import JobPlan
-from launcher.units import format_time
 
 MOST = 4  # changes that are tried, each of which is a question to Slurm
 SHORTEST = 120  # seconds: nobody wants a shorter job

@@ -193,7 +193,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
     ]
     assert told["restarts"] == ["rank 0 on node1: killed by SIGKILL"]
     shown = call("a")[1]
-    assert "Stack of ranks 0, 2-3, the newest frame first:" in shown
+    assert "Stack of ranks 0,2-3, the newest frame first:" in shown
     assert "before     round 1 began because rank 0 on node1: killed by SIGKILL" in shown
 
 

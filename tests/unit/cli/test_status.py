@@ -19,7 +19,7 @@ from rich.console import Console
 
 from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows, Wanted
-from launcher.cli.status_table import COLUMNS, brief, table
+from launcher.cli.status_table import COLUMNS, table
 from launcher.config.schema import GpuDirective, Scheduler
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
@@ -161,15 +161,6 @@ def test_ids_and_states_are_never_cut(length: int, width: int, step: int) -> Non
     assert "unknown (running)" in lines[2]
     fixed = max(length, 3) + 2 + len("unknown (running)")
     assert max(map(len, lines)) <= max(width, fixed)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(None, "-"), (0, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (3600, "1h00m"), (86399, "23h59m"),
-     (86400, "1d00h"), (9 * 86400 + 3600, "9d01h")],
-)  # fmt: skip
-def test_times_in_few_characters(seconds: float | None, words: str) -> None:
-    assert brief(seconds) == words
 
 
 # -- asking

@@ -94,10 +94,3 @@ def test_ranks_without_a_stack_are_told_by_their_process() -> None:
         ["rank 1 on node1, process 101: no stack; its process is gone"],
         ["rank 2 on node1, process 102: no stack; its process wrote none (state R)"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1], "0-1"), ([0, 2, 3, 4, 9], "0,2-4,9"), ([1, 3], "1,3")]
-)
-def test_numbers_in_a_row(numbers: list[int], text: str) -> None:
-    assert stacks.span(numbers) == text

@@ -21,25 +21,9 @@ from launcher.runs.sweep_directory import (
     canonical,
     differing,
     label,
-    of_ranges,
-    to_ranges,
     values_of,
 )
 from tests.unit.sweep_runs import begin, hand_over, make_sweep
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [((), ""), ((5,), "5"), ((0, 1, 2, 7), "0-2,7"), ((3, 2, 1), "3,2,1"), ((4, 5, 5, 6), "4-5,5-6"), ((8, 9), "8-9")],
-)
-def test_ranges_as_one_writes_them(numbers: tuple[int, ...], text: str) -> None:
-    assert to_ranges(numbers) == text
-    assert of_ranges(text) == numbers
-
-
-@given(st.lists(st.integers(0, 300)))
-def test_ranges_keep_all_numbers_in_their_order(numbers: list[int]) -> None:
-    assert of_ranges(to_ranges(numbers)) == tuple(numbers)
 
 
 @pytest.mark.parametrize(

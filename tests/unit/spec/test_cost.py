@@ -42,7 +42,7 @@ ATTEMPTS = "in one attempt, of at most 100 (resume.max_attempts)"
             ["1 node x 1 CPU x 45s = 0.0125 node-hours, 0.0125 core-hours"],
         ),
         ({"nodes": 1000, "gpus_per_node": 8, "time": "2-00:00:00", "resume": NEVER},
-         ["1000 nodes x 8 GPUs x 48h = 48000 node-hours, 384000 GPU-hours"]),
+         ["1000 nodes x 8 GPUs x 48h = 48,000 node-hours, 384,000 GPU-hours"]),
     ],
 )  # fmt: skip
 def test_one_run(keys: dict[str, Any], lines: list[str]) -> None:

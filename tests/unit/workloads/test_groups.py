@@ -58,10 +58,10 @@ def test_groups_are_read(value: object, kinds: tuple[str, ...]) -> None:
         ("nodes", "Did you mean node"),
         ([], "no group is chosen"),
         ("0-1/1-2", "rank 1 is in it twice"),
-        ("3-1", "3-1 ends before it begins: write 1-3"),
+        ("3-1", "3-1 is an empty range: write 1-3"),
         ("0-1/", "'0-1/' is no groups of ranks: write them as 0-1/2-3 or 0,2/1,3"),
         ("0;1", "is no groups of ranks"),
-        ("0-9999999", "more ranks than any run has"),
+        ("0-9999999", "names more than 1000000 numbers"),
     ],
 )
 def test_what_is_no_groups_is_refused(value: object, words: str) -> None:

@@ -197,7 +197,7 @@ def test_unknown_types_are_refused() -> None:
 
 def test_ranks_are_named_with_their_hosts() -> None:
     assert name_ranks([3], ["a", "a", "b", "b"]) == "rank 3 on b"
-    assert name_ranks([0, 1, 2], ["a", "a", "b", "b"]) == "ranks 0, 1, 2 on a, b"
+    assert name_ranks([0, 1, 2], ["a", "a", "b", "b"]) == "ranks 0-2 on a, b"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

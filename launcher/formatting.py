@@ -1,0 +1,99 @@
+"""Sizes, times, numbers and lists of numbers as text, each in one way. `units` reads those that users write. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+_UNITS = ("", "K", "M", "G", "T", "P")  # powers of 1024
+
+
+def plural(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def number(value: float, digits: int = 4) -> str:
+    """As many digits as matter: `0.9194`, `12,345`, `1.2e-07`."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-2,7` of 0, 1, 2, 7: neighbours that follow each other are one range. `units.parse_ranges` reads it."""
+    parts: list[list[int]] = []
+    for each in numbers:
+        if parts and each == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], each]
+        else:
+            parts.append([each])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def name_ranks(numbers: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`."""
+    found = sorted(numbers)
+    return f"rank{'' if len(found) == 1 else 's'} {ranges(found)}"
+
+
+# -- times
+
+
+def format_time(seconds: int) -> str:
+    """`[days-]hours:minutes:seconds`, as Slurm writes it."""
+    days, rest = divmod(seconds, 86400)
+    return (f"{days}-" if days else "") + format_hours(rest)
+
+
+def format_hours(seconds: int) -> str:
+    """`hours:minutes:seconds` with as many hours as it takes, which is how PBS writes a wall time."""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def exact_time(seconds: int) -> str:
+    """`12h`, `1h30m`, `45s`: in the form that the key time takes."""
+    parts = ((seconds // 3600, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    return "".join(f"{value}{unit}" for value, unit in parts if value)
+
+
+def brief(seconds: float | None) -> str:
+    """A time in at most five characters or so: `45s`, `12m`, `3h05m`, `2d04h`."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    for size, unit, small, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // small:02}{name}"
+    return f"{whole // 60}m" if whole >= 60 else f"{whole}s"
+
+
+# -- sizes
+
+
+def format_size(size: int) -> str:
+    """The shortest exact form: 17179869184 -> `16G`."""
+    power = max((each for each in range(len(_UNITS)) if size and size % 1024**each == 0), default=0)
+    return f"{size // 1024**power}{_UNITS[power]}"
+
+
+def rough_size(size: float) -> str:
+    """A size to read, as the key mem is written: 325058670 -> `310M`, 5294 -> `5.2K`."""
+    value, unit = _scaled(size)
+    return value + unit
+
+
+def long_size(size: float | None) -> str:
+    """A size to read, with the unit's whole name: `512 B`, `4 KiB`, `1.5 MiB`."""
+    if size is None:
+        return "-"
+    value, unit = _scaled(size)
+    return f"{value} {unit}iB" if unit else f"{value} B"
+
+
+def _scaled(size: float) -> tuple[str, str]:
+    power = next((each for each in range(len(_UNITS) - 1) if size < 1024 ** (each + 1)), len(_UNITS) - 1)
+    value = size / 1024**power
+    return f"{value:.1f}".removesuffix(".0") if value < 99.95 else f"{value:.0f}", _UNITS[power]
