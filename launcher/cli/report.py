@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
-    from launcher.report.parts import Page
+    from launcher.reports.parts import Page
     from launcher.runs.directory import Run
     from launcher.runs.sweep_directory import Sweep
 
@@ -62,7 +62,7 @@ def write_alone(found: Run | Sweep) -> Path:
 
 def _write(path: Path, shown: Page) -> None:
     from launcher.formatting import rough_size
-    from launcher.report import page
+    from launcher.reports import page
 
     text = page.render(shown)
     page.write(path, text)
@@ -72,8 +72,8 @@ def _write(path: Path, shown: Page) -> None:
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
     from launcher.cli.text import cause
     from launcher.monitoring.live import look_at_all
-    from launcher.report import comparison
-    from launcher.report.collect import collect
+    from launcher.reports import comparison
+    from launcher.reports.collect import collect
 
     wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
     shown = {seen.run.path: collect(seen, cause(seen)) for seen in look_at_all(wanted.values(), strict=True)}
@@ -86,8 +86,8 @@ def _sweep(sweep: Sweep) -> Page:
     from launcher.cli.text import cause
     from launcher.monitoring.live import look
     from launcher.monitoring.sweep import SweepLive, look_at
-    from launcher.report.collect import collect
-    from launcher.report.sweep import SweepPoint, sweep_page
+    from launcher.reports.collect import collect
+    from launcher.reports.sweep import SweepPoint, sweep_page
 
     live, manifest, points = SweepLive(), sweep.manifest(), []
     for each in look_at(sweep, live):

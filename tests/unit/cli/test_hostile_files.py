@@ -30,7 +30,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.live import Live, look, look_at_all
-from launcher.report import collect, comparison, page
+from launcher.reports import collect, comparison, page
 from launcher.runs import event_file, unreadable
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream

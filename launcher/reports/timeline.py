@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.formatting import long_size, plural
-from launcher.report import words
+from launcher.reports import words
 
 Event = Mapping[str, Any]
 

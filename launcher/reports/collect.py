@@ -16,10 +16,10 @@ from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import known, read_json
 from launcher.monitoring.live import Seen
-from launcher.report import words
-from launcher.report.curves import Curve, curves
-from launcher.report.fabric import Fabric, Unreadable, parse
-from launcher.report.timeline import Timeline, timeline
+from launcher.reports import words
+from launcher.reports.curves import Curve, curves
+from launcher.reports.fabric import Fabric, Unreadable, parse
+from launcher.reports.timeline import Timeline, timeline
 from launcher.runs import unreadable
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Run

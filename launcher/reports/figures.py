@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from launcher.report import words
-from launcher.report.curves import Curve, thin
-from launcher.report.timeline import Timeline
+from launcher.reports import words
+from launcher.reports.curves import Curve, thin
+from launcher.reports.timeline import Timeline
 
 SERIES = 8  # colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.formatting import long_size, plural
-from launcher.report import words
-from launcher.report.collect import RunData
-from launcher.report.fabric import Row, differences, measured, median, operation, positive, size_word
-from launcher.report.fabric_figures import fabric_figures
-from launcher.report.parts import Code, Section, Table
+from launcher.reports import words
+from launcher.reports.collect import RunData
+from launcher.reports.fabric import Row, differences, measured, median, operation, positive, size_word
+from launcher.reports.fabric_figures import fabric_figures
+from launcher.reports.parts import Code, Section, Table
 
 TOLERANCE = 0.2  # part by which a speed may differ from the baseline's before it is marked
 MOST_ROWS = 1000

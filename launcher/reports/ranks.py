@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.report import words
-from launcher.report.figures import POINTS, Figure, axis, clock, colour
+from launcher.reports import words
+from launcher.reports.figures import POINTS, Figure, axis, clock, colour
 
 MOST_RANKS = 8  # that have a line of their own
 

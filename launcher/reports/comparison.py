@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.report import words
-from launcher.report.collect import RunData
-from launcher.report.fabric import positive
-from launcher.report.fabric_sections import fabric_section
-from launcher.report.parts import Page, Section, Table
-from launcher.report.sections import (
+from launcher.reports import words
+from launcher.reports.collect import RunData
+from launcher.reports.fabric import positive
+from launcher.reports.fabric_sections import fabric_section
+from launcher.reports.parts import Page, Section, Table
+from launcher.reports.sections import (
     command,
     environment_section,
     facts,

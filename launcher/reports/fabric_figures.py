@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.formatting import long_size
-from launcher.report import words
-from launcher.report.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
-from launcher.report.figures import DASHES, Figure, axis, colour
+from launcher.reports import words
+from launcher.reports.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
+from launcher.reports.figures import DASHES, Figure, axis, colour
 
 MOST_LINES = 8  # of one figure; more, and each operation has figures of its own
 MOST_TICKS = 7

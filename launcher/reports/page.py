@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import LauncherError
 from launcher.files import run_files
-from launcher.report.figures import Figure
-from launcher.report.parts import Page
+from launcher.reports.figures import Figure
+from launcher.reports.parts import Page
 
 if TYPE_CHECKING:
     from jinja2 import Template

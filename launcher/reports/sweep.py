@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.formatting import plural
-from launcher.report import words
-from launcher.report.collect import RunData
-from launcher.report.curves import Curve
-from launcher.report.fabric import finite
-from launcher.report.figures import Figure, legend, training_figures
-from launcher.report.parts import Code, Page, Section, Table
-from launcher.report.sections import PROGRAM, made
+from launcher.reports import words
+from launcher.reports.collect import RunData
+from launcher.reports.curves import Curve
+from launcher.reports.fabric import finite
+from launcher.reports.figures import Figure, legend, training_figures
+from launcher.reports.parts import Code, Page, Section, Table
+from launcher.reports.sections import PROGRAM, made
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 
 MOST_CURVES = 40  # points whose curves are drawn: the best ones

@@ -8,15 +8,15 @@ from datetime import datetime
 
 from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
-from launcher.report import words
-from launcher.report.collect import RunData
-from launcher.report.curves import Curve
-from launcher.report.fabric import finite
-from launcher.report.fabric_sections import fabric_section
-from launcher.report.figures import legend, timeline_figure, training_figures
-from launcher.report.parts import Code, Section, Table
-from launcher.report.ranks import pace_figure
-from launcher.report.timeline import attempts_table
+from launcher.reports import words
+from launcher.reports.collect import RunData
+from launcher.reports.curves import Curve
+from launcher.reports.fabric import finite
+from launcher.reports.fabric_sections import fabric_section
+from launcher.reports.figures import legend, timeline_figure, training_figures
+from launcher.reports.parts import Code, Section, Table
+from launcher.reports.ranks import pace_figure
+from launcher.reports.timeline import attempts_table
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher.report import page
-from launcher.report.collect import RunData
-from launcher.report.curves import Curve
-from launcher.report.parts import Page
-from launcher.report.sweep import SweepPoint, axis_of, by_rank, parallel_coordinates, sweep_page
+from launcher.reports import page
+from launcher.reports.collect import RunData
+from launcher.reports.curves import Curve
+from launcher.reports.parts import Page
+from launcher.reports.sweep import SweepPoint, axis_of, by_rank, parallel_coordinates, sweep_page
 
 HOSTILE = "</script><script>alert(1)</script>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.report.figures import Figure
+from launcher.reports.figures import Figure
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import pytest
 from launcher.cli import commands
 from launcher.monitoring.live import Live, look
 from launcher.paths import PACKAGE
-from launcher.report import comparison, page, words
-from launcher.report.collect import RunData, collect
-from launcher.report.curves import Curve, curves, thin
-from launcher.report.fabric import Unreadable, coarse, differences, lines, parse
-from launcher.report.figures import Figure
-from launcher.report.parts import Page
-from launcher.report.ranks import pace_figure
-from launcher.report.timeline import Moment, Span, timeline
+from launcher.reports import comparison, page, words
+from launcher.reports.collect import RunData, collect
+from launcher.reports.curves import Curve, curves, thin
+from launcher.reports.fabric import Unreadable, coarse, differences, lines, parse
+from launcher.reports.figures import Figure
+from launcher.reports.parts import Page
+from launcher.reports.ranks import pace_figure
+from launcher.reports.timeline import Moment, Span, timeline
 from launcher.runs.directory import Run
 from tests.report.examples import BEGIN, at, collective_results, make_run, p2p_results, trained, write_events
 
