@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.files import run_files
+
 if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import P2P, Collective
@@ -162,17 +164,8 @@ class Results:
             OSError: the run directory cannot be written to.
         """
         if self.folder is not None:
-            _replace(self.folder / JSON, json.dumps(self.as_dict(), indent=1) + "\n")
-            _replace(self.folder / CSV, as_csv(self.rows))
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(text)
-    os.replace(temporary, path)
+            run_files.replace(self.folder / JSON, f"{json.dumps(self.as_dict(), indent=1)}\n".encode(), sync=False)
+            run_files.replace(self.folder / CSV, as_csv(self.rows).encode(), sync=False)
 
 
 def as_csv(rows: Sequence[Row]) -> str:

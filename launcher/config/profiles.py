@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,18 +82,8 @@ def save(name: str, text: str, *, force: bool) -> Path:
     path = own_folder() / f"{name}.yaml"
     try:
         run_files.make_folder(path.parent)
-        temporary = path.with_name(run_files.temporary_name(path.name))
-        with temporary.open("x") as file:
-            file.write(text)
-        try:
-            if force:
-                temporary.replace(path)
-            else:
-                os.link(temporary, path)  # fails when there is one, unlike a rename
-        finally:
-            temporary.unlink(missing_ok=True)
+        return run_files.replace(path, text.encode()) if force else run_files.create(path, text.encode())
     except FileExistsError:
         raise RunError(f"{path} is there already: `--force` replaces it, `--print` only shows the new one") from None
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; `--print` shows it instead") from None
-    return path

@@ -178,21 +178,17 @@ def write(text: str, path: Path) -> None:
         OSError: it cannot be written.
         RunError: a folder that is there is somebody else's, or others can write to it.
     """
-    part = path.with_name(run_files.temporary_name(path.name))
     try:
-        descriptor = _opened(part)
+        _write(text, path)
     except (FileNotFoundError, FileExistsError):  # another submission has removed the folder, which was empty
-        descriptor = _opened(part)
-    with open(descriptor, "wb") as file:
-        file.write(os.fsencode(text))
-    part.replace(path)
+        _write(text, path)
 
 
-def _opened(path: Path) -> int:
+def _write(text: str, path: Path) -> None:
     for folder in (path.parent.parent, path.parent):
         run_files.make_folder(folder)
         require_private(folder)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    run_files.replace(path, os.fsencode(text), sync=False)
 
 
 def remove(path: Path) -> None:

@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -179,6 +179,31 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
             _require_regular(status, path)  # /dev/stdout is no file to be replaced
+    with _beside(path, data, sync=sync) as temporary:
+        temporary.replace(path)
+    return path
+
+
+def create(path: Path, data: bytes) -> Path:
+    """Writes a new file of the owner alone, whole or not at all, once, whoever else does so now. Returns its path.
+
+    Raises:
+        FileExistsError: somebody else has.
+        OSError: it cannot be written, or this file system has no hard links.
+    """
+    with _beside(path, data, sync=False) as temporary:
+        try:
+            os.link(temporary, path)  # fails where there is one, unlike a rename
+        except FileExistsError:
+            # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
+            if temporary.stat().st_nlink == 1:
+                raise
+    return path
+
+
+@contextlib.contextmanager
+def _beside(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
+    """A file with this data beside `path`, of which nothing is left afterwards under its own name."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -186,12 +211,10 @@ def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
+        yield temporary
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise
-    return path
 
 
 def temporary_name(name: str) -> str:

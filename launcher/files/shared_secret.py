@@ -45,17 +45,13 @@ def make(path: Path) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(os.urandom(SIZE))
+    secret = os.urandom(SIZE)
     try:
-        os.link(temporary, path)
+        run_files.create(path, secret)
     except FileExistsError:
         pass
     except OSError:  # a file system without hard links
-        temporary.replace(path)
-        return
-    temporary.unlink(missing_ok=True)
+        run_files.replace(path, secret, sync=False)
 
 
 def of_user() -> bytes:

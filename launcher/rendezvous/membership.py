@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.files import run_files
 from launcher.files.shared_files import exists, known
 from launcher.rendezvous.protocol import Member
 
@@ -62,18 +63,11 @@ class Rounds:
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
             "members": [asdict(member) for member in members],
         }  # fmt: skip
-        path, mine = self._folder / f"{number}.json", self._folder / f".{number}-{leader.index}"
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(values, file)
         try:
-            os.link(mine, path)
+            run_files.create(self._folder / f"{number}.json", json.dumps(values).encode())
         except FileExistsError:
-            # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
-            if mine.stat().st_nlink == 1:
-                return f"round {number} has begun without {name}"
-        finally:
-            mine.unlink(missing_ok=True)
+            return f"round {number} has begun without {name}"
         return None
 
     def begun(self, number: int) -> bool:
