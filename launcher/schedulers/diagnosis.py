@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
     from launcher.spec.plan import JobPlan
 
@@ -60,3 +64,33 @@ class RemembersJobs(ABC):
     def memory(self, plan: JobPlan) -> int | None:
         """Bytes that a job of this plan may take where `history` tells what one took; None: it asks for none. Pure."""
         return plan.mem
+
+
+class ChecksItself(ABC):
+    """Its commands tell whether they are what they seem, and whether it is well.
+
+    Attributes:
+        name: as in cluster.scheduler.
+        command: by which jobs are submitted.
+    """
+
+    name: str
+    command: str
+
+    @abstractmethod
+    def found(self) -> str:
+        """Its commands on this machine's PATH, or others of their names, and what showed whose they are; empty: none
+        are there."""
+
+    @abstractmethod
+    def problem(self) -> str | None:
+        """Why this machine cannot submit, and what to do; None: it can."""
+
+    @abstractmethod
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        """What its commands tell of it, and of a profile that is for it.
+
+        Args:
+            cluster: the profile.
+            timeout: seconds that one question may take.
+        """

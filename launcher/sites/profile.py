@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from launcher.config.schema import Cluster, GpuDirective, Scheduler
-from launcher.diagnose.doctor import scheduler as checks
+from launcher.config.schema import Cluster, GpuDirective
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_time, plural
+from launcher.schedulers.pbs import doctor as pbs_doctor
 from launcher.schedulers.pbs.facts import Node
+from launcher.schedulers.slurm import doctor as slurm_doctor
 from launcher.sites.survey import PBSSite, SlurmSite
 from launcher.spec.limits import Partition, Queue
 
@@ -57,12 +58,6 @@ def _head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[s
     yield "#"
 
 
-def _table(findings: Iterable[Finding], about: str) -> list[str]:
-    """The lines of a list of partitions or queues, as `launcher doctor` prints them."""
-    texts = [re.sub(r"(, )?this profile's", "", found.says, count=1) for found in findings if found.about == about]
-    return [f"#   {text.replace(' ()', '')}" for text in texts]
-
-
 # -- Slurm
 
 
@@ -94,11 +89,10 @@ def _gpus(partition: Partition) -> int:
 
 
 def _of_slurm(site: SlurmSite, name: str, wanted: str | None, day: str) -> Iterator[str]:
-    cluster = Cluster(name=name, scheduler=Scheduler.slurm)
     chosen, why = choose_partition(site.partitions, wanted)
     yield from _head(f"Slurm {site.version}, cluster {site.cluster or 'without a name'},", name, day, site.problems)
     yield "# Partitions (sinfo):"
-    yield from _table(checks.partitions(cluster, site.partitions), "partition")
+    yield from (f"#   {line}" for line in slurm_doctor.lines(site.partitions))
     yield from _slurm_notes(site)
     yield "defaults: [slurm, _self_]"
     yield ""
@@ -190,11 +184,10 @@ def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | N
 
 
 def _of_pbs(site: PBSSite, name: str, wanted: str | None, day: str) -> Iterator[str]:
-    cluster = Cluster(name=name, scheduler=Scheduler.pbs)
     chosen, why = choose_queue(site.queues, wanted)
     yield from _head(f"PBS {site.version}, server {site.server or 'without a name'},", name, day, site.problems)
     yield "# Queues (qstat -Q -f):"
-    yield from _table(checks.queues(cluster, site.queues), "queue")
+    yield from (f"#   {line}" for line in pbs_doctor.lines(site.queues))
     remembers = "remembers" if site.settings.get("job_history_enable") == "True" else "forgets"
     yield f"# PBS {remembers} jobs that are over (qstat -B -f, job_history_enable)."
     yield "#"
@@ -252,12 +245,8 @@ def _pbs_limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> Itera
 def differences(cluster: Cluster, site: SlurmSite | PBSSite) -> list[Finding]:
     """What a profile says that its site does not, or no longer."""
     if isinstance(site, SlurmSite):
-        return [f for f in checks.partitions(cluster, site.partitions) if f.about == "profile"] + list(
-            _other_than_slurm(cluster, site)
-        )
-    return [f for f in checks.queues(cluster, site.queues) if f.about == "profile"] + list(
-        _other_than_pbs(cluster, site)
-    )
+        return [*slurm_doctor.compared(cluster, site.partitions), *_other_than_slurm(cluster, site)]
+    return [*pbs_doctor.compared(cluster, site.queues), *_other_than_pbs(cluster, site)]
 
 
 def _other_than_slurm(cluster: Cluster, site: SlurmSite) -> Iterator[Finding]:

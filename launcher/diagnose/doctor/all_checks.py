@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.config.schema import Cluster, Config, Scheduler
+from launcher.config.schema import Cluster, Config
 from launcher.diagnose.doctor import folder, machine, scheduler, software
 from launcher.diagnose.doctor.runner import Check
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import Queue
 
 TORCH = 60.0  # seconds for its import
 ASK = 8.0  # seconds for one question to a scheduler
@@ -28,7 +30,7 @@ def first() -> list[Check]:
 
 def rest(config: Config) -> list[Check]:
     """What depends on the profile."""
-    cluster, queued = config.cluster, config.cluster.scheduler in (Scheduler.slurm, Scheduler.pbs)
+    cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler.value), Queue)
     return [
         Check("profile", lambda: _profile(cluster)),
         Check("scheduler", lambda: scheduler.probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.detect import Kind, detect
+from launcher.schedulers.diagnosis import ChecksItself, ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.pbs.client import PBS
 
 if TYPE_CHECKING:
+    from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
     from launcher.spec.plan import JobPlan
 
 
-class PBSDiagnosis(ExplainsPending, RemembersJobs):
+class PBSDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
     """PBS."""
+
+    command = "qsub"
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         from launcher.schedulers.pbs import pending
@@ -28,3 +34,16 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs):
 
     def memory(self, plan: JobPlan) -> int | None:
         return plan.mem and plan.mem * plan.nodes  # it tells the sum of all nodes
+
+    def found(self) -> str:
+        qsub = detect()
+        if qsub.kind is Kind.PBS:
+            return f"PBS {qsub.version} ({qsub.path} --version says {qsub.evidence})"
+        if qsub.kind is Kind.NONE:
+            return ""
+        return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        from launcher.schedulers.pbs import doctor
+
+        return doctor.check(cluster, PBS(timeout), detect().version)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import ChecksItself, ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.slurm.client import Slurm
 
 if TYPE_CHECKING:
+    from launcher.config.schema import Cluster
+    from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
 
 
-class SlurmDiagnosis(ExplainsPending, RemembersJobs):
+class SlurmDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
     """Slurm."""
+
+    command = "sbatch"
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
         from launcher.schedulers.slurm import pending
@@ -24,3 +30,12 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs):
         from launcher.schedulers.slurm.history import history
 
         return history(Slurm(timeout), job_id)
+
+    def found(self) -> str:
+        path = shutil.which(self.command)
+        return f"Slurm (sbatch is {path})" if path else ""
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        from launcher.schedulers.slurm import doctor
+
+        return doctor.check(cluster, Slurm(timeout))

@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,15 @@ from packaging.specifiers import SpecifierSet
 
 from launcher.cli import commands
 from launcher.cli.doctor import line
-from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.config.schema import Cluster
 from launcher.diagnose.doctor import all_checks, folder, machine, scheduler, software
 from launcher.diagnose.doctor.runner import Check, run_all, start
-from launcher.diagnose.doctor.scheduler import Answer
 from launcher.findings import Finding, Level, ok, problem, warning, worst
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.detect import Kind, Qsub
-from launcher.spec.limits import NodeGroup, Partition, Queue
+from launcher.schedulers import registry
+from launcher.schedulers.diagnosis import ChecksItself
+from launcher.schedulers.local.scheduler import LocalScheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
-
-
-def levels(found: Iterator[Finding]) -> list[Level]:
-    return [each.level for each in found]
 
 
 def only(found: Iterator[Finding]) -> Finding:
@@ -288,131 +282,50 @@ def test_the_longest_mount_point_tells_the_file_system() -> None:
 
 # -- the scheduler
 
-PBS = Qsub(Kind.PBS, "/opt/pbs/bin/qsub", "23.06", "pbs_version = 23.06")
-WRAPPER = Qsub(Kind.SLURM, "/usr/bin/qsub", evidence="a script that calls Slurm")
+
+class Known(LocalScheduler, ChecksItself):
+    """A scheduler whose commands are as they are here."""
+
+    def __init__(self, name: str, command: str, found: str = "", problem: str | None = None) -> None:
+        self.name, self.title, self.command = name, name.title(), command
+        self._found, self._problem = found, problem
+
+    def found(self) -> str:
+        return self._found
+
+    def problem(self) -> str | None:
+        return self._problem
+
+    def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        yield ok("checked", self.name)
+
+
+AWAY, HERE = Known("away", "asub", problem="go to a login node"), Known("here", "hsub", "Here (hsub is /bin/hsub)")
+OTHERS = Known("others", "osub", "an osub that is not Others'", problem="put the right one in front of it")
+LOCAL = registry.scheduler("local")
 
 
 @pytest.mark.parametrize(
-    ("sbatch", "qsub", "wanted", "level"),
+    ("wanted", "known", "told"),
     [
-        (None, Qsub(Kind.NONE), Scheduler.local, [OK]),
-        ("/usr/bin/sbatch", WRAPPER, Scheduler.local, [OK, OK]),
-        ("/usr/bin/sbatch", WRAPPER, Scheduler.slurm, [OK]),
-        ("/usr/bin/sbatch", WRAPPER, Scheduler.pbs, [PROBLEM]),
-        (None, PBS, Scheduler.pbs, [OK]),
-        (None, PBS, Scheduler.slurm, [PROBLEM]),
-        (None, Qsub(Kind.NONE), Scheduler.pbs, [PROBLEM]),
+        (LOCAL, [AWAY, AWAY], [(OK, "none found: neither asub nor asub is on PATH")]),
+        (LOCAL, [AWAY, OTHERS], [(OK, "an osub that is not Others'")]),
+        (LOCAL, [OTHERS, HERE], [
+            (OK, "an osub that is not Others'; Here (hsub is /bin/hsub)"),
+            (OK, "the profile runs on this machine; `doctor --cluster here` looks at the scheduler"),
+        ]),
+        (HERE, [AWAY, HERE], [(OK, "Here (hsub is /bin/hsub)")]),
+        (AWAY, [AWAY, HERE], [(PROBLEM, "Here (hsub is /bin/hsub); the profile wants Away")]),
+        (OTHERS, [OTHERS, HERE],
+         [(PROBLEM, "an osub that is not Others'; Here (hsub is /bin/hsub); the profile wants Others")]),
     ],
-)
+)  # fmt: skip
 def test_the_scheduler_of_the_profile_must_be_there(
-    sbatch: str | None, qsub: Qsub, wanted: Scheduler, level: list[Level]
+    wanted: LocalScheduler, known: list[ChecksItself], told: list[tuple[Level, str]]
 ) -> None:
-    assert levels(scheduler.which(sbatch, qsub, wanted)) == level
-
-
-@pytest.mark.parametrize(
-    ("answer", "level"),
-    [
-        (Answer("x", 0.1), OK),
-        (Answer("x", 20.0), WARNING),
-        (Answer(error="squeue did not answer within 8 s"), PROBLEM),
-    ],
-)
-def test_a_scheduler_that_does_not_answer_is_a_problem(answer: Answer, level: Level) -> None:
-    assert only(scheduler.reachable("Slurm", "22.05.8", answer)).level is level
-
-
-def test_a_question_that_fails_is_an_answer_with_the_reason() -> None:
-    def fails() -> str:
-        raise QueryError("squeue is not on this machine's PATH")
-
-    assert scheduler.timed(fails).error == "squeue is not on this machine's PATH"
-    assert scheduler.timed(lambda: "x").text == "x"
-
-
-NODE = NodeGroup(4, 16, 64 * GIB, 2)
-GPU = Partition("gpu", True, 7200, None, (NODE,))
-DEBUG = Partition("debug", False, 600, 2, (NodeGroup(2, 16, 64 * GIB, 0), NODE))
-SLURM = Cluster(name="site", scheduler=Scheduler.slurm)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "partitions", "level", "words"),
-    [
-        (SLURM, [GPU, DEBUG], [OK, OK, OK], "gpu (default, this profile's): nodes: 4 of 16 CPUs, 64G, 2 GPUs; up to"),
-        (replace(SLURM, partition="debug"), [GPU, DEBUG], [OK, OK, OK], "at most 2 a job; up to 00:10:00"),
-        (replace(SLURM, partition="gpuu"), [GPU], [OK, PROBLEM], "Did you mean gpu"),
-        (SLURM, [DEBUG], [OK, PROBLEM], "no default partition"),
-        (replace(SLURM, limits=Limits(nodes=4, time="2h")), [GPU], [OK, OK], "(nodes, time) agree with partition gpu"),
-        (
-            replace(SLURM, limits=Limits(nodes=9, mem_per_node="1T")),
-            [GPU],
-            [OK, WARNING],
-            "limits.nodes=9 is more than",
-        ),
-        (replace(SLURM, limits=Limits(time="3 moons")), [GPU], [OK, PROBLEM], "3 moons"),
-        (SLURM, [Partition(f"p{n}", n == 0, None, None, ()) for n in range(40)], [OK] * 32, "and 10 more"),
-    ],
-)
-def test_partitions_are_listed_and_the_profile_is_compared(
-    cluster: Cluster, partitions: list[Partition], level: list[Level], words: str
-) -> None:
-    found = list(scheduler.partitions(cluster, partitions))
-    assert [each.level for each in found] == level
-    assert any(words in each.says for each in found)
-
-
-WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * GIB)
-SITE = Cluster(name="site", scheduler=Scheduler.pbs)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "queues", "level", "words"),
-    [
-        (
-            SITE,
-            [WORKQ],
-            [OK, OK],
-            "workq (default, this profile's): a job gets at most 8 nodes, 64G memory; up to 24:00",
-        ),
-        (replace(SITE, queue="workq@srv"), [WORKQ], [OK, OK], "this profile's"),
-        (replace(SITE, queue="work"), [WORKQ], [OK, PROBLEM], "Did you mean workq"),
-        (SITE, [replace(WORKQ, accepts=False)], [OK, PROBLEM], "takes no jobs now"),
-        (
-            SITE,
-            [replace(WORKQ, started=False)],
-            [OK, WARNING],
-            "workq (default, this profile's, stopped: its jobs wait)",
-        ),
-        (
-            SITE,
-            [replace(WORKQ, only=("users", "hosts"))],
-            [OK, OK],
-            "workq (default, this profile's, for some users and hosts only)",
-        ),
-        (
-            replace(SITE, limits=Limits(nodes=9)),
-            [WORKQ],
-            [OK, WARNING],
-            "limits.nodes=9 is more than queue workq gives",
-        ),
-        (SITE, [replace(WORKQ, default=False)], [OK, OK], "no default"),
-    ],
-)
-def test_queues_are_listed_and_the_profile_is_compared(
-    cluster: Cluster, queues: list[Queue], level: list[Level], words: str
-) -> None:
-    found = list(scheduler.queues(cluster, queues))
-    assert [each.level for each in found] == level
-    assert any(words in each.says for each in found)
-
-
-def test_accounting_and_history_are_told_and_never_a_problem() -> None:
-    assert [scheduler.accounting(Answer(error="sacct failed")).level, scheduler.accounting(Answer("", 0.1)).level] == [
-        OK
-    ] * 2
-    assert "remembers" in scheduler.history("True").says
-    assert "forgets" in scheduler.history("False").says
+    found = list(scheduler.which(wanted, known))
+    assert [(each.level, each.says) for each in found] == told
+    assert all(bool(each.do) is (each.level is PROBLEM) for each in found)
 
 
 # -- the command

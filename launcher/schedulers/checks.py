@@ -1,0 +1,103 @@
+"""What the checks of all schedulers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.config.schema import Cluster
+from launcher.findings import Finding, ok, problem, warning
+from launcher.formatting import format_size, format_time
+from launcher.schedulers.base import QueryError
+from launcher.units import parse_memory, parse_time
+
+SHOWN = 30  # partitions or queues that are listed
+SLOW = 5.0  # seconds for one answer, from which on the scheduler is slow
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a scheduler's command printed and how long it took (seconds); or why it did not answer."""
+
+    text: str = ""
+    took: float = 0.0
+    error: str = ""
+
+
+def timed(ask: Callable[[], str]) -> Answer:
+    """Asks a scheduler now."""
+    began = time.monotonic()
+    try:
+        text = ask()
+    except QueryError as error:
+        return Answer(error=str(error))
+    return Answer(text, time.monotonic() - began)
+
+
+def reachable(title: str, version: str, answer: Answer, variable: str) -> Iterator[Finding]:
+    """Whether a scheduler answers, and how fast.
+
+    Args:
+        title, version: of the scheduler.
+        answer: what it said.
+        variable: names the server that its commands ask.
+    """
+    told = f"{title} {version}".strip()
+    if answer.error:
+        yield problem(
+            "reachable", f"{told} does not answer: {answer.error}",
+            "try again later; if it stays so, ask who runs the scheduler (its server may be down, or "
+            f"{variable} wrong)",
+        )  # fmt: skip
+    elif answer.took > SLOW:
+        yield warning("reachable", f"{told} answered after {answer.took:.1f} s", "it is busy: raise "
+                      "cluster.submit_timeout if submissions fail")  # fmt: skip
+    else:
+        yield ok("reachable", f"{told} answered in {answer.took * 1000:.0f} ms")
+
+
+def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
+    """A line for each partition or queue: `gpu (default): up to 02:00:00`. Pure.
+
+    Args:
+        rows: the name, its marks, and its limits in words.
+        command: what lists those that are left out.
+    """
+    lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
+    return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
+
+
+def _in_brackets(marks: Sequence[str]) -> str:
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
+    """The limits that a profile states, against those that are live (None: no limit). Lower ones are its business."""
+    limits, wrong = cluster.limits, []
+    try:
+        stated = {
+            "nodes": limits.nodes, "gpus_per_node": limits.gpus_per_node, "cpus_per_node": limits.cpus_per_node,
+            "mem_per_node": None if limits.mem_per_node is None else parse_memory(limits.mem_per_node),
+            "time": None if limits.time is None else parse_time(limits.time),
+        }  # fmt: skip
+    except ValueError as error:
+        yield problem("profile", f"cluster.limits: {error}", "correct it in the profile")
+        return
+    for key, value in stated.items():
+        most = live.get(key)
+        if value is not None and key in live and most is not None and value > most:
+            mine, theirs = _shown(key, value), _shown(key, most)
+            wrong.append(f"cluster.limits.{key}={mine} is more than {where} gives ({theirs})")
+    if wrong:
+        yield warning("profile", "; ".join(wrong), "lower them in the profile, or leave them out")
+    else:
+        known = [key for key, value in stated.items() if value is not None]
+        told = f"its limits ({', '.join(known)}) agree with" if known else "it states no limits of its own; those of"
+        yield ok("profile", f"cluster={cluster.name}: {told} {where}" + ("" if known else " count"))
+
+
+def _shown(key: str, value: int) -> str:
+    if key == "mem_per_node":
+        return format_size(value)
+    return format_time(value) if key == "time" else str(value)

@@ -1,0 +1,105 @@
+"""Checks of a Slurm, and of a profile against its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from launcher.config.schema import Cluster
+from launcher.errors import near
+from launcher.findings import Finding, ok, problem
+from launcher.formatting import format_size, format_time
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.checks import Answer, listed, reachable, stated_limits, timed
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.facts import slurm_version
+from launcher.spec.limits import Partition
+
+
+def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:
+    """All of a Slurm that a profile is for, command by command."""
+    version = timed(lambda: slurm_version(slurm))
+    answer = timed(lambda: slurm.run("squeue", "--me", "--noheader", "--format=%i"))
+    yield from reachable("Slurm", version.text, answer, "SLURM_CONF")
+    if answer.error:
+        return
+    try:
+        found = slurm.partitions()
+    except QueryError as error:
+        yield problem("partition", str(error), "try `sinfo`")
+    else:
+        for line in lines(found, wanted(cluster, found)):
+            yield ok("partition", line)
+        yield from compared(cluster, found)
+    yield accounting(
+        timed(lambda: slurm.run("sacct", "--noheader", "--allocations", "--starttime=now", "--format=JobID"))
+    )
+
+
+def wanted(cluster: Cluster, found: Sequence[Partition]) -> list[str]:
+    """The names of the partitions that a profile uses. Pure."""
+    return cluster.partition.split(",") if cluster.partition else [each.name for each in found if each.default]
+
+
+def lines(found: Sequence[Partition], own: Collection[str] = ()) -> list[str]:
+    """Each partition with its limits; those of the profile are marked. Pure."""
+    rows = []
+    for each in found:
+        marks = (("default", each.default), ("this profile's", each.name in own))
+        rows.append((each.name, [word for word, is_so in marks if is_so], _limits(each)))
+    return listed(rows, "sinfo")
+
+
+def compared(cluster: Cluster, found: Sequence[Partition]) -> Iterator[Finding]:
+    """A profile against the partitions that it uses. Pure."""
+    names, own = {each.name: each for each in found}, wanted(cluster, found)
+    for name in own:
+        if name not in names:
+            yield problem(
+                "profile", f"cluster.partition={name}: there is no such partition.{near(name, names)}",
+                f"set cluster.partition to one of {', '.join(names)}",
+            )  # fmt: skip
+    if not own:
+        yield problem("profile", "cluster.partition is not set, and the site has no default partition",
+                      f"set cluster.partition to one of {', '.join(names)}")  # fmt: skip
+    used = [names[name] for name in own if name in names]
+    if used:
+        groups = [group for each in used for group in each.groups]
+        times = [each.time for each in used]
+        live = {
+            "nodes": max((most_nodes(each) for each in used), default=0),
+            "gpus_per_node": max((group.gpus for group in groups), default=0),
+            "cpus_per_node": max((group.cpus for group in groups), default=0),
+            "mem_per_node": max((group.mem for group in groups), default=0),
+            "time": None if None in times else max(time for time in times if time is not None),
+        }
+        yield from stated_limits(cluster, live, f"partition {'/'.join(each.name for each in used)}")
+
+
+def most_nodes(partition: Partition) -> int:
+    """Most nodes that one job may get. Pure."""
+    total = sum(group.nodes for group in partition.groups)
+    return total if partition.max_nodes is None else min(total, partition.max_nodes)
+
+
+def _limits(each: Partition) -> str:
+    """`4 nodes (at most 2 a job) of 4 CPUs, 5.9G, 2 GPUs; up to 02:00:00`."""
+    kinds = []
+    for group in each.groups[:4]:
+        gpus = f", {group.gpus} GPU{'' if group.gpus == 1 else 's'}" if group.gpus else ""
+        kinds.append(f"{group.nodes} of {group.cpus} CPUs, {format_size(group.mem)}{gpus}")
+    more = f" and {len(each.groups) - 4} other kinds" if len(each.groups) > 4 else ""
+    nodes = "; ".join(kinds) + more if kinds else "no nodes"
+    most = f", at most {each.max_nodes} a job" if each.max_nodes is not None else ""
+    return f"nodes: {nodes}{most}; up to {'any time' if each.time is None else format_time(each.time)}"
+
+
+def accounting(answer: Answer) -> Finding:
+    """Whether sacct works. The launcher does without, and knows less of jobs that ended badly."""
+    if answer.error:
+        return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")
+    return ok("accounting", f"sacct answered in {answer.took * 1000:.0f} ms")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 120 else f"{line[:117]}..."

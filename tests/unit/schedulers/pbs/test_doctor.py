@@ -1,0 +1,85 @@
+"""What `doctor` tells of a PBS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.findings import Level
+from launcher.schedulers.detect import Kind, Qsub
+from launcher.schedulers.pbs import diagnosis, doctor, scheduler
+from launcher.schedulers.pbs.scheduler import PBSScheduler
+from launcher.spec.limits import Queue
+
+OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("qsub", "found"),
+    [
+        (Qsub(Kind.NONE), ""),
+        (Qsub(Kind.PBS, "/opt/pbs/bin/qsub", "23.06", "pbs_version = 23.06"),
+         "PBS 23.06 (/opt/pbs/bin/qsub --version says pbs_version = 23.06)"),
+        (Qsub(Kind.SLURM, "/usr/bin/qsub", evidence="a script that calls Slurm"),
+         "a qsub that is not PBS's: /usr/bin/qsub, Slurm's wrapper around sbatch (a script that calls Slurm)"),
+    ],
+)  # fmt: skip
+def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub, found: str) -> None:
+    monkeypatch.setattr(diagnosis, "detect", lambda: qsub)
+    monkeypatch.setattr(scheduler, "detect", lambda: qsub)
+    assert PBSScheduler().found() == found
+    assert bool(PBSScheduler().problem()) is (qsub.kind is not Kind.PBS)
+
+
+WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * 2**30)
+SITE = Cluster(name="site", scheduler=Scheduler.pbs)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "queues", "level", "words"),
+    [
+        (
+            SITE,
+            [WORKQ],
+            [OK, OK],
+            "workq (default, this profile's): a job gets at most 8 nodes, 64G memory; up to 24:00",
+        ),
+        (replace(SITE, queue="workq@srv"), [WORKQ], [OK, OK], "this profile's"),
+        (replace(SITE, queue="work"), [WORKQ], [OK, PROBLEM], "Did you mean workq"),
+        (SITE, [replace(WORKQ, accepts=False)], [OK, PROBLEM], "takes no jobs now"),
+        (
+            SITE,
+            [replace(WORKQ, started=False)],
+            [OK, WARNING],
+            "workq (default, this profile's, stopped: its jobs wait)",
+        ),
+        (
+            SITE,
+            [replace(WORKQ, only=("users", "hosts"))],
+            [OK, OK],
+            "workq (default, this profile's, for some users and hosts only)",
+        ),
+        (
+            replace(SITE, limits=Limits(nodes=9)),
+            [WORKQ],
+            [OK, WARNING],
+            "limits.nodes=9 is more than queue workq gives",
+        ),
+        (SITE, [replace(WORKQ, default=False)], [OK, OK], "no default"),
+    ],
+)
+def test_queues_are_listed_and_the_profile_is_compared(
+    cluster: Cluster, queues: list[Queue], level: list[Level], words: str
+) -> None:
+    found = list(doctor.compared(cluster, queues))
+    lines = doctor.lines(queues, doctor.wanted(cluster, queues))
+    assert ([OK] * len(lines) + [each.level for each in found]) == level
+    assert any(words in each for each in [*lines, *(each.says for each in found)])
+
+
+def test_history_is_told_and_never_a_problem() -> None:
+    assert [doctor.history(value).level for value in ("True", "False")] == [OK, OK]
+    assert "remembers" in doctor.history("True").says
+    assert "forgets" in doctor.history("False").says

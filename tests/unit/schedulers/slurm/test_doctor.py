@@ -1,0 +1,52 @@
+"""What `doctor` tells of a Slurm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.findings import Level
+from launcher.schedulers.checks import Answer
+from launcher.schedulers.slurm import doctor
+from launcher.spec.limits import NodeGroup, Partition
+
+OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
+
+NODE = NodeGroup(4, 16, 64 * 2**30, 2)
+GPU = Partition("gpu", True, 7200, None, (NODE,))
+DEBUG = Partition("debug", False, 600, 2, (NodeGroup(2, 16, 64 * 2**30, 0), NODE))
+SLURM = Cluster(name="site", scheduler=Scheduler.slurm)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "partitions", "level", "words"),
+    [
+        (SLURM, [GPU, DEBUG], [OK, OK, OK], "gpu (default, this profile's): nodes: 4 of 16 CPUs, 64G, 2 GPUs; up to"),
+        (replace(SLURM, partition="debug"), [GPU, DEBUG], [OK, OK, OK], "at most 2 a job; up to 00:10:00"),
+        (replace(SLURM, partition="gpuu"), [GPU], [OK, PROBLEM], "Did you mean gpu"),
+        (SLURM, [DEBUG], [OK, PROBLEM], "no default partition"),
+        (replace(SLURM, limits=Limits(nodes=4, time="2h")), [GPU], [OK, OK], "(nodes, time) agree with partition gpu"),
+        (
+            replace(SLURM, limits=Limits(nodes=9, mem_per_node="1T")),
+            [GPU],
+            [OK, WARNING],
+            "limits.nodes=9 is more than",
+        ),
+        (replace(SLURM, limits=Limits(time="3 moons")), [GPU], [OK, PROBLEM], "3 moons"),
+        (SLURM, [Partition(f"p{n}", n == 0, None, None, ()) for n in range(40)], [OK] * 32, "and 10 more"),
+    ],
+)
+def test_partitions_are_listed_and_the_profile_is_compared(
+    cluster: Cluster, partitions: list[Partition], level: list[Level], words: str
+) -> None:
+    found = list(doctor.compared(cluster, partitions))
+    lines = doctor.lines(partitions, doctor.wanted(cluster, partitions))
+    assert ([OK] * len(lines) + [each.level for each in found]) == level
+    assert any(words in each for each in [*lines, *(each.says for each in found)])
+
+
+def test_accounting_is_told_and_never_a_problem() -> None:
+    told = [doctor.accounting(Answer(error="sacct failed")), doctor.accounting(Answer("", 0.1))]
+    assert [each.level for each in told] == [OK, OK]
