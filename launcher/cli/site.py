@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import add_actions, require_action
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, RunError
+from launcher.schedulers import registry
+from launcher.schedulers.base import QueryError
+from launcher.schedulers.diagnosis import DescribesSite
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from launcher.schedulers.site import Site
 
 ACTIONS = {
     "list": "profiles that `cluster=NAME` knows, and where their files are",
@@ -17,6 +21,8 @@ ACTIONS = {
     "init": "write a profile from what the scheduler of this machine tells",
     "check": "compare a profile with the scheduler of this machine",
 }
+TIMEOUT = 20.0  # seconds that one question to a scheduler may take
+POOLS = ("partition", "queue")
 # Which of them an option goes with.
 OPTIONS = {
     "scheduler": ("--scheduler", ("init",)),
@@ -31,7 +37,8 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s ACTION [NAME] [options]"
     add_actions(parser, ACTIONS)
     parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
-    parser.add_argument("--scheduler", choices=("slurm", "pbs"), help="init: where both are, the one to ask")
+    names = [each.name for each in _schedulers()]
+    parser.add_argument("--scheduler", choices=names, help="init: where both are, the one to ask")
     parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
     parser.add_argument("--queue", metavar="Q", help="init: a queue other than the default one")
     parser.add_argument("--print", action="store_true", dest="only_print", help="init: show it, and write nothing")
@@ -81,17 +88,13 @@ def _init(arguments: Namespace) -> int:
     from datetime import date
 
     from launcher.config import profiles
-    from launcher.config.schema import Scheduler
-    from launcher.sites import profile
-    from launcher.sites.survey import SlurmSite, survey
 
-    site = survey(Scheduler(arguments.scheduler) if arguments.scheduler else None)
-    slurm = isinstance(site, SlurmSite)
-    wanted, other = (arguments.partition, arguments.queue) if slurm else (arguments.queue, arguments.partition)
-    if other is not None:
-        raise ConfigError("this is a Slurm: use --partition" if slurm else "this is a PBS: use --queue")
-    name = arguments.name or profile.default_name(site)
-    text = profile.write(site, name, wanted, date.today().isoformat())
+    scheduler, site = survey(arguments.scheduler)
+    wanted = {key: getattr(arguments, key) for key in POOLS if getattr(arguments, key) is not None}
+    if wanted.keys() - {site.pool}:
+        raise ConfigError(f"this is a {scheduler.title}: use --{site.pool}")
+    name = arguments.name or site.default_name()
+    text = "\n".join([*site.profile(name, wanted.get(site.pool), date.today().isoformat()), ""])
     if arguments.only_print:
         print(text, end="")
         return 0
@@ -104,20 +107,44 @@ def _init(arguments: Namespace) -> int:
 def _check(name: str) -> int:
     from launcher.cli import doctor
     from launcher.config import profiles
-    from launcher.config.schema import Scheduler
     from launcher.findings import Level, worst
-    from launcher.sites import profile
-    from launcher.sites.survey import survey
 
     profiles.find(name)
     cluster = doctor.config_of(name).cluster
-    if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
+    if not isinstance(registry.scheduler(cluster.scheduler.value), DescribesSite):
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
         return 0
-    site = survey(cluster.scheduler)
-    found = profile.differences(cluster, site)
+    _, site = survey(cluster.scheduler.value)
+    found = list(site.differences(cluster))
     for each in found:
         print(doctor.line(each))
     for problem in site.problems:
         print(f"not found out: {problem}")
     return 0 if worst(found) is Level.OK else 1
+
+
+def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
+    """The scheduler of this machine, and what it tells of its site.
+
+    Args:
+        wanted: its name; None: the first one that is here and answers.
+
+    Raises:
+        RunError: there is none here, or none answers.
+    """
+    silent, others = [], []
+    known = _schedulers()
+    for scheduler in (each for each in known if wanted in (None, each.name)):
+        if problem := scheduler.problem():
+            others += [problem] if wanted or scheduler.found() else []
+            continue
+        try:
+            return scheduler, scheduler.survey(TIMEOUT)
+        except QueryError as error:
+            silent.append(f"{scheduler.title} does not answer: {error}")
+    none = f"there is neither {' nor '.join(each.command for each in known)} on PATH"
+    raise RunError("; ".join(silent or others) or f"{none}: run this on a login node of the cluster")
+
+
+def _schedulers() -> list[DescribesSite]:
+    return [each for each in registry.schedulers() if isinstance(each, DescribesSite)]

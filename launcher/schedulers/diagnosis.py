@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.site import Site
     from launcher.spec.plan import JobPlan
 
 
@@ -71,10 +72,12 @@ class ChecksItself(ABC):
 
     Attributes:
         name: as in cluster.scheduler.
+        title: as people write it.
         command: by which jobs are submitted.
     """
 
     name: str
+    title: str
     command: str
 
     @abstractmethod
@@ -93,4 +96,19 @@ class ChecksItself(ABC):
         Args:
             cluster: the profile.
             timeout: seconds that one question may take.
+        """
+
+
+class DescribesSite(ChecksItself):
+    """It tells enough of its site for a profile."""
+
+    @abstractmethod
+    def survey(self, timeout: float) -> Site:
+        """What it tells an ordinary user: a few commands.
+
+        Args:
+            timeout: seconds that one question may take.
+
+        Raises:
+            QueryError: it does not answer.
         """

@@ -20,7 +20,6 @@ class Waiting:
         run, job: their ids.
         plan: of the run.
         program: how the launcher was called, for commands that can be copied.
-        sweep: id of its sweep; empty: it is no point of one.
         fixed_nodes: the user has set min_nodes.
     """
 
@@ -28,7 +27,6 @@ class Waiting:
     job: str
     plan: JobPlan
     program: str
-    sweep: str = ""
     fixed_nodes: bool = False
 
 
@@ -125,11 +123,6 @@ def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
         return ()
     program, run = waiting.program, waiting.run
     return (f"{program} cancel {run}", f"{program} resume {run} {' '.join(options[0].overrides)}")
-
-
-def throttle(program: str, sweep: str) -> str:
-    """How more points of a sweep may run at once."""
-    return f"`{program} sweep throttle {sweep} N` changes how many run at once"
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:

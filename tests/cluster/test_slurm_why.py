@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.slurm.client import Slurm
-from launcher.sites.survey import Account, of_slurm
+from launcher.schedulers.slurm.site import Account, survey
 from tests.launch import Launcher, until
 
 RUN = ("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=4", "cpus_per_proc=4", "time=20m")
@@ -99,7 +99,7 @@ def test_the_default_account_is_told(slurm_with_accounting: Any, monkeypatch: py
         slurm.run("sacctmgr", "--immediate", "add", *words)
     try:
         default = "root" if me == "root" else "abacus"
-        assert of_slurm(Slurm()).accounts[0] == Account(default, default=True)
+        assert survey(Slurm()).accounts[0] == Account(default, default=True)
     finally:
         slurm.run("sacctmgr", "--immediate", "delete", "user", me, "account=abacus")
         slurm.run("sacctmgr", "--immediate", "delete", "account", "abacus")

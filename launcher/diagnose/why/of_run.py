@@ -11,11 +11,11 @@ from launcher.monitoring.live import Live, Seen, look
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
-from launcher.runs.sweep_directory import sweep_of
+from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import ExplainsPending
-from launcher.schedulers.explanation import Explanation, Waiting, throttle
+from launcher.schedulers.explanation import Explanation, Waiting
 
 TIMEOUT = 10.0  # seconds that one question may take
 
@@ -54,8 +54,7 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
 def _queued(seen: Seen, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.story.job_id)
     fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
-    scheduler, sweep = registry.scheduler(plan.scheduler), sweep_of(seen.run)
-    waiting = Waiting(seen.run.id, job_id, plan, program, sweep.id if sweep else "", fixed)
+    scheduler, waiting = registry.scheduler(plan.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
     unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id)
     if not isinstance(scheduler, ExplainsPending):
         return unexplained
@@ -63,6 +62,8 @@ def _queued(seen: Seen, program: str) -> Explanation:
         found = scheduler.explain(waiting, min(TIMEOUT, plan.submit_timeout))
     except QueryError as error:
         return replace(unexplained, notes=(f"not answered: {error}",))
+    if found.throttled and (sweep := sweep_of(seen.run)):
+        found = replace(found, do=_throttle(program, sweep))
     if seen.story.attempt is None:
         return found
     again = f"it has run before (attempt {seen.story.attempt}), and waits to go on from its newest checkpoint"
@@ -130,5 +131,9 @@ def _not_begun(run: Run, state: str, program: str) -> Explanation:
     return Explanation(
         run.id, state, "it waits for its turn among the points of its sweep",
         limits=(f"sweep {sweep.id}: {at_once} point{'' if at_once == 1 else 's'} at once (sweep.parallelism)",),
-        do=throttle(program, sweep.id),
+        do=_throttle(program, sweep),
     )  # fmt: skip
+
+
+def _throttle(program: str, sweep: Sweep) -> str:
+    return f"`{program} sweep throttle {sweep.id} N` changes how many run at once"

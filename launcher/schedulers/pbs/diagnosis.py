@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.diagnosis import ChecksItself, ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.pbs.client import PBS
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.pbs.site import PBSSite
     from launcher.spec.plan import JobPlan
 
 
-class PBSDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
+class PBSDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
     """PBS."""
 
     command = "qsub"
@@ -47,3 +48,8 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
         from launcher.schedulers.pbs import doctor
 
         return doctor.check(cluster, PBS(timeout), detect().version)
+
+    def survey(self, timeout: float) -> PBSSite:
+        from launcher.schedulers.pbs import site
+
+        return site.survey(PBS(timeout), detect().version)

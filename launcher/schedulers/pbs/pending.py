@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.explanation import Explanation, Waiting, commands, throttle
+from launcher.schedulers.explanation import Explanation, Waiting, commands
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import suggestions
 from launcher.schedulers.pbs.client import array_of, pbs_id
@@ -59,7 +59,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         why=comment.words,
         job=job_id,
         code=text,
-        do=_do(comment, waiting),
+        do=comment.do.replace("{job}", pbs_id(job_id)),
         starts=pbs_facts.estimate(record),
         limits=_throttle(record, comment) + limits_of(comment, queue, server),
         nodes=node_lines(nodes, plan) if comment.kind not in (Kind.WAITS, Kind.THROTTLED, Kind.HELD) else (),
@@ -69,13 +69,6 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         notes=tuple(notes),
         throttled=comment.kind is Kind.THROTTLED,
     )
-
-
-def _do(comment: Comment, waiting: Waiting) -> str:
-    """What the user can do about it."""
-    if comment.kind is Kind.THROTTLED and waiting.sweep:
-        return throttle(waiting.program, waiting.sweep)
-    return comment.do.replace("{job}", pbs_id(waiting.job))
 
 
 def state_in_words(record: Mapping[str, Any], comment: str) -> Comment:

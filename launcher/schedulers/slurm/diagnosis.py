@@ -6,16 +6,17 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import ChecksItself, ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs
 from launcher.schedulers.slurm.client import Slurm
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.slurm.site import SlurmSite
 
 
-class SlurmDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
+class SlurmDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
     """Slurm."""
 
     command = "sbatch"
@@ -39,3 +40,8 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, ChecksItself):
         from launcher.schedulers.slurm import doctor
 
         return doctor.check(cluster, Slurm(timeout))
+
+    def survey(self, timeout: float) -> SlurmSite:
+        from launcher.schedulers.slurm import site
+
+        return site.survey(Slurm(timeout))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from launcher.formatting import format_time, plural
 from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError
-from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner, throttle
+from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.client import STATES
@@ -88,7 +88,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         why=reason.words,
         job=job_id,
         code=job.reason.replace("_", " "),
-        do=_do(reason, waiting),
+        do=reason.do.replace("{job}", job_id),
         starts=job.starts if job.starts and job.starts > now - 60 else None,
         limits=limits,
         nodes=suggestions.node_lines(_mine(job, nodes), job.partition, job.features) if nodes else (),
@@ -98,13 +98,6 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
         notes=tuple(answers.notes),
         throttled=reason.kind is Kind.THROTTLED,
     )
-
-
-def _do(reason: Reason, waiting: Waiting) -> str:
-    """What the user can do about it."""
-    if reason.kind is Kind.THROTTLED and waiting.sweep:
-        return throttle(waiting.program, waiting.sweep)
-    return reason.do.replace("{job}", waiting.job)
 
 
 def reason_of(job: Pending, now: float) -> Reason:

@@ -302,16 +302,8 @@ def test_what_is_not_answered_is_said() -> None:
     assert found.options
 
 
-@pytest.mark.parametrize(
-    ("sweep", "do"),
-    [
-        ("", "it starts when one of them ends"),
-        ("lr-1", "`launcher sweep throttle lr-1 N` changes how many run at once"),
-    ],
-)
-def test_a_point_that_its_arrays_throttle_holds_back_says_how_to_change_that(sweep: str, do: str) -> None:
+def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:
     record = {"job_state": "B", "array_state_count": "Queued:2 Running:1 Exiting:0 Expired:0", "max_run_subjobs": "1"}
-    waiting = Waiting("lr-1/2", "7.pbs-srv_2", pbs_plan(), "launcher", sweep)
-    found = pending.explain(waiting, Recorded(record))
-    assert (found.do, found.tried) == (do, ())
+    found = pending.explain(Waiting("lr-1/2", "7.pbs-srv_2", pbs_plan(), "launcher"), Recorded(record))
+    assert (found.throttled, found.tried) == (True, ())
     assert found.limits == ("its array: 1 element at once (max_run_subjobs, sweep.parallelism)",)

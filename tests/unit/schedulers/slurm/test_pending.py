@@ -417,15 +417,8 @@ def test_a_held_job_is_not_offered_changes() -> None:
     assert facts.asked <= 2
 
 
-@pytest.mark.parametrize(
-    ("sweep", "do"),
-    [
-        ("", "it starts when one of them ends"),
-        ("lr-1", "`launcher sweep throttle lr-1 N` changes how many run at once"),
-    ],
-)
-def test_a_point_that_its_arrays_throttle_holds_back_says_how_to_change_that(sweep: str, do: str) -> None:
+def test_a_point_that_its_arrays_throttle_holds_back_is_told_so() -> None:
     job = SHOWN.replace("Reason=Resources", "ArrayTaskThrottle=1 Reason=JobArrayTaskLimit")
-    found = pending.explain(Waiting("lr-1/2", "2", plan_of(), "launcher", sweep), Recorded(answers={"show job": job}))
-    assert (found.do, found.tried) == (do, ())
+    found = pending.explain(Waiting("lr-1/2", "2", plan_of(), "launcher"), Recorded(answers={"show job": job}))
+    assert (found.throttled, found.tried) == (True, ())
     assert found.limits == ("its array: 1 at once (ArrayTaskThrottle, sweep.parallelism)",)

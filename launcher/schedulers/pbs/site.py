@@ -1,0 +1,149 @@
+"""What a PBS tells an ordinary user of its site, and a profile made from that or compared with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.config.schema import Cluster, GpuDirective
+from launcher.errors import ConfigError, near
+from launcher.findings import Finding, warning
+from launcher.formatting import format_hours
+from launcher.schedulers.pbs import doctor
+from launcher.schedulers.pbs.client import PBS, section
+from launcher.schedulers.pbs.facts import Facts, Node
+from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar
+from launcher.spec.limits import Queue
+
+
+@dataclass(frozen=True)
+class PBSSite(Site):
+    """A PBS: its server, queues, nodes, attributes of the server (`settings`), and what could not be found out."""
+
+    pool = "queue"
+
+    server: str
+    version: str
+    queues: tuple[Queue, ...]
+    nodes: tuple[Node, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def default_name(self) -> str:
+        return plain_name(self.server.partition(".")[0])
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_queue(self.queues, wanted)
+        yield from head(f"PBS {self.version}, server {self.server or 'without a name'},", name, day, self.problems)
+        yield "# Queues (qstat -Q -f):"
+        yield from (f"#   {line}" for line in doctor.lines(self.queues))
+        remembers = "remembers" if self.settings.get("job_history_enable") == "True" else "forgets"
+        yield f"# PBS {remembers} jobs that are over (qstat -B -f, job_history_enable)."
+        yield "#"
+        yield "defaults: [pbs, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        yield (
+            f"queue: {scalar(chosen.name)}  # {why}" if chosen else "required: [queue]  # the server has no default one"
+        )
+        yield "# account: my_project  # -A; PBS does not tell which you may charge"
+        nodes = [node for node in self.nodes if chosen is None or node.queue in ("", chosen.name)]
+        gpus = max((node.has.get("ngpus", 0) for node in nodes), default=0)
+        if self.nodes:
+            directive = (GpuDirective.ngpus, "have ngpus") if gpus else (GpuDirective.none, "have no resource ngpus")
+            yield f"gpu_directive: {directive[0].value}  # pbsnodes: nodes {directive[1]}"
+        words = _resources(nodes)
+        if words:
+            yield f"# chunk: {{{words[0][0]}: {scalar(words[0][1])}}}  # pbsnodes: nodes differ in " + ", ".join(
+                f"{key}={value}" for key, value in words[:8]
+            )
+        yield from _limits(chosen, nodes, gpus)
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from doctor.compared(cluster, self.queues)
+        gpus = max((node.has.get("ngpus", 0) for node in self.nodes), default=0)
+        if self.nodes and cluster.gpu_directive is GpuDirective.ngpus and not gpus:
+            told = "cluster.gpu_directive=ngpus, and no node has the resource ngpus"
+            do = "set cluster.gpu_directive=none, and name the site's own resource in cluster.chunk"
+            yield warning("GPUs", told, do)
+        known = {key for node in self.nodes for key in (*node.has, *node.others)}
+        ours = {"ncpus", "mpiprocs", "ompthreads", "mem"}
+        for key, value in cluster.chunk.items():
+            if self.nodes and value is not None and key not in known | ours:
+                told = f"cluster.chunk.{key}: no node has such a resource"
+                yield warning("nodes", told, f"they have {', '.join(sorted(known))}")
+        most = {"cpus_per_node": "ncpus", "gpus_per_node": "ngpus"}
+        for limit, resource in most.items():
+            stated = getattr(cluster.limits, limit)
+            there = max((node.has.get(resource, 0) for node in self.nodes), default=0)
+            if self.nodes and stated is not None and stated > there:
+                yield warning("profile", f"cluster.limits.{limit}={stated} is more than any node has ({there})")
+
+
+def survey(pbs: PBS, version: str) -> PBSSite:
+    """Four commands.
+
+    Raises:
+        QueryError: qstat does not answer; without the others there is less to tell.
+    """
+    ask = Asker()
+    queues = tuple(pbs.queues())
+    found: dict[str, Any] = {}
+    nodes: list[Node] = []
+    found = ask(lambda: section(pbs.run("qstat", "-B", "-f", "-F", "json"), "Server"), found, "the server")
+    name = next(iter(found), "")
+    settings: dict[str, Any] = found.get(name, {})
+    nodes = ask(lambda: Facts(pbs).nodes(), nodes, "nodes")
+    return PBSSite(name, str(settings.get("pbs_version", version)), queues, tuple(nodes), settings, tuple(ask.problems))
+
+
+def choose_queue(queues: Sequence[Queue], wanted: str | None) -> tuple[Queue | None, str]:
+    """The queue of a profile, and why.
+
+    Raises:
+        ConfigError: the wanted one is not there.
+    """
+    known = {each.name: each for each in queues}
+    if wanted is not None:
+        if wanted not in known:
+            raise ConfigError(
+                f"--queue={wanted}: there is no such queue.{near(wanted, known)} Known: {', '.join(known)}"
+            )
+        return known[wanted], "as you asked for"
+    default = next((each for each in queues if each.default), None)
+    if default is not None:
+        return default, "qstat -Q: the default queue"
+    open_ones = [each for each in queues if each.open]
+    return (open_ones[0], "qstat -Q: the only one that takes anybody's jobs") if len(open_ones) == 1 else (None, "")
+
+
+def _resources(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+    """Resources in words that tell nodes apart."""
+    found: dict[tuple[str, str], None] = {}
+    for node in nodes:
+        found.update(((key, value), None) for key, value in node.others.items() if key not in ("host", "vnode", "arch"))
+    return list(found)
+
+
+def _limits(chosen: Queue | None, nodes: Sequence[Node], gpus: int) -> Iterator[str]:
+    has = [node.has for node in nodes]
+    found: list[tuple[str, object, str]] = []
+    if chosen and chosen.nodes is not None:
+        found.append(("nodes", chosen.nodes, "qstat -Q: resources_max.nodect"))
+    elif nodes:
+        found.append(("nodes", len(nodes), "pbsnodes: nodes of the queue"))
+    if nodes:
+        found.append(("gpus_per_node", gpus, "pbsnodes: ngpus"))
+    if cpus := max((each.get("ncpus", 0) for each in has), default=0):
+        found.append(("cpus_per_node", cpus, "pbsnodes: ncpus"))
+    if most := max((each.get("mem", 0) for each in has), default=0):
+        found.append(("mem_per_node", memory(most), "pbsnodes: mem"))
+    if chosen and chosen.time is not None:
+        found.append(("time", format_hours(chosen.time), "qstat -Q: resources_max.walltime"))
+    if found:
+        yield "limits:"
+    for key, value, why in found:
+        text = json.dumps(value) if key == "time" else str(value)
+        yield f"  {key}: {text}  # {why}"

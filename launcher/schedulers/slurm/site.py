@@ -1,0 +1,228 @@
+"""What a Slurm tells an ordinary user of its site, and a profile made from that or compared with it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.config.schema import Cluster
+from launcher.errors import ConfigError, near
+from launcher.findings import Finding, ok, problem
+from launcher.formatting import format_time, plural
+from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar
+from launcher.schedulers.slurm import doctor
+from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.facts import (
+    NODES,
+    Nodes,
+    PartitionFacts,
+    parse_nodes,
+    parse_partitions,
+    slurm_version,
+)
+from launcher.spec.limits import Partition
+
+SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account that the user may charge, and whether it is the default one."""
+
+    name: str
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class SlurmSite(Site):
+    """A Slurm.
+
+    Attributes:
+        cluster: its name.
+        version: its version.
+        partitions: all that the user sees.
+        facts: what scontrol adds to them, by name.
+        features: of the nodes of each partition.
+        accounts: of this user.
+        settings: of `scontrol show config`.
+        problems: what could not be found out.
+    """
+
+    pool = "partition"
+
+    cluster: str
+    version: str
+    partitions: tuple[Partition, ...]
+    facts: Mapping[str, PartitionFacts] = field(default_factory=dict)
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accounts: tuple[Account, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def default_name(self) -> str:
+        return plain_name(self.cluster)
+
+    def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
+        chosen, why = choose_partition(self.partitions, wanted)
+        yield from head(f"Slurm {self.version}, cluster {self.cluster or 'without a name'},", name, day, self.problems)
+        yield "# Partitions (sinfo):"
+        yield from (f"#   {line}" for line in doctor.lines(self.partitions))
+        yield from _notes(self)
+        yield "defaults: [slurm, _self_]"
+        yield ""
+        yield f"name: {scalar(name)}"
+        if chosen is None:
+            yield "required: [partition]  # the site has no default one"
+        else:
+            yield f"partition: {scalar(chosen.name)}  # {why}"
+        yield from _accounts(self, chosen)
+        if chosen is None:
+            return
+        types = list(dict.fromkeys(kind for group in chosen.groups for kind in group.gpu_types))
+        if _gpus(chosen):
+            yield "gpu_directive: gres  # sinfo: its nodes have gres gpu"
+            if len(types) == 1:
+                yield f"gpu_type: {scalar(types[0])}  # sinfo: gres gpu:{types[0]}"
+            elif types:
+                yield f"# gpu_type: {scalar(types[0])}  # sinfo: {', '.join(types)}; without it any of them"
+        if features := self.features.get(chosen.name):
+            yield f"# constraint: {scalar(features[0])}  # sinfo: features are {', '.join(features)}"
+        yield from _limits(self, chosen)
+
+    def differences(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from doctor.compared(cluster, self.partitions)
+        names = [each.name for each in self.accounts]
+        if cluster.account and names:
+            if cluster.account in names:
+                yield ok("account", f"{cluster.account} is one of yours")
+            else:
+                yield problem(
+                    "account", f"cluster.account={cluster.account} is none of yours.{near(cluster.account, names)}",
+                    f"set cluster.account to one of {', '.join(names)}",
+                )  # fmt: skip
+        own = doctor.wanted(cluster, self.partitions)
+        used = [partition for partition in self.partitions if partition.name in own]
+        types = sorted({kind for partition in used for group in partition.groups for kind in group.gpu_types})
+        if cluster.gpu_type and used and cluster.gpu_type not in types:
+            has = ", ".join(types) or "no GPUs with a type"
+            yield problem(
+                "GPUs", f"cluster.gpu_type={cluster.gpu_type}: the nodes have {has}", "correct it, or leave it out"
+            )
+        features = {feature for partition in used for feature in self.features.get(partition.name, ())}
+        plain = cluster.constraint and re.fullmatch(r"[\w.-]+", cluster.constraint)
+        if plain and features and cluster.constraint not in features:
+            told = f"cluster.constraint={cluster.constraint}: no node of the partition has this feature"
+            yield problem("features", told, f"they have {', '.join(sorted(features))}")
+
+
+def survey(slurm: Slurm) -> SlurmSite:
+    """Six commands.
+
+    Raises:
+        QueryError: sinfo does not answer; without the others there is less to tell.
+    """
+    ask = Asker()
+    partitions = tuple(slurm.partitions())
+    settings: dict[str, str] = {}
+    told: list[PartitionFacts] = []
+    nodes: list[Nodes] = []
+    accounts: tuple[Account, ...] = ()
+    features: dict[str, dict[str, None]] = {}
+    settings = ask(lambda: parse_settings(slurm.run("scontrol", "show", "config")), settings, "scontrol show config")
+    show = ("scontrol", "--all", "--oneliner", "show", "partition")
+    told = ask(lambda: parse_partitions(slurm.run(*show)), told, "scontrol show partition")
+    nodes = ask(lambda: parse_nodes(slurm.run(*NODES)), nodes, "features of nodes")
+    for each in nodes:
+        features.setdefault(each.partition, {}).update(dict.fromkeys(each.features))
+    if settings.get("AccountingStorageType", "").endswith(("/none", "(null)")):
+        ask.problems.append("accounts: the site keeps no accounting")
+    else:
+        # `show associations` leaves the default account empty (22.05 and 26.05).
+        command = (*SACCTMGR, "show", "user", getpass.getuser(), "withassoc", "format=Account,User,DefaultAccount")
+        accounts = ask(lambda: parse_accounts(slurm.run(*command)), accounts, "accounts")
+    return SlurmSite(
+        settings.get("ClusterName", ""), ask(lambda: slurm_version(slurm), "", "version"), partitions,
+        {each.name: each for each in told}, {name: tuple(found) for name, found in features.items()}, accounts,
+        settings, tuple(ask.problems),
+    )  # fmt: skip
+
+
+def choose_partition(partitions: Sequence[Partition], wanted: str | None) -> tuple[Partition | None, str]:
+    """The partition of a profile, and why.
+
+    Raises:
+        ConfigError: the wanted one is not there.
+    """
+    known = {each.name: each for each in partitions}
+    if wanted is not None:
+        if wanted not in known:
+            raise ConfigError(
+                f"--partition={wanted}: there is no such partition.{near(wanted, known)} Known: {', '.join(known)}"
+            )
+        return known[wanted], "as you asked for"
+    default = next((each for each in partitions if each.default), None)
+    with_gpus = [each for each in partitions if _gpus(each)]
+    if default is not None and (_gpus(default) or not with_gpus):
+        return default, "sinfo: the default partition"
+    if with_gpus:
+        best = max(with_gpus, key=lambda each: sum(group.nodes for group in each.groups if group.gpus))
+        return best, "sinfo: of those with GPUs the one with most nodes"
+    return None, ""
+
+
+def _gpus(partition: Partition) -> int:
+    return max((group.gpus for group in partition.groups), default=0)
+
+
+def _notes(site: SlurmSite) -> Iterator[str]:
+    if size := site.settings.get("MaxArraySize"):
+        yield f"# Arrays: numbers below MaxArraySize={size}; larger sweeps become several arrays."
+    if requeue := site.settings.get("JobRequeue"):
+        told = "jobs are requeued" if requeue == "1" else "jobs are not requeued unless they ask for it, as ours do"
+        yield f"# JobRequeue={requeue}: by default {told}."
+    yield "#"
+
+
+def _accounts(site: SlurmSite, chosen: Partition | None) -> Iterator[str]:
+    names = [each.name for each in site.accounts]
+    facts = site.facts.get(chosen.name) if chosen else None
+    if facts and facts.accounts:
+        yield f"# scontrol: the partition is for the accounts {', '.join(facts.accounts)}"
+        names = [name for name in names if name in facts.accounts]
+    if names:
+        why = "your default one" if site.accounts[0].default and site.accounts[0].name == names[0] else "one of yours"
+        more = f"; others: {', '.join(names[1:])}" if names[1:] else ""
+        yield f"account: {scalar(names[0])}  # sacctmgr: {why}{more}"
+    else:
+        yield "# account: my_project  # sacctmgr told of none"
+
+
+def _limits(site: SlurmSite, chosen: Partition) -> Iterator[str]:
+    total = sum(group.nodes for group in chosen.groups)
+    where = "its nodes" if chosen.max_nodes is None or chosen.max_nodes > total else "its MaxNodes"
+    facts = site.facts.get(chosen.name)
+    yield "limits:"
+    yield f"  nodes: {doctor.most_nodes(chosen)}  # sinfo: {where}"
+    if facts and facts.min_nodes > 1:
+        yield f"  # scontrol: at least {plural(facts.min_nodes, 'node')}"
+    yield f"  gpus_per_node: {_gpus(chosen)}  # sinfo: gres"
+    yield f"  cpus_per_node: {max(group.cpus for group in chosen.groups)}  # sinfo: CPUs"
+    yield f"  mem_per_node: {memory(max(group.mem for group in chosen.groups))}  # sinfo: memory"
+    if chosen.time is not None:
+        yield f"  time: {json.dumps(format_time(chosen.time))}  # sinfo: its time limit"
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """`KEY = VALUE` lines of `scontrol show config`."""
+    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+
+
+def parse_accounts(text: str) -> tuple[Account, ...]:
+    """Lines `Account|User|DefaultAccount` of sacctmgr; each account once, the default one first."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 2]
+    default = next((row[2] for row in rows if row[2]), "")
+    names = dict.fromkeys(row[0] for row in rows if row[0] and row[1])
+    return tuple(sorted((Account(name, name == default) for name in names), key=lambda each: not each.default))
