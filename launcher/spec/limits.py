@@ -1,18 +1,17 @@
 """A plan against what the site allows, before the scheduler sees it. Pure.
 
-Slurm would accept some of these jobs and leave them pending for ever (a time limit over the partition's, for one).
-Every refusal names the key, the limit, and what to write instead.
+Every refusal names the key, the limit, and what to write instead. A live partition or queue is compared by its
+scheduler.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.schema import Limits
-from launcher.errors import ConfigError, near
-from launcher.formatting import format_hours, format_size, format_time, plural
+from launcher.errors import ConfigError
+from launcher.formatting import format_size, format_time, plural
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_memory, parse_time
 from workloads import names, patterns
@@ -40,42 +39,6 @@ class NodeGroup:
     mem: int
     gpus: int
     gpu_types: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A live partition (None: no limit)."""
-
-    name: str
-    default: bool
-    time: int | None  # seconds
-    max_nodes: int | None
-    groups: tuple[NodeGroup, ...]
-
-
-@dataclass(frozen=True)
-class Queue:
-    """A live PBS queue and what one job may get of it in all (None: no limit; time in seconds, memory in bytes).
-
-    `only` are the kinds of access lists that it has (`users`, `groups`, `hosts`): who is not on them is refused.
-    """
-
-    name: str
-    default: bool
-    accepts: bool
-    routes: bool  # it hands jobs on to other queues, whose limits count
-    time: int | None
-    nodes: int | None
-    cpus: int | None
-    gpus: int | None
-    mem: int | None
-    started: bool = True  # else what it takes waits
-    only: tuple[str, ...] = ()
-
-    @property
-    def open(self) -> bool:
-        """Whether anybody's job may be submitted to it, and may start there."""
-        return self.accepts and self.started and not self.routes and not self.only
 
 
 def check_names(plan: JobPlan) -> None:
@@ -226,52 +189,6 @@ def _at_most(key: str, value: int, limit: int | None, reason: str, source: str) 
         raise ConfigError(f"{key}={value}: {reason} ({source}): use {key}={limit} or less")
 
 
-def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
-    """A plan against the live partition it asks for (the default one if it names none).
-
-    With several partitions (`cluster.partition=a,b`) one that can take the job is enough.
-
-    Raises:
-        ConfigError: the partition is unknown, or could never start the job.
-    """
-    known = {partition.name: partition for partition in partitions}
-    if plan.partition is None:
-        wanted = [partition for partition in partitions if partition.default]
-        if not wanted:
-            raise ConfigError(
-                f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
-            )
-    else:
-        names = plan.partition.split(",")  # as sbatch does: a blank would belong to a name
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"cluster.partition={name}: there is no such partition.{near(name, known)} "
-                    f"Known: {', '.join(known)}"
-                )
-        wanted = [known[name] for name in names]
-    problems = [_problem(plan, partition) for partition in wanted]
-    if all(problems):
-        others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
-        hint = f"; or cluster.partition={others[0]}, which takes it as it is" if others else ""
-        raise ConfigError(f"{problems[0]}{hint}")
-
-
-def _problem(plan: JobPlan, partition: Partition) -> str | None:
-    """Why the partition could never start the job, with the fix; None when it could."""
-    where = f"partition {partition.name}"
-    total = sum(group.nodes for group in partition.groups)
-    most = total if partition.max_nodes is None else min(total, partition.max_nodes)
-    if most == 0:
-        return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
-    if plan.nodes > most:
-        return f"nodes={plan.nodes}: {where} gives a job at most {plural(most, 'node')}: use nodes={most} or less"
-    if partition.time is not None and plan.time > partition.time:
-        limit = format_time(partition.time)
-        return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
-    return too_much_for(plan, partition.groups, where)
-
-
 def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str | None:
     """Why these nodes could never hold the plan, whatever runs on them, with the fix; None when they could. Pure.
 
@@ -308,75 +225,3 @@ def too_much_for(plan: JobPlan, groups: Sequence[NodeGroup], where: str) -> str 
 
 def _shown(key: str, value: int) -> str:
     return format_size(value) if key.startswith("mem=") else str(value)
-
-
-def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
-    """A plan against the live PBS queue it asks for (the default one if it names none).
-
-    Returns:
-        The queue that the job stays in; None: that is not known, for the server or the queue hands jobs on to others.
-
-    Raises:
-        ConfigError: the queue is unknown, or takes no such job.
-    """
-    known = {queue.name: queue for queue in queues}
-    name = (plan.queue or "").partition("@")[0]  # queue@server
-    queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
-    if name and queue is None and queues:
-        raise ConfigError(
-            f"cluster.queue={plan.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
-        )
-    if queue is None:
-        return None  # the server has rules of its own for jobs that name no queue
-    if problem := _refusal(plan, queue):
-        others = [q.name for q in queues if q.open and _refusal(plan, q) is None]
-        hint = f"; or cluster.queue={others[0]}, which takes it as it is" if others else ""
-        raise ConfigError(f"{problem}{hint}")
-    return None if queue.routes else queue.name
-
-
-def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
-    """A plan against the live nodes of a PBS that a job of its queue may get.
-
-    Raises:
-        ConfigError: they could never hold it. PBS would accept the job, and it would wait for ever.
-    """
-    if problem := never(plan, groups):
-        raise ConfigError(problem)
-
-
-def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
-    """Why the nodes of a PBS can never hold a plan, with the fix; None when they can, or it tells of none. Pure."""
-    where = f"queue {plan.queue}" if plan.queue else "this PBS"
-    total = sum(group.nodes for group in groups)
-    if not groups:
-        return None
-    if plan.nodes > total and plan.place is None:
-        has = plural(total, "node")
-        return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
-    problem = too_much_for(plan if plan.place is None else dataclasses.replace(plan, nodes=1), groups, where)
-    if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
-        problem += "; where GPUs are not counted as ngpus, cluster.gpu_directive=none"
-    return problem
-
-
-def _refusal(plan: JobPlan, queue: Queue) -> str | None:
-    """Why the queue would not take the plan, with the fix; None when it would."""
-    where = f"queue {queue.name}"
-    if not queue.accepts:
-        return f"cluster.queue={queue.name}: {where} takes no jobs now: choose another"
-    if queue.time is not None and plan.time > queue.time:
-        longest = format_hours(queue.time)
-        return f"time={format_hours(plan.time)}: {where} ends jobs after {longest}: use time={longest} or less"
-    gpus, cpus = plural(plan.gpus_per_node, "GPU"), plural(plan.cpus_per_node, "CPU")
-    for what, wanted, limit, unit in (
-        (f"nodes={plan.nodes}", plan.nodes, queue.nodes, "node"),
-        (f"{gpus} on nodes={plan.nodes}", plan.gpus_per_node * plan.nodes, queue.gpus, "GPU"),
-        (f"{cpus} on nodes={plan.nodes}", plan.cpus_per_node * plan.nodes, queue.cpus, "CPU"),
-    ):
-        if limit is not None and wanted > limit:
-            return f"{what}: {where} gives a job at most {plural(limit, unit)}: ask for less"
-    if queue.mem is not None and plan.mem is not None and plan.mem * plan.nodes > queue.mem:
-        most = format_size(queue.mem)
-        return f"mem={format_size(plan.mem)} on nodes={plan.nodes}: {where} gives a job at most {most}: ask for less"
-    return None

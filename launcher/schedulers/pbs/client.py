@@ -24,7 +24,7 @@ from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from launcher.spec.limits import Queue
+    from launcher.schedulers.pbs.limits import Queue
 
 # qstat(1B), job states. What is not here cannot be told.
 LETTERS = {
@@ -419,7 +419,7 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
-    from launcher.spec.limits import Queue  # states of jobs need none of it
+    from launcher.schedulers.pbs.limits import Queue  # states of jobs need none of it
 
     most = values.get("resources_max") or {}
     number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}

@@ -12,7 +12,7 @@ from launcher.formatting import format_hours, format_size
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.checks import listed, reachable, stated_limits, timed
 from launcher.schedulers.pbs.client import PBS, section
-from launcher.spec.limits import Queue
+from launcher.schedulers.pbs.limits import Queue
 
 
 def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:

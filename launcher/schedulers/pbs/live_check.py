@@ -9,9 +9,8 @@ from pathlib import Path
 from launcher.files import shared_folder
 from launcher.files.shared_files import exists, known
 from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import facts
+from launcher.schedulers.pbs import facts, limits
 from launcher.schedulers.pbs.client import PBS
-from launcher.spec import limits
 from launcher.spec.plan import JobPlan
 
 

@@ -17,7 +17,7 @@ from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.units import parse_time
 
 if TYPE_CHECKING:
-    from launcher.spec.limits import Partition
+    from launcher.schedulers.slurm.limits import Partition
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
 # with a flag, such as COMPLETING, they name only the flag.
@@ -279,7 +279,8 @@ def quiet_environment() -> dict[str, str]:
 
 def parse_partitions(text: str) -> list[Partition]:
     """The output of `SINFO`: one line per partition and kind of node."""
-    from launcher.spec.limits import NodeGroup, Partition  # states of jobs need none of it
+    from launcher.schedulers.slurm.limits import Partition  # states of jobs need none of it
+    from launcher.spec.limits import NodeGroup
 
     rows: dict[str, list[list[str]]] = {}
     for line in text.splitlines():

@@ -12,7 +12,7 @@ from launcher.schedulers.base import QueryError
 from launcher.schedulers.checks import Answer, listed, reachable, stated_limits, timed
 from launcher.schedulers.slurm.client import Slurm
 from launcher.schedulers.slurm.facts import slurm_version
-from launcher.spec.limits import Partition
+from launcher.schedulers.slurm.limits import Partition
 
 
 def check(cluster: Cluster, slurm: Slurm) -> Iterator[Finding]:

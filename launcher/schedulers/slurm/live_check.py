@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
-from launcher.spec import limits
+from launcher.schedulers.slurm.limits import check_partition
 from launcher.spec.plan import JobPlan
 
 
@@ -30,5 +30,5 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         return (f"not compared with the live partitions: {error}",)
     if partitions:
         partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
-        limits.check_partition(replace(plan, partition=partition), partitions)
+        check_partition(replace(plan, partition=partition), partitions)
     return ()

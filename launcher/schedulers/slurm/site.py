@@ -23,7 +23,7 @@ from launcher.schedulers.slurm.facts import (
     parse_partitions,
     slurm_version,
 )
-from launcher.spec.limits import Partition
+from launcher.schedulers.slurm.limits import Partition
 
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 

@@ -13,8 +13,9 @@ from launcher.errors import ConfigError, RunError
 from launcher.schedulers import registry
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.site import PBSSite
+from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.site import SlurmSite
-from launcher.spec.limits import NodeGroup, Partition
+from launcher.spec.limits import NodeGroup
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from launcher.schedulers.pbs.client import (
     section,
     short,
 )
-from launcher.spec.limits import Queue
+from launcher.schedulers.pbs.limits import Queue
 
 # -- ids
 

@@ -10,8 +10,8 @@ from launcher.config.schema import Cluster, Limits, Scheduler
 from launcher.findings import Level
 from launcher.schedulers.detect import Kind, Qsub
 from launcher.schedulers.pbs import diagnosis, doctor, scheduler
+from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.scheduler import PBSScheduler
-from launcher.spec.limits import Queue
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

@@ -11,8 +11,8 @@ import yaml
 from launcher.config.schema import Cluster, GpuDirective, Scheduler
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.site import PBSSite, survey
-from launcher.spec.limits import Queue
 
 NODES = """\
 pbs-n1

@@ -20,7 +20,8 @@ from launcher.schedulers.slurm.client import (
     quiet_environment,
 )
 from launcher.schedulers.slurm.executor import SlurmInfoWatcher
-from launcher.spec.limits import NodeGroup, Partition
+from launcher.schedulers.slurm.limits import Partition
+from launcher.spec.limits import NodeGroup
 
 MIB = 1024**2
 SINFO = """\

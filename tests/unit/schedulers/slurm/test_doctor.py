@@ -10,7 +10,8 @@ from launcher.config.schema import Cluster, Limits, Scheduler
 from launcher.findings import Level
 from launcher.schedulers.checks import Answer
 from launcher.schedulers.slurm import doctor
-from launcher.spec.limits import NodeGroup, Partition
+from launcher.schedulers.slurm.limits import Partition
+from launcher.spec.limits import NodeGroup
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

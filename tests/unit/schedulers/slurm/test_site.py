@@ -11,8 +11,9 @@ from launcher.config.schema import Cluster, Scheduler
 from launcher.errors import ConfigError
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.limits import Partition
 from launcher.schedulers.slurm.site import Account, SlurmSite, choose_partition, survey
-from launcher.spec.limits import NodeGroup, Partition
+from launcher.spec.limits import NodeGroup
 
 # What a Slurm 22.05 of four nodes answers, and sacctmgr of a site with accounting (26.05 says the same).
 SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")

@@ -1,0 +1,71 @@
+"""A plan against Slurm's partitions, before Slurm sees it. Pure.
+
+Slurm would accept some of these jobs and leave them pending for ever (a time limit over the partition's, for one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import ConfigError, near
+from launcher.formatting import format_time, plural
+from launcher.spec.limits import NodeGroup, too_much_for
+from launcher.spec.plan import JobPlan
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A live partition (None: no limit)."""
+
+    name: str
+    default: bool
+    time: int | None  # seconds
+    max_nodes: int | None
+    groups: tuple[NodeGroup, ...]
+
+
+def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
+    """A plan against the live partition it asks for (the default one if it names none).
+
+    With several partitions (`cluster.partition=a,b`) one that can take the job is enough.
+
+    Raises:
+        ConfigError: the partition is unknown, or could never start the job.
+    """
+    known = {partition.name: partition for partition in partitions}
+    if plan.partition is None:
+        wanted = [partition for partition in partitions if partition.default]
+        if not wanted:
+            raise ConfigError(
+                f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
+            )
+    else:
+        names = plan.partition.split(",")  # as sbatch does: a blank would belong to a name
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"cluster.partition={name}: there is no such partition.{near(name, known)} "
+                    f"Known: {', '.join(known)}"
+                )
+        wanted = [known[name] for name in names]
+    problems = [_problem(plan, partition) for partition in wanted]
+    if all(problems):
+        others = [p.name for p in partitions if p not in wanted and _problem(plan, p) is None]
+        hint = f"; or cluster.partition={others[0]}, which takes it as it is" if others else ""
+        raise ConfigError(f"{problems[0]}{hint}")
+
+
+def _problem(plan: JobPlan, partition: Partition) -> str | None:
+    """Why the partition could never start the job, with the fix; None when it could."""
+    where = f"partition {partition.name}"
+    total = sum(group.nodes for group in partition.groups)
+    most = total if partition.max_nodes is None else min(total, partition.max_nodes)
+    if most == 0:
+        return f"cluster.partition={partition.name}: {where} gives nobody any nodes: choose another"
+    if plan.nodes > most:
+        return f"nodes={plan.nodes}: {where} gives a job at most {plural(most, 'node')}: use nodes={most} or less"
+    if partition.time is not None and plan.time > partition.time:
+        limit = format_time(partition.time)
+        return f"time={format_time(plan.time)}: {where} ends jobs after {limit}: use time={limit} or less"
+    return too_much_for(plan, partition.groups, where)
