@@ -35,6 +35,8 @@ class Reason:
         do: what can be done; `{job}` stands for the job's id.
         column: for a limit of sacctmgr: the column that has its value.
         scope: whose limit: `qos` or `association`.
+        never: it will not start as it is, whatever a trial says; the words tell so.
+        of_nodes: what nodes there are helps to understand it.
     """
 
     kind: Kind
@@ -42,16 +44,8 @@ class Reason:
     do: str = ""
     column: str = ""
     scope: str = ""
-
-    @property
-    def never(self) -> bool:
-        """Whether it will not start as it is, whatever a trial says."""
-        return "never start" in self.words or self.kind is Kind.HELD
-
-    @property
-    def of_nodes(self) -> bool:
-        """Whether it has to do with what nodes there are."""
-        return self.kind is Kind.NODES or "nodes" in self.words
+    never: bool = False
+    of_nodes: bool = False
 
 
 _HELD = "`scontrol release {job}` lets it go on"
@@ -63,8 +57,8 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"Priority", Kind.ROOM, "jobs of higher priority are in front of it in the queue",
      "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before them"),
     (r"Dependency", Kind.WAITS, "it waits for other jobs", "it starts by itself when they have ended as it wants"),
-    (r"DependencyNeverSatisfied", Kind.HELD, "it waits for a job that has ended otherwise than it wants, so it will "
-     "never start", "cancel it, and resume it without the dependency"),
+    (r"DependencyNeverSatisfied", Kind.HELD, "it waits for a job that has ended otherwise than it wants",
+     "cancel it, and resume it without the dependency"),
     (r"BeginTime", Kind.WAITS, "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
      "`scontrol update JobId={job} StartTime=now` begins now"),
     (r"JobArrayTaskLimit", Kind.THROTTLED, "as many elements of its array run as may run at once",
@@ -80,7 +74,7 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"Reservation", Kind.RESERVATION, "it waits for the reservation that it asks for to begin",
      "without cluster.reservation it may start now"),
     (r"ReservationDeleted|Reservation .* was deleted", Kind.RESERVATION,
-     "the reservation that it asks for is gone, so it will never start",
+     "the reservation that it asks for is gone",
      "cancel it, and resume it with cluster.reservation=null"),
     (r"ReservationInvalid|Reservation .* is invalid", Kind.HELD,
      "the reservation that it asks for cannot be used by it any more, so it is held",
@@ -97,9 +91,9 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
      "priority", ""),
     (r"NodeDown", Kind.NODES, "a node that it needs is down", ""),
     (r"BadConstraints", Kind.NODES, "no nodes of the partition have the features, GPUs, memory or CPUs that it asks "
-     "for, so it will never start", "compare with `sinfo -N -o '%N %f %G %c %m'`"),
+     "for", "compare with `sinfo -N -o '%N %f %G %c %m'`"),
     (r"Constraints", Kind.NODES, "no nodes satisfy its constraints at this time", ""),
-    (r"PartitionTimeLimit", Kind.PARTITION, "its time is more than the partition allows, so it will never start",
+    (r"PartitionTimeLimit", Kind.PARTITION, "its time is more than the partition allows",
      "cancel it, and resume it with less time, or in another partition"),
     (r"PartitionNodeLimit", Kind.PARTITION, "it asks for more nodes than the partition gives a job (or less than it "
      "must), or too many nodes are down", "cancel it, and resume it with another number of nodes"),
@@ -145,6 +139,13 @@ TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     (r"QOSResourceLimit", Kind.LIMIT, "its QOS has reached one of its limits", ""),
     (r"QOSTimeLimit", Kind.LIMIT, "its QOS has used up its time", ""),
 )  # fmt: skip
+NEVER = ", so it will never start"
+# Of these patterns: those that no time ends, and those of which nodes tell more although their number does not matter.
+_NEVER = {
+    r"DependencyNeverSatisfied", r"ReservationDeleted|Reservation .* was deleted", r"BadConstraints",
+    r"PartitionTimeLimit",
+}  # fmt: skip
+_OF_NODES = {r"Prolog", r"MaxPoweredUpNodes", r"MpiPortsBusy", r"NvidiaImexChannels"}
 
 _LIMIT = re.compile(
     r"(?P<scope>Assoc|QOS|(?=Max\w+Per(Account|User)))(?P<how>Grp|Max|Min)"
@@ -169,7 +170,8 @@ def in_words(code: str) -> Reason:
     for pattern, kind, words, do in TABLE:
         if match := re.fullmatch(pattern, plain, re.IGNORECASE):
             what = match.groupdict().get("what") or ""
-            return Reason(kind, words.replace("{what}", what.strip()), do)
+            words = words.replace("{what}", what.strip()) + (NEVER if pattern in _NEVER else "")
+            return Reason(kind, words, do, never=pattern in _NEVER, of_nodes=pattern in _OF_NODES)
     if limit := _LIMIT.fullmatch(code):
         return _limit(limit)
     return Reason(Kind.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
@@ -202,8 +204,8 @@ def _limit(found: re.Match[str]) -> Reason:
         words = f"the jobs of your account have reached the limit of {what} that {whose} gives one account"
         return Reason(Kind.LIMIT, words, "it starts when enough of them have ended", column, name)
     where = " on one node" if per == "PerNode" else ""
-    words = f"it asks for more {what}{where} than {whose} gives one job, so it will never start"
-    return Reason(Kind.LIMIT, words, "cancel it, and resume it with less", column, name)
+    words = f"it asks for more {what}{where} than {whose} gives one job{NEVER}"
+    return Reason(Kind.LIMIT, words, "cancel it, and resume it with less", column, name, never=True)
 
 
 def _column(found: re.Match[str]) -> str:

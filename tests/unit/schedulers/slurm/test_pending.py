@@ -126,6 +126,20 @@ def test_a_limit_says_what_it_limits_and_where_its_value_is(code: str, words: st
     assert reason.scope == ("association" if code.startswith("Assoc") else "qos")
 
 
+@pytest.mark.parametrize(
+    ("code", "never", "of_nodes"),
+    [
+        ("PartitionTimeLimit", True, False), ("BadConstraints", True, False), ("ReservationDeleted", True, False),
+        ("DependencyNeverSatisfied", True, False), ("QOSMaxNodePerJobLimit", True, False),
+        ("PartitionNodeLimit", False, False), ("Resources", False, False), ("MpiPortsBusy", False, True),
+    ],
+)  # fmt: skip
+def test_what_never_starts_is_known_by_a_field(code: str, never: bool, of_nodes: bool) -> None:
+    reason = in_words(code)
+    assert (reason.never, reason.of_nodes) == (never, of_nodes)
+    assert reason.words.endswith(", so it will never start") is never
+
+
 def test_an_unknown_reason_is_shown_as_it_is() -> None:
     assert in_words("Something_new").words == "Slurm says Something new"
 
