@@ -24,7 +24,7 @@ import torch
 from launcher import errors
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.coordinator import Limits
-from launcher.agent.failures import describe, failure_to_end, failure_to_start
+from launcher.agent.failures import failure_to_end, failure_to_start
 from launcher.agent.restart_policy import History, Kind
 from launcher.agent.restart_policy import Then as Action
 from launcher.agent.signals import Signals, StopRequested
@@ -32,14 +32,17 @@ from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Sup
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.answers import Desk
 from launcher.config.schema import Backend, LaunchMode
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import passes
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.verdict import Then
+from launcher.preflight.verdict import Then, Verdict
 from launcher.processes import orphans
 from launcher.rendezvous import store
 from launcher.rendezvous.protocol import LeaderLost, Meeting, Member, RendezvousError
-from launcher.runs import directory
+from launcher.runs import directory, events
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Accused, Fault
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
 from launcher.worker import debug_console, debugger, devices, hangs, preload
@@ -73,27 +76,30 @@ def run(run_dir: str) -> dict[str, Any]:
         place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     except topology.TopologyError as error:
         raise AttemptFailed(f"{socket.gethostname()}: {error}", errors.NO_RETRY) from None
-    events, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
+    tells, host = Events(attempt, f"node-{place.rank}"), place.hosts[place.node_rank]
     try:
         if not _can_enter(plan.workdir):
-            events("fault", cause=plan.no_workdir, host=host, exit_code=errors.NO_RETRY)
+            tells(Fault(cause=plan.no_workdir, code=FaultCode.NO_FOLDER, host=host, ends_with=errors.NO_RETRY))
             raise AttemptFailed(f"{host}: {plan.no_workdir}", errors.NO_RETRY, decides=plan.min_nodes == plan.nodes)
-        return _Agent(plan, attempt, place, events, signals).run()
+        return _Agent(plan, attempt, place, tells, signals).run()
     except AttemptOver as over:
         print(f"launcher: {host} waited to join, and is not needed any more: {over}", file=sys.stderr)
         return {}
     except _LeftOut:
         return {}
     except RendezvousError as error:
-        events("fault", cause=str(error), host=host)
+        per_node = plan.tasks_per_node
+        accused = tuple(Accused(place.hosts[index // per_node]) for index in error.accused)
+        tells(Fault(cause=str(error), code=error.code, host=host, accused=accused))
         raise AttemptFailed(str(error), ours=not error.from_leader, decides=place.rank == 0) from None
     except StopRequested as request:
-        cause = f"{host} was told to stop ({request.number.name}) before its ranks had started"
-        events("fault", cause=cause, host=host)
+        cause = text.asked_to_stop(host, request.number.name, "before its ranks had started")
+        tells(Fault(cause=cause, code=FaultCode.STOPPED_EARLY, host=host, signal=request.number.name))
         raise AttemptFailed(cause, 128 + request.number) from None
     except (errors.RunError, OSError, Overtaken, LeaderLost) as error:
         failed = failed_by(error, host)
-        events("fault", cause=str(failed), host=host, exit_code=failed.exit_code)
+        code = FaultCode.UNREADABLE if isinstance(error, errors.RunError) else FaultCode.AGENT
+        tells(Fault(cause=str(failed), code=code, host=host, error=str(error), ends_with=failed.exit_code))
         raise failed from None
 
 
@@ -140,9 +146,9 @@ class _Agent:
     """The agent of one node, or of one rank."""
 
     def __init__(
-        self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, events: Events, signals: Signals
+        self, plan: JobPlan, attempt: directory.Attempt, place: topology.Topology, tells: Events, signals: Signals
     ) -> None:
-        self._plan, self._attempt, self._events, self._signals = plan, attempt, events, signals
+        self._plan, self._attempt, self._events, self._signals = plan, attempt, tells, signals
         self._source = place.source
         per_task = plan.launch == LaunchMode.tasks.value
         self.me = Member(
@@ -168,7 +174,7 @@ class _Agent:
             blame=hangs.blame,
         )
         stacks = hangs.Stacks(self.me.ranks)
-        self._means = Means(plan, attempt, events, signals, Pulse(self.me.ranks), stacks, Desk(attempt, stacks))
+        self._means = Means(plan, attempt, tells, signals, Pulse(self.me.ranks), stacks, Desk(attempt, stacks))
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._folder: Path | None = None  # of the flight recorders
         if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
@@ -205,7 +211,7 @@ class _Agent:
             except AttemptFailed as failed:
                 if not self._continued_by_others(history.round + 1, wait=failed.suspended is not None):
                     if failed.suspended is not None and failed.ours:
-                        self._events("fault", **failed.suspended)
+                        self._events(failed.suspended)
                     raise
                 history, meeting = self._control.join()  # the others have continued without this agent
                 continue
@@ -292,11 +298,11 @@ class _Agent:
                 close_in_child=self._control.descriptors(), ignore=ignored_signals(self._lives),
             )  # fmt: skip
         except StartError as error:
-            failure = failure_to_start(error, self.me.host, time.time())
-            raise self._cannot_start(meeting, describe(failure)) from None
+            told = failure_to_start(error, self.me.host, time.time()).told
+            raise self._cannot_start(meeting, told) from None
         except WorkersStillThere as error:
-            cause = describe(failure_to_end(error.left, self.me.host, time.time()))
-            raise self._cannot_start(meeting, cause) from None
+            told = failure_to_end(error.left, self.me.host, time.time()).told
+            raise self._cannot_start(meeting, told) from None
 
     def _serve(self, meeting: Meeting, listener: socket.socket) -> store.RanksStore:
         """The store of the ranks, on the leader.
@@ -307,18 +313,22 @@ class _Agent:
         try:
             return store.RanksStore(listener, meeting.addresses)
         except (RuntimeError, OSError) as error:
-            raise self._cannot_start(meeting, f"{self.me.host} cannot serve the ranks' store: {error}") from None
+            cause = f"{self.me.host} cannot serve the ranks' store: {error}"
+            told = {"cause": cause, "code": FaultCode.AGENT.value, "error": str(error)}
+            raise self._cannot_start(meeting, told) from None
 
-    def _cannot_start(self, meeting: Meeting, cause: str) -> AttemptFailed:
+    def _cannot_start(self, meeting: Meeting, told: dict[str, Any]) -> AttemptFailed:
         """This node is of no use now: the others hear so, and may continue without it."""
+        cause: str = told["cause"]
+        told = {**told, "host": self.me.host, "node": self.me.node_rank, "accused": [{"host": self.me.host}]}
         self._control.send({
-            "type": "failure", "kind": Kind.LOST_NODE.value, "cause": cause, "listens": True, "host": self.me.host,
-            "node": self.me.node_rank, "member": meeting.members[0].index, "step": -1, "lost": [self.me.index],
+            **told, "type": "failure", "kind": Kind.LOST_NODE.value, "listens": True, "exit_code": None,
+            "member": meeting.members[0].index, "step": -1, "lost": [self.me.index],
         })  # fmt: skip
         coordinator = self._control.coordinator
         if coordinator is None:  # the leader tells of it, and speaks for the attempt
             return AttemptFailed(cause, errors.RESUME, ours=False, decides=not self._control.elastic)
-        self._events("fault", cause=cause, host=self.me.host)
+        self._events(events.of({**told, "event": Fault.event}))
         verdict = coordinator.verdict or {}
         return AttemptFailed(cause, errors.RESUME, decides=verdict.get("then") != Action.RESTART.value)
 
@@ -344,7 +354,7 @@ class _Agent:
                 decides=not error.from_leader,
             ) from None  # fmt: skip
         except StopRequested as request:
-            cause = f"{self.me.host} was told to stop ({request.number.name}) between two rounds"
+            cause = text.asked_to_stop(self.me.host, request.number.name, "between two rounds")
             raise AttemptFailed(cause, errors.RESUME, decides=True) from None
         return self._control.join()
 
@@ -366,7 +376,7 @@ class _Agent:
             leads = meeting.place_of(self.me.index) == 0
             if verdict.then is Then.FAIL:
                 if leads:
-                    self._events("fault", cause=verdict.cause, exit_code=verdict.exit_code, host=self.me.host)
+                    self._events(preflight_fault(verdict, meeting, self.me.host))
                 raise AttemptFailed(verdict.cause, verdict.exit_code, ours=leads, decides=leads)
             if self.me.index in verdict.lost:
                 raise _LeftOut
@@ -404,10 +414,25 @@ class _Agent:
         words = [f"{verb} {self._control.names(sorted(indices))}" for verb, indices in changes.items() if indices]
         if not words:
             return
-        text = f"round {number} goes on {' and '.join(words)}: {len(new)} of {self._control.size}"
-        self._events("resized", round=number, cause=text, members=len(new), world_size=now.world_size)
+        told = f"round {number} goes on {' and '.join(words)}: {len(new)} of {self._control.size}"
+        self._events("resized", round=number, cause=told, members=len(new), world_size=now.world_size)
         with contextlib.suppress(OSError):
             print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
+def preflight_fault(verdict: Verdict, meeting: Meeting, host: str) -> Fault:
+    """The event of a preflight that ends the attempt. Pure.
+
+    Args:
+        verdict: of all nodes.
+        meeting: who took part.
+        host: of the agent that tells it.
+    """
+    hosts = dict.fromkeys(member.host for member in meeting.members if member.index in verdict.lost)
+    return Fault(
+        cause=verdict.cause, code=FaultCode.PREFLIGHT, host=host, accused=tuple(map(Accused, hosts)),
+        ends_with=verdict.exit_code,
+    )  # fmt: skip
 
 
 def limits(plan: JobPlan, logs: Path) -> Limits:
@@ -444,7 +469,8 @@ def set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
         known = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in plan.interface.split(",") if name not in known]:
             raise RendezvousError(
-                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}"
+                f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}",
+                code=FaultCode.REFUSED,
             )
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, plan.interface)

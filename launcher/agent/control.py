@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from launcher.agent.coordinator import Coordinator, Limits
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import Ok, exists
 from launcher.rendezvous import interfaces, protocol
 from launcher.rendezvous.channel import Channel, ChannelError, Message
@@ -143,8 +145,8 @@ class Control:
                 return read()
             except OSError as error:
                 if time.monotonic() >= give_up:
-                    text = f"{self.me.host} cannot read the rounds of this attempt: {error}"
-                    raise RendezvousError(text, final=True) from None
+                    words = f"{self.me.host} cannot read the rounds of this attempt: {error}"
+                    raise RendezvousError(words, final=True, code=FaultCode.UNREADABLE) from None
             self._look()
 
     def _attempt_over(self) -> bool:
@@ -263,7 +265,7 @@ class Control:
             if (
                 number := self._signals.ends()
             ):  # those that wait for a round, or for a preflight, hear why there is none
-                self.coordinator.stop_gathering(f"{self.me.host} was told to stop ({number.name})")
+                self.coordinator.stop_gathering(text.asked_to_stop(self.me.host, number.name))
                 self._deliver()
             waiting = self.coordinator.waiting
             self._hub.broadcast(waiting, {"type": "over", "final": True})
@@ -333,7 +335,7 @@ class Control:
                 if message["type"] == "leader_lost":
                     raise LeaderLost(message["reason"])
                 if message["type"] == "refused":
-                    raise RendezvousError(message["reason"], from_leader=True)
+                    raise protocol.refusal(message)
                 if message["type"] == "answer" and message["key"] == key:
                     self._inbox = [*messages[place + 1 :], *self._inbox]
                     return message["value"]
@@ -499,7 +501,9 @@ class Control:
             problem = found or problem
             if time.monotonic() >= deadline:
                 called = f"{self._hosts[leader]} ({f'member {leader}' if leader else 'rank 0'})"
-                raise RendezvousError(f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}")
+                raise RendezvousError(
+                    f"{self.me.host} could not reach {called} within {timeout:g} s: {problem}", accused=[leader]
+                )
             _wait(knocking.pause(), self._signals.wake)
         self._channel, self._inbox = found, []  # what a leader before this one has said does not count any more
         self._heard = self._looked = time.monotonic()
@@ -524,7 +528,7 @@ class Control:
                     self._inbox = [*messages[place + 1 :], *self._inbox]
                     return self._begin(message)
                 if message["type"] == "refused":
-                    raise RendezvousError(message["reason"], from_leader=not self.leads, final=True)
+                    raise protocol.refusal(message, from_leader=not self.leads)
                 if message["type"] == "leader_lost":
                     raise RendezvousError(f"{self.me.host} lost its leader while it waited: {message['reason']}")
                 if message["type"] == "over" and message["final"]:

@@ -38,7 +38,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
+from launcher.agent.restart_policy import History, Kind, Then, decide
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Gathering, Member, RendezvousError, refused, some_of
 from launcher.worker.hangs import Blamed
@@ -181,7 +183,7 @@ class Coordinator:
         waits = self.gathering is not None or not self._watching
         others = {*self._ready, *self._agents} - {self._me.index}
         if waits and others:
-            self._send(sorted(others), refused(reason))
+            self._send(sorted(others), refused(reason, FaultCode.STOPPED_EARLY))
 
     def watch(self, now: float) -> None:
         """The ranks of the round are being started: from now on they are watched."""
@@ -191,20 +193,21 @@ class Coordinator:
         if self.limits.rendezvous_timeout is not None:
             self._join_by = now + self.limits.rendezvous_timeout
         if gone := [agent for agent in self._agents.values() if agent.gone]:
-            self._lost(gone, "ended before its ranks had started", now)
+            self._lost(gone, FaultCode.NODE_ENDED, "{} ended before its ranks had started", now)
 
     def _begin(self, gathering: Gathering, now: float) -> None:
         members = gathering.members()
-        port, problem = 0, gathering.problem()
+        port, problem, code = 0, gathering.problem(), FaultCode.RENDEZVOUS_TIMEOUT
+        accused = gathering.missing if problem is not None else []
         if problem is None:
             try:
                 port = self._listen(members)
             except RendezvousError as error:
-                problem = str(error)
+                problem, code = str(error), error.code
         problem = problem or self._claim(self.history.round, members)
         self.gathering = None
         if problem is not None:
-            self._send(list(gathering.arrived), refused(problem))
+            self._send(list(gathering.arrived), refused(problem, code, accused))
             return
         self._agents = {member.index: _Agent(member, now) for member in members}
         for member in members:
@@ -244,7 +247,7 @@ class Coordinator:
         self._broadcast_all(self._stops.leave(index))
         # While agents say that they leave, `_look_at_leaving` names those that do not.
         if self._watching and self.verdict is None and not self._over and self._leave is None:
-            self._lost([agent], "ended without a word (killed, or lost)", now)
+            self._lost([agent], FaultCode.NODE_ENDED, text.node_lost("{}"), now)
         self._look_at_ended()
 
     def tick(self, now: float) -> None:
@@ -377,8 +380,9 @@ class Coordinator:
         """Decides what is done about a failure; only the first one of a round counts.
 
         Args:
-            failure: `kind`, `cause`, `listens` (the rank can resume), `host`, `node`, `member`, `step`, `lost`
-                (indices of members that are gone), and whatever else is to be told of it.
+            failure: `kind` (for the policy), `code`, `cause`, `listens` (the rank can resume), `host`, `node`,
+                `member`, `step`, `lost` (indices of members that are gone), `exit_code` (of the attempt), `status`
+                (exit code of the rank's process), and other fields of `launcher.runs.events.Fault`.
             now: the time.
         """
         if self.verdict is not None:
@@ -400,22 +404,27 @@ class Coordinator:
         self.broadcast({"type": "verdict", **self.verdict, "history": asdict(self.history)})
         self._look_at_ended()
 
-    def _failure(self, kind: Kind, cause: str, now: float, blamed: Member | None = None, **details: Any) -> None:
+    def _failure(
+        self, kind: Kind, code: FaultCode, cause: str, now: float, blamed: Member | None = None, **details: Any
+    ) -> None:
         """The coordinator itself has found something, of the node of this member if it is known of which."""
         resumable = any(agent.resumable for agent in self._agents.values()) or self.history.listened
         where = blamed or self._me
         failure: dict[str, Any] = {
-            "kind": kind.value, "cause": cause, "listens": resumable, "host": where.host, "node": where.node_rank,
-            "member": self._me.index, "step": self.step(), "lost": [],
+            "kind": kind.value, "code": code.value, "cause": cause, "listens": resumable, "host": where.host,
+            "node": where.node_rank, "member": self._me.index, "step": self.step(), "lost": [],
+            "accused": [{"host": blamed.host}] if blamed is not None else [],
         }  # fmt: skip
         self.fail({**failure, **details}, now)
 
-    def _lost(self, agents: Sequence[_Agent], how: str, now: float) -> None:
+    def _lost(self, agents: Sequence[_Agent], code: FaultCode, words: str, now: float) -> None:
+        """These agents are gone: what that is called, with `{}` for their hosts."""
         hosts = some_of([agent.member.host for agent in agents])
         for agent in agents:
             agent.gone = agent.ended = True
         lost = [agent.member.index for agent in agents]
-        self._failure(Kind.LOST_NODE, f"{hosts} {how}", now, agents[0].member, lost=lost)
+        accused = [{"host": agent.member.host} for agent in agents]
+        self._failure(Kind.LOST_NODE, code, words.format(hosts), now, agents[0].member, lost=lost, accused=accused)
 
     def _look_at_silence(self, now: float) -> None:
         silent = [
@@ -424,7 +433,7 @@ class Coordinator:
             if index != self._me.index and not agent.gone and now - agent.heard > self.limits.heartbeat
         ]
         if silent:
-            self._lost(silent, f"has not been heard of for {self.limits.heartbeat:g} s (launch.heartbeat)", now)
+            self._lost(silent, FaultCode.NODE_SILENT, text.node_silent("{}", self.limits.heartbeat), now)
 
     def _look_at_leaving(self, now: float) -> None:
         if self._leave is None or self.verdict is not None:
@@ -432,24 +441,25 @@ class Coordinator:
         until, number = self._leave
         # Ranks that can resume do not leave like that: their agent gives them the time to save.
         quiet = [
-            agent.member.host
-            for agent in self._agents.values()
-            if not agent.leaving and (agent.gone or not agent.resumable)
+            agent.member for agent in self._agents.values() if not agent.leaving and (agent.gone or not agent.resumable)
         ]
         if quiet and now < until and not all(agent.leaving or agent.gone for agent in self._agents.values()):
             return
-        cause = self._first_to_stop
+        cause, code = self._first_to_stop, FaultCode.STOPPED_EARLY
+        details: dict[str, Any] = {"signal": text.signal_name(number)}
         if quiet:
-            cause = f"{', '.join(quiet)} ended without a word (killed, or lost); then {cause}"
-        if any(agent.resumable for agent in self._agents.values()):  # ranks of other nodes are saving
-            self._failure(Kind.KILLED, cause, now)
-        else:
-            self._failure(Kind.KILLED, cause, now, listens=False, exit_code=128 + number)
+            hosts = [member.host for member in quiet]
+            cause, code = f"{text.node_lost(', '.join(hosts))}; then {cause}", FaultCode.NODE_ENDED
+            details["accused"] = [{"host": host} for host in hosts]
+        if not any(agent.resumable for agent in self._agents.values()):  # else ranks of other nodes are saving
+            details |= {"listens": False, "exit_code": 128 + number}
+        self._failure(Kind.KILLED, code, cause, now, **details)
 
     def _look_at_joining(self, now: float) -> None:
         if self._joined_at is None and all(agent.joined for agent in self._agents.values()):
             self._joined_at = now
-        if self._join_by is None or self._joined_at is not None or now < self._join_by:
+        timeout = self.limits.rendezvous_timeout
+        if timeout is None or self._join_by is None or self._joined_at is not None or now < self._join_by:
             return
         self._join_by = None
         missing = [(rank, agent.member) for agent in self._agents.values() for rank in agent.missing]
@@ -458,10 +468,11 @@ class Coordinator:
         hosts = ", ".join(dict.fromkeys(member.host for _, member in missing))
         self._failure(
             Kind.HUNG,
-            f"rank {', '.join(str(rank) for rank, _ in missing)} on {hosts} did not join the others within "
-            f"{self.limits.rendezvous_timeout:g} s: does an import hang?",
+            FaultCode.NOT_JOINED,
+            text.not_joined(", ".join(str(rank) for rank, _ in missing), hosts, timeout),
             now,
             missing[0][1],
+            accused=[{"host": member.host, "rank": rank} for rank, member in missing],
         )
 
     def _look_at_hangs(self, now: float) -> None:
@@ -495,7 +506,11 @@ class Coordinator:
         stacks = f"the stacks of all ranks are in {self.limits.stacks_in}"
         cause = f"{names} {blamed.why}: {hang.reason} {step}; {stacks}"
         member = self._member_of(blamed.rank)
-        self._failure(Kind.HUNG, cause, now, member, rank=blamed.rank, limit=hang.limit)
+        accused = [] if member is None else [{"host": member.host, "rank": blamed.rank}]
+        self._failure(
+            Kind.HUNG, FaultCode.HANG, cause, now, member, rank=blamed.rank, limit=hang.limit, accused=accused,
+            stacks=self.limits.stacks_in,
+        )  # fmt: skip
 
     def _member_of(self, rank: int | None) -> Member | None:
         """Whose rank this is."""
@@ -550,7 +565,7 @@ def judged(
     )
     cause = failure["cause"]
     if then is Then.FAIL and kind is not Kind.RAISED:
-        cause = given_up(cause, history, max_restarts)
+        cause = text.given_up(cause, history.first, history.tried, max_restarts)
     exit_code = failure.get("exit_code") or then.exit_code
     return {**failure, "cause": cause, "then": then.value, "exit_code": exit_code, "further": further}
 

@@ -1,4 +1,4 @@
-"""How ranks fail: a closed list of codes, what belongs to each, and the text that a user reads at the end. Pure."""
+"""How ranks fail: from the exit of a process to a code (launcher/failures/codes.py) and what belongs to it. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,12 @@ import errno
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Any
 
 from launcher import errors
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
-
-
-class FailureCode(str, Enum):
-    """What happened to a rank. Programs read this, and never the text."""
-
-    RAISED = "raised"  # an exception, or sys.exit with words
-    LOST_PEER = "lost peer"  # an exception, because another rank was gone
-    KILLED = "killed"  # by a signal
-    EXITED = "exited"  # with an exit code of its own, without a word
-    RETURNED_EARLY = "returned early"  # exit code 0 before its work was done (os._exit(0))
-    LEFT = "left"  # exit code 75: it has saved, and can be resumed
-    NO_RETRY = "no retry"  # exit code 93
-    NOT_STARTED = (
-        "not started"  # the kernel had no process, memory or descriptor for it, or its files cannot be written
-    )
-    STILL_THERE = "still there"  # it was killed, and its process is not gone
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Failure:
         time: seconds since the epoch.
     """
 
-    code: FailureCode
+    code: FaultCode
     rank: int
     host: str
     exit_code: int | None = None
@@ -62,9 +48,20 @@ class Failure:
         return self.error.traceback if self.error else ""
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What the event of it says, in JSON's types; see `launcher.runs.events.Fault`."""
+        error = self.error
+        said = {"exception": error.type, "error": error.line} if error else {"error": self.words or None}
+        ended = {"exit_code": self.exit_code, "signal": None if self.signal is None else text.signal_name(self.signal)}
+        return {
+            "cause": text.of_rank(self), "code": self.code.value, "rank": self.rank, **ended, **said,
+            "traceback": self.traceback or None,
+        }  # fmt: skip
+
+    @property
     def final(self) -> bool:
         """Whether it would fail again, wherever the work is taken up."""
-        return self.code is FailureCode.NO_RETRY or (self.error is not None and self.error.final)
+        return self.code is FaultCode.NO_RETRY or (self.error is not None and self.error.final)
 
 
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
@@ -90,15 +87,15 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
     if code == errors.DONE and (ended.returned is not None or not returns):
         return None
     if code == errors.RESUME:
-        kind = FailureCode.LEFT
+        kind = FaultCode.LEFT
     elif code == errors.NO_RETRY:
-        kind = FailureCode.NO_RETRY
+        kind = FaultCode.NO_RETRY
     elif error is not None:
-        kind = FailureCode.LOST_PEER if error.lost_peer else FailureCode.RAISED
+        kind = FaultCode.LOST_PEER if error.lost_peer else FaultCode.RAISED
     elif code == errors.DONE:
-        kind = FailureCode.RETURNED_EARLY
+        kind = FaultCode.RETURNED_EARLY
     else:
-        kind = FailureCode.KILLED if code < 0 else FailureCode.EXITED
+        kind = FaultCode.SIGNALLED if code < 0 else FaultCode.EXITED
     return Failure(
         kind, ended.rank, host, exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, error=error,
         time=ended.time,
@@ -109,7 +106,7 @@ def failure_to_start(error: StartError, host: str, time: float) -> Failure:
     """A rank for which the kernel had nothing to give."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
     return Failure(
-        FailureCode.NOT_STARTED, error.rank, host, number=error.number, limit=limits.get(error.number, -1),
+        FaultCode.NOT_STARTED, error.rank, host, number=error.number, limit=limits.get(error.number, -1),
         words=error.words, time=time,
     )  # fmt: skip
 
@@ -117,64 +114,24 @@ def failure_to_start(error: StartError, host: str, time: float) -> Failure:
 def failure_to_end(left: Sequence[LeftOver], host: str, time: float) -> Failure:
     """Ranks of the round before that are not gone."""
     return Failure(
-        FailureCode.STILL_THERE, left[0].rank, host, words="; ".join(map(str, left)), signal=signal.SIGKILL, time=time
+        FaultCode.STILL_THERE, left[0].rank, host, words="; ".join(map(str, left)), signal=signal.SIGKILL, time=time
     )
 
 
 # Of several failures that are seen at once: an error may have come of a death, and a lost peer always has.
 _BLAME = {
-    FailureCode.NO_RETRY: 0,
-    FailureCode.NOT_STARTED: 1,
-    FailureCode.STILL_THERE: 1,
-    FailureCode.KILLED: 2,
-    FailureCode.EXITED: 3,
-    FailureCode.RETURNED_EARLY: 3,
-    FailureCode.RAISED: 3,
-    FailureCode.LEFT: 4,
-    FailureCode.LOST_PEER: 5,
+    FaultCode.NO_RETRY: 0,
+    FaultCode.NOT_STARTED: 1,
+    FaultCode.STILL_THERE: 1,
+    FaultCode.SIGNALLED: 2,
+    FaultCode.EXITED: 3,
+    FaultCode.RETURNED_EARLY: 3,
+    FaultCode.RAISED: 3,
+    FaultCode.LEFT: 4,
+    FaultCode.LOST_PEER: 5,
 }
 
 
 def to_blame(failures: Sequence[Failure]) -> Failure:
     """The failure that the others followed from: the first by kind, then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))
-
-
-def describe(failure: Failure) -> str:
-    """A failure in one line, for a person. Nothing else makes text of one."""
-    who = f"rank {failure.rank} on {failure.host}"
-    if failure.code is FailureCode.NOT_STARTED:
-        return f"{who} cannot be started: {_why_not_started(failure)}"
-    if failure.code is FailureCode.STILL_THERE:
-        return (
-            f"on {failure.host} ranks of the round before were killed and are still there: {failure.words}; what they "
-            "hold (GPUs, memory, ports) is not free. Look for a file server or a driver that hangs on this node"
-        )
-    if failure.code is FailureCode.RETURNED_EARLY:
-        return f"{who} exited with code 0 before its work was done"
-    if failure.code is FailureCode.LEFT:
-        return f"{who} left with exit code {failure.exit_code}"
-    if failure.code is FailureCode.LOST_PEER and failure.error is not None:
-        return f"{who} lost another rank ({failure.error.line})"
-    return f"{who}: {failure.error.line if failure.error is not None else _how_it_ended(failure)}"
-
-
-def _how_it_ended(failure: Failure) -> str:
-    if failure.signal is None:
-        return f"exited with code {failure.exit_code}"
-    try:
-        return f"killed by {signal.Signals(failure.signal).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"killed by signal {failure.signal}"
-
-
-def _why_not_started(failure: Failure) -> str:
-    now = "unlimited" if failure.limit < 0 else str(failure.limit)
-    fix = {
-        errno.EAGAIN: f"no more processes are allowed here: raise `ulimit -u` (now {now}) or the job's pids limit, "
-                      "or have fewer ranks (procs_per_node) and data loader workers",
-        errno.ENOMEM: "there is no memory for one more process: ask for more, or have fewer ranks (procs_per_node)",
-        errno.EMFILE: f"the agent may open no more files: raise `ulimit -n` (now {now}), for instance in cluster.setup",
-        errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
-    }.get(failure.number)  # fmt: skip
-    return f"{failure.words}; {fix}" if fix else failure.words

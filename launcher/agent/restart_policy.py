@@ -112,12 +112,3 @@ def decide(
     if max_restarts and (progress or history.tried < max_restarts):
         return Then.RESTART
     return Then.FAIL
-
-
-def given_up(cause: str, history: History, max_restarts: int) -> str:
-    """The cause of an attempt that restarts did not help. Pure."""
-    if not history.tried:
-        return cause
-    tried = "1 restart" if history.tried == 1 else f"{history.tried} restarts"
-    last = "" if history.first == cause else f"; the last time {cause}"
-    return f"{history.first}; {tried} got no further (launch.max_restarts={max_restarts}){last}"

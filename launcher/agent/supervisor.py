@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from launcher import errors
 from launcher.agent import memory
 from launcher.agent.coordinator import Coordinator, judged, may_be_cut_off
-from launcher.agent.failures import Failure, FailureCode, describe, failure_of, failure_to_end, to_blame
+from launcher.agent.failures import Failure, failure_of, failure_to_end, to_blame
 from launcher.agent.logs import log_name
 from launcher.agent.program_stop import Minder
 from launcher.agent.restart_policy import History, Kind, Then
@@ -29,10 +29,13 @@ from launcher.agent.signals import Signals
 from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.answers import GONE, Desk, Process
+from launcher.failures import text
+from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Meeting
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_file, events
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Fault, Restart
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.flight_recorder import Recorders
@@ -47,10 +50,10 @@ DIES = 10.0  # seconds in which a killed rank is gone, unless its node is ill
 DECIDED = 5.0  # seconds beyond a heartbeat in which the leader has decided about a failure
 # What the policy of restarts makes of a failure of a rank; of others it is an error of the program.
 _KINDS = {
-    FailureCode.LOST_PEER: Kind.LOST_PEER,
-    FailureCode.KILLED: Kind.KILLED,
-    FailureCode.NO_RETRY: Kind.NO_RETRY,
-    FailureCode.LEFT: Kind.LEFT,
+    FaultCode.LOST_PEER: Kind.LOST_PEER,
+    FaultCode.SIGNALLED: Kind.KILLED,
+    FaultCode.NO_RETRY: Kind.NO_RETRY,
+    FaultCode.LEFT: Kind.LEFT,
 }
 
 
@@ -61,13 +64,13 @@ class AttemptFailed(Exception):
         exit_code: what the job script decides by.
         ours: whether this agent was the first to know, and so is the one to print it.
         decides: whether it speaks for the attempt. One that never met the others does not: they may go on.
-        suspended: set if the lost members may continue without this agent (see `coordinator.may_be_cut_off`): fields of
-            the event `fault`, which is to be written when they do not.
+        suspended: set if the lost members may continue without this agent (see `coordinator.may_be_cut_off`): the event
+            that is to be written when they do not.
     """
 
     def __init__(
         self, cause: str, exit_code: int = errors.FAILED, *, ours: bool = True, decides: bool = False,
-        suspended: Mapping[str, Any] | None = None,
+        suspended: Fault | None = None,
     ) -> None:  # fmt: skip
         super().__init__(cause)
         self.exit_code = exit_code
@@ -314,7 +317,7 @@ class Supervisor:
         self._control.send({"type": "stop", "level": level, "reason": reason})
 
     def _was_asked(self, number: signal.Signals) -> str:
-        return f"{self._me.host} was told to stop ({number.name})"
+        return text.asked_to_stop(self._me.host, number.name)
 
     def _pass_on(self, now: float) -> None:
         """Signals the ranks that listen, once each; kills those that do not leave in time."""
@@ -383,10 +386,10 @@ class Supervisor:
         """Whether ranks that ended with an exit code other than 0 did so to resume later."""
         codes = {failure.code for failure in failed}
         if not self._resumable:
-            return self._left_first or to_blame(failed).code is FailureCode.LEFT
-        signalled = self._program_signalled and FailureCode.NO_RETRY not in codes
+            return self._left_first or to_blame(failed).code is FaultCode.LEFT
+        signalled = self._program_signalled and FaultCode.NO_RETRY not in codes
         leaving = self._phase is Phase.LEAVING or self._too_late
-        return bool(FailureCode.LEFT in codes or leaving or signalled)
+        return bool(FaultCode.LEFT in codes or leaving or signalled)
 
     def _end(self, now: float) -> None:
         """No rank of this agent runs any more, and none was killed for a failure."""
@@ -399,10 +402,9 @@ class Supervisor:
         kind = _KINDS.get(failure.code, Kind.RAISED)
         place = failure.rank - self._first_rank
         listens = self._resumable and not (failure.final or self._signs[place].gives_up)
-        code = failure.exit_code if failure.signal is None else -failure.signal
-        self._report(
-            kind, describe(failure), now, listens=listens, rank=failure.rank, code=code, traceback=failure.traceback
-        )  # fmt: skip
+        told = failure.told
+        status = told.pop("exit_code")  # that of the attempt has this name
+        self._report(kind, FaultCode(told.pop("code")), told.pop("cause"), now, listens=listens, status=status, **told)
 
     def _report_left(self) -> None:
         """Ranks have left to resume later."""
@@ -418,34 +420,35 @@ class Supervisor:
             cause += f"; ranks on {host} did not leave within {self._plan.grace} s and were killed"
         regroups = "regroup" in self._requests and not self._ending
         kind = Kind.REGROUP if regroups else Kind.LEFT
-        self._send_failure(kind, self._requests["regroup"] if regroups else f"stopped: {cause}")
+        code = FaultCode.NODE_RETURNED if regroups else FaultCode.LEFT
+        self._send_failure(kind, code, self._requests["regroup"] if regroups else f"stopped: {cause}")
 
     def _cause_of_stop(self) -> str | None:
         """What the ranks themselves said about it."""
-        events: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # the stop request counts, and not how it is worded
-            events = list(event_file.read(self._means.attempt.events_file("stop"), patience=0))
-        return str(events[-1]["cause"]) if events and "cause" in events[-1] else None
+            entries = list(event_file.read(self._means.attempt.events_file("stop"), patience=0))
+        return str(entries[-1]["cause"]) if entries and "cause" in entries[-1] else None
 
-    def _report(self, kind: Kind, cause: str, now: float, **details: Any) -> None:
+    def _report(self, kind: Kind, code: FaultCode, cause: str, now: float, **details: Any) -> None:
         """Ranks of this agent have failed: none of them is of use any more."""
         details.setdefault("memory", self._memory.told())
-        self._send_failure(kind, cause, **details)
+        self._send_failure(kind, code, cause, **details)
         if self._phase is not Phase.LEAVING:
             self._phase = Phase.FAILED
         self._gives_up = now + self._plan.heartbeat + DECIDED
         self._stop_ranks(now)
 
-    def _send_failure(self, kind: Kind, cause: str, **details: Any) -> None:
+    def _send_failure(self, kind: Kind, code: FaultCode, cause: str, **details: Any) -> None:
         if self._minder is not None and self._minder.saved():
             details["saved"] = True
         details.setdefault("listens", self._resumable)
-        self._control.send({"type": "failure", **self._failure(kind, cause), **details})
+        self._control.send({"type": "failure", **self._failure(kind, code, cause), **details})
 
-    def _failure(self, kind: Kind, cause: str) -> dict[str, Any]:
+    def _failure(self, kind: Kind, code: FaultCode, cause: str) -> dict[str, Any]:
         return {
-            "cause": cause, "host": self._me.host, "node": self._me.node_rank, "member": self._me.index,
-            "kind": kind.value, "step": self._step, "lost": [],
+            "cause": cause, "code": code.value, "host": self._me.host, "node": self._me.node_rank,
+            "member": self._me.index, "kind": kind.value, "step": self._step, "lost": [],
         }  # fmt: skip
 
     # -- what the leader decides
@@ -477,16 +480,18 @@ class Supervisor:
         self._over = True  # nobody will say so
         if self._phase is Phase.ENDING and self._verdict is None:
             number = int(self._means.signals.ends() or signal.SIGTERM)
-            cause = f"{leader.host}, which runs rank 0, ended without a word (killed, or lost)"
+            cause = text.node_lost(f"{leader.host}, which runs rank 0,")
             cause = f"{cause}; then {self._requests.get('stop', '')}"
-            self._decide_alone({**self._failure(Kind.KILLED, cause), "listens": False, "exit_code": 128 + number}, now)
+            failure = {**self._failure(Kind.KILLED, FaultCode.NODE_ENDED, cause), "accused": [{"host": leader.host}]}
+            failure |= {"listens": False, "exit_code": 128 + number, "signal": text.signal_name(number)}
+            self._decide_alone(failure, now)
         if self._verdict is not None:
             return
-        cause = f"{host} lost contact with {leader.host}, which runs rank 0"
+        cause, code = text.leader_lost(host, leader.host), FaultCode.LEADER_LOST
         if self._ending:
-            cause = f"{leader.host} ended without a word (killed, or lost)"
-        failure = {**self._failure(Kind.LOST_NODE, cause), "lost": [leader.index], "why": reason}
-        failure |= {"host": leader.host, "node": leader.node_rank}
+            cause, code = text.node_lost(leader.host), FaultCode.NODE_ENDED
+        failure = {**self._failure(Kind.LOST_NODE, code, cause), "lost": [leader.index], "error": reason}
+        failure |= {"host": leader.host, "node": leader.node_rank, "accused": [{"host": leader.host}]}
         self._decide_alone({**failure, "listens": self._resumable}, now)
 
     def _decide_alone(self, failure: dict[str, Any], now: float) -> None:
@@ -505,11 +510,10 @@ class Supervisor:
 
     def _tell_verdict(self, verdict: dict[str, Any]) -> None:
         """This agent was the first to know, and tells the run directory and the user."""
-        shown = _shown(verdict)
         cause = verdict["cause"]
         if verdict["then"] == Then.RESTART.value:
             number = self._history_after.round
-            self._means.events("restart", round=number, world_size=self._meeting.world_size, **shown)
+            self._means.events(restart_of(verdict, number, self._meeting.world_size))
             at = f" (at step {verdict['step']})" if verdict["step"] >= 0 else ""
             with contextlib.suppress(OSError):  # nobody may be there any more who reads it
                 print(f"launcher: {cause}{at}; the ranks start again, round {number}", file=sys.stderr, flush=True)
@@ -518,7 +522,7 @@ class Supervisor:
                 step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}
                 self._means.events("stop", cause=cause.removeprefix("stopped: "), host=self._me.host, **step)
         else:
-            self._means.events("fault", **shown)
+            self._means.events(fault_of(verdict))
 
     # -- ending ranks
 
@@ -548,7 +552,7 @@ class Supervisor:
             self._kill(now)
         if self._killed_at is not None and now - self._killed_at > DIES and self._alive:
             left = [LeftOver.of(self._first_rank + place, self._workers.pids()[place]) for place in self._alive]
-            cause = describe(failure_to_end(left, self._me.host, time.time()))
+            cause = text.of_rank(failure_to_end(left, self._me.host, time.time()))
             raise AttemptFailed(cause, errors.RESUME)
         if self._gives_up is not None and now > self._gives_up and self._verdict is None:
             self._lose_leader("it has decided nothing in time", now)
@@ -572,7 +576,7 @@ class Supervisor:
         if verdict["then"] == Then.RESTART.value:
             return NextRound(self._history_after, tuple(verdict["lost"]))
         ours = verdict["member"] == self._me.index
-        suspended = _shown(verdict) if self._cut_off else None
+        suspended = fault_of(verdict) if self._cut_off else None
         raise AttemptFailed(
             verdict["cause"], verdict["exit_code"], ours=ours, decides=ours, suspended=suspended
         )  # fmt: skip
@@ -646,7 +650,19 @@ class Supervisor:
         return [GONE if place in self._exits else pid for place, pid in enumerate(self._workers.pids())]
 
 
-def _shown(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a verdict in the run directory. Pure."""
-    hidden = ("then", "member", "lost", "listens", "further", "exit_code" if verdict["then"] == "restart" else "")
-    return {name: value for name, value in verdict.items() if name not in hidden}
+def fault_of(verdict: Mapping[str, Any]) -> Fault:
+    """The event of a verdict that ends the attempt. Pure."""
+    fault = events.of({**_told(verdict), "event": Fault.event, "ends_with": verdict["exit_code"]})
+    assert isinstance(fault, Fault)
+    return fault
+
+
+def restart_of(verdict: Mapping[str, Any], number: int, world_size: int) -> Restart:
+    """The event of a verdict after which this round begins. Pure."""
+    restart = events.of({**_told(verdict), "event": Restart.event, "round": number, "world_size": world_size})
+    assert isinstance(restart, Restart)
+    return restart
+
+
+def _told(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {**verdict, "exit_code": verdict.get("status")}

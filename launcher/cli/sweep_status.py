@@ -24,6 +24,7 @@ from launcher.monitoring.sweep import (
     summary,
 )
 from launcher.paths import default_runs_dir
+from launcher.runs.events import Fault
 from launcher.runs.sweep_directory import Sweep, all_sweeps, differing, label
 
 WIDTH = 80
@@ -96,8 +97,8 @@ def row(each: PointSeen) -> dict[str, Any]:
         "steps": progress.get("total"),
         "elapsed": _elapsed(each),
         "cause": why(each),
-        "rank": (first or {}).get("rank"),
-        "host": (first or {}).get("host"),
+        "rank": first.rank if isinstance(first, Fault) else None,
+        "host": (first.host or None) if first else None,
         "directory": str(each.point.run.path),
     }
 

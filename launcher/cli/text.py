@@ -8,6 +8,7 @@ from launcher.cli.commands import program as program
 from launcher.escapes import clean, one_line
 from launcher.formatting import format_size, format_time, plural
 from launcher.monitoring.state import RunState
+from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +86,9 @@ def outcome(seen: Seen) -> str:
         for key, value in metrics.items():
             lines.append(f"  {key:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
     else:
-        fault = seen.story.fault or {}
-        if trace := fault.get("traceback"):
-            lines += [f"Traceback of rank {fault.get('rank', '?')}:", clean(trace.rstrip()), ""]
+        fault = seen.story.fault
+        if isinstance(fault, Fault) and fault.traceback:
+            lines += [f"Traceback of rank {fault.rank}:", clean(fault.traceback.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
     if seen.state in (RunState.FAILED, RunState.LOST):
         lines.append(f"  {program()} post-mortem {seen.run.id}  tells more")

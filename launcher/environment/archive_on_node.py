@@ -306,6 +306,7 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def main(run_dir: str) -> int:
     from launcher.errors import UnavailableError
+    from launcher.failures.codes import FaultCode
     from launcher.runs import directory
     from launcher.runs.event_writer import not_begun
 
@@ -327,7 +328,7 @@ def main(run_dir: str) -> int:
         words = [str(env / "bin/python"), "-u", *own_module("launcher.agent"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:
-        return not_begun(plan, "archive", error)
+        return not_begun(plan, "archive", error, FaultCode.ARCHIVE)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 def main(run_dir: str) -> int:
     from launcher.errors import UnavailableError
+    from launcher.failures.codes import FaultCode
     from launcher.runs import directory as runs
     from launcher.runs.event_writer import not_begun
 
@@ -190,7 +191,7 @@ def main(run_dir: str) -> int:
         require_agent(words, environ, plan)
         os.execvpe(words[0], [*words, *own_module("launcher.agent"), run_dir], environ)  # noqa: S606  words need no shell
     except (ContainerError, OSError) as error:
-        return not_begun(plan, "container", error)
+        return not_begun(plan, "container", error, FaultCode.CONTAINER)
 
 
 if __name__ == "__main__":

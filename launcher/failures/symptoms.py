@@ -35,15 +35,15 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.COLLECTIVE_TIMEOUT, r"Watchdog caught collective operation timeout|milliseconds before timing out"
                               r"|Timed out waiting \d+ ?ms for (recv|send)|Application timeout caused pair closure"
                               r"|monitoredBarrier|[Cc]ollective (operation )?time(d )?out"),
-    (Kind.RENDEZVOUS_TIMEOUT, r"did not (reach|join|answer|meet)|DistStoreError|client socket has timed out"
+    (Kind.RENDEZVOUS_TIMEOUT, r"DistStoreError|client socket has timed out"
                               r"|wait timeout after \d+ ?ms|RendezvousError|Timed out initializing process group"
                               r"|EADDRINUSE|Address already in use"),
-    (Kind.CONNECTION_LOST, LOST_PEER.pattern + r"|lost another rank|DistNetworkError|ncclSystemError|ncclInternalError"
+    (Kind.CONNECTION_LOST, LOST_PEER.pattern + r"|DistNetworkError|ncclSystemError|ncclInternalError"
                            r"|No route to host|Network is unreachable"),
     (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
     (Kind.CONFIG_ERROR, r"\b(Workload|Config|Backend|Topology|Launcher|Checkpoint|Hydra)(Error|Exception)\b"
-                        r"|\bRanksDiffer\b|\benv\.(container|archive)\b"),
+                        r"|\bRanksDiffer\b"),
     (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip

@@ -24,7 +24,8 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     Args:
         value: of JSON.
         kind: int, float, str, bool, None, Any; X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
-            dataclass with fields of such types, of which those with a default may be missing.
+            dataclass with fields of such types, of which those with a default may be missing; there may be others if
+            its class variable OPEN is true.
         name: of the value.
     """
     if kind is Any:
@@ -68,14 +69,14 @@ def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
         return _wrong(name, dict)
     hints, needed = _fields_of(kind)
     dotted = f"{name}." if name else ""
-    for key in value:
+    for key in () if getattr(kind, "OPEN", False) else value:
         if key not in hints:
             return f"{dotted}{key} is not known here"
     for key in needed:
         if key not in value:
             return f"{dotted}{key} is missing"
     for key, each in value.items():
-        if words := misfit(each, hints[key], f"{dotted}{key}"):
+        if key in hints and (words := misfit(each, hints[key], f"{dotted}{key}")):
             return words
     return None
 

@@ -20,9 +20,11 @@ import time
 from launcher import errors
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError, RunError, UnavailableError
+from launcher.failures.codes import FaultCode
 from launcher.job.requeue import resubmit
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Fault
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
@@ -58,7 +60,12 @@ def _wait(attempt: Attempt) -> int:
             events(dependencies.PASSED, why=why)
             return errors.DONE
         if word is Word.NEVER and not doubtful:
-            events("fault", cause=f"it was not started: {why}", host=os.uname().nodename)
+            events(
+                Fault(
+                    cause=f"it was not started: {why}", code=FaultCode.CONDITION_FAILED, host=os.uname().nodename,
+                    ends_with=errors.NO_RETRY,
+                )
+            )  # fmt: skip
             print(f"launcher: {run.id} is not started: {why}", file=sys.stderr)
             return errors.NO_RETRY
         if word is Word.WAIT and not doubtful and plan.queued and not tried:

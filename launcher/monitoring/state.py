@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Any
 
 from launcher import errors
+from launcher.runs.events import Fault, SetupFailed, first_fault
 from launcher.schedulers.base import JobState
 
 
@@ -97,9 +98,9 @@ class Story:
         return self.exit_code if self.ended is None else self.ended
 
     @property
-    def fault(self) -> Mapping[str, Any] | None:
+    def fault(self) -> Fault | SetupFailed | None:
         """The first fault of the last attempt."""
-        return next((entry for entry in self.events if entry["event"] in ("fault", "setup_failed")), None)
+        return first_fault(self.events)
 
 
 def tell(

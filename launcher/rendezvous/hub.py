@@ -7,9 +7,10 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Channel, ChannelError, Message, encode
 
 HANDSHAKE = 5.0  # seconds that a new connection has to authenticate and to say whose it is
@@ -19,9 +20,15 @@ PAUSE = 0.1  # seconds without accepting when this process has no file descripto
 Event = tuple[int, dict[str, Any] | None]  # index of a member, and its message; None: it is not connected any more
 
 
-def refused(reason: str) -> dict[str, Any]:
-    """What the leader sends to whoever cannot take part. Pure."""
-    return {"type": "refused", "reason": reason}
+def refused(reason: str, code: FaultCode = FaultCode.RENDEZVOUS_TIMEOUT, accused: Sequence[int] = ()) -> dict[str, Any]:
+    """What the leader sends to whoever cannot take part. Pure.
+
+    Args:
+        reason: for people.
+        code: the same for programs.
+        accused: indices of the members whose fault it seems.
+    """
+    return {"type": "refused", "reason": reason, "code": code.value, "accused": list(accused)}
 
 
 class Hub:

@@ -19,10 +19,11 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from launcher.failures.codes import FaultCode
 from launcher.rendezvous.channel import Channel, ChannelError, NotAuthenticated
 from launcher.rendezvous.hub import Hub, refused
 
@@ -47,10 +48,16 @@ class RendezvousError(RuntimeError):
     Attributes:
         from_leader: the leader said so, and tells the user as well.
         final: it is of no use to try again: the leader has decided. Otherwise it may only be the leader that is gone.
+        code: what happened.
+        accused: indices of the members whose fault it seems.
     """
 
-    def __init__(self, text: str, *, from_leader: bool = False, final: bool = False) -> None:
+    def __init__(
+        self, text: str, *, from_leader: bool = False, final: bool = False,
+        code: FaultCode = FaultCode.RENDEZVOUS_TIMEOUT, accused: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         super().__init__(text)
+        self.code, self.accused = code, tuple(accused)
         self.from_leader = from_leader
         self.final = final or from_leader
 
@@ -164,7 +171,8 @@ def listen(ports: Sequence[int], address: str = "") -> socket.socket:
             continue
     raise RendezvousError(
         f"none of {len(ports)} ports is free on {socket.gethostname()} (tried {', '.join(map(str, ports))}): "
-        "set cluster.port_range to a range that is"
+        "set cluster.port_range to a range that is",
+        code=FaultCode.REFUSED,
     )
 
 
@@ -196,12 +204,16 @@ class Gathering:
         """Whether all that are waited for have come, or time is up. Pure."""
         return self.wanted <= self.arrived.keys() or now >= self.deadline
 
+    @property
+    def missing(self) -> list[int]:
+        """Indices of those that were waited for and have not come. Pure."""
+        return [index for index in sorted(self.wanted) if index not in self.arrived]
+
     def problem(self) -> str | None:
         """Why the round cannot begin with those that have come; None: it can. Pure."""
         if len(self.arrived) >= self.least:
             return None
-        missing = [self.names[index] for index in sorted(self.wanted) if index not in self.arrived]
-        if missing:
+        if missing := [self.names[index] for index in self.missing]:
             came = f"{len(self.arrived)} of {len(self.wanted)} arrived"
             return f"{some_of(missing)} did not reach {self.names[self.leader]} in time: {came}"
         present = [self.names[index] for index in sorted(self.arrived)]
@@ -438,8 +450,16 @@ def _visit(
             except ChannelError as error:
                 raise RendezvousError(f"{names[me.index]} lost {master} (rank 0): {error}") from None
         if messages[0]["type"] == "refused":
-            raise RendezvousError(messages[0]["reason"], from_leader=True)
+            raise refusal(messages[0])
         return meeting_of(messages[0], Member.of(mine["member"]))
+
+
+def refusal(message: Mapping[str, Any], *, from_leader: bool = True) -> RendezvousError:
+    """The error that a leader's refusal is for whoever is refused; see `hub.refused`."""
+    return RendezvousError(
+        message["reason"], from_leader=from_leader, final=True, code=FaultCode(message["code"]),
+        accused=message["accused"],
+    )  # fmt: skip
 
 
 def hello(me: Member, channel: Channel) -> dict[str, Any]:

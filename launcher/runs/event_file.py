@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from launcher.files.json_types import LATEST, misfit
 from launcher.files.os_errors import naming
 from launcher.files.shared_files import known, tried
 from launcher.formatting import long_size
+from launcher.runs import events
 
 # Fields of events and their types. An event with a missing required field or a wrong type is skipped, like a truncated
 # line, and reported by `problems`.
@@ -24,8 +25,6 @@ _MUST: dict[str, dict[str, Any]] = {
     "process": {"pid": int, "start": int, "host": str},
     "started": {"job": str},
     "ended": {"code": int},
-    "fault": {"cause": str},
-    "setup_failed": {"line": int, "host": str},
     "stop": {"cause": str},
     "stop_requested": {"signal": str, "host": str},
     "resized": {"members": int, "world_size": int},
@@ -45,20 +44,26 @@ _MAY: dict[str, dict[str, Any]] = {
     "submitted": {"chain": list[str]},
     "started": {"host": str, "output": int},
     "met": {"ranks": int, "members": int, "round": int, "host": str, "torch": str, "interface": str | None},
-    "fault": {
-        "rank": int | None, "host": str, "traceback": str | None, "memory": Mapping[str, int] | None,
-        "exit_code": int | None, "code": int | None, "limit": str | int | None, "step": int | None,
-    },
     "stop": {"step": int, "host": str},
     "again": {"what": str, "why": str},
-    "restart": {"round": int, "cause": str, "step": int},
     "resized": {"round": int, "cause": str},
     "saved": {"bytes": int, "seconds": float},
     "save_failed": {"step": int, "reason": str},
     "passed_over": {"reason": str},
     "breakpoint": {"job": str | None},
 }  # fmt: skip
-_FIELDS = {kind: [*_MUST.get(kind, {}).items(), *_MAY.get(kind, {}).items()] for kind in {*_MUST, *_MAY}}
+# Name and type of each field, and whether it must be there.
+_FIELDS: dict[str, Sequence[tuple[str, Any, bool]]] = {
+    **{
+        kind: [
+            (key, type_, key in _MUST.get(kind, {}))
+            for each in (_MUST, _MAY)
+            for key, type_ in each.get(kind, {}).items()
+        ]
+        for kind in {*_MUST, *_MAY}
+    },
+    **events.checks(),
+}
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
 LONGEST_LINE = 1 << 20  # bytes of an event
 MOST_LINES = 1 << 18  # of a file, half of them at its beginning and half at its end
@@ -102,11 +107,11 @@ def read(path: Path | str, end: int | None = None, *, patience: float | None = N
         RunError: it is no regular file.
     """
     lines = [line for line in _lines(path, end, patience) if 0 < len(line) <= LONGEST_LINE]
-    events: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
+    entries: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
     if sum(map(len, lines)) <= _AT_ONCE:
         with contextlib.suppress(ValueError, RecursionError):
-            events = json.loads(b"[" + b",".join(lines) + b"]")  # which takes half as long
-    yield from (event for event in events if _misfit(event) is None)
+            entries = json.loads(b"[" + b",".join(lines) + b"]")  # which takes half as long
+    yield from (entry for entry in entries if _misfit(entry) is None)
 
 
 def problems(path: Path | str) -> list[str]:
@@ -189,10 +194,9 @@ def _misfit(event: object) -> str | None:
         run_files.require_bounds(event)
     except ValueError as error:
         return str(error)
-    must = _MUST.get(kind, {})
-    for key, type_ in _FIELDS.get(kind, ()):
+    for key, type_, needed in _FIELDS.get(kind, ()):
         if key not in event:
-            if key in must:
+            if needed:
                 return f"{key} is missing"
         elif words := misfit(event[key], type_, key):
             return words

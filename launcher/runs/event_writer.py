@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import errors
+from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import passes
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_file, events
+from launcher.runs.events import Event, Fault
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -39,10 +41,11 @@ class Events:
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=UNWRITTEN)
         self._failing = False
 
-    def __call__(self, event: str, **values: Any) -> None:
+    def __call__(self, event: str | Event, **values: Any) -> None:
         if self._path is None:
             return
-        self._unwritten.append({"event": event, "time": round(time.time(), 6), **values})
+        name, values = (event.event, events.values(event)) if isinstance(event, Event) else (event, values)
+        self._unwritten.append({"event": name, "time": round(time.time(), 6), **values})
         try:
             while self._unwritten:
                 event_file.append(self._path, **self._unwritten[0])
@@ -56,20 +59,22 @@ class Events:
             self._failing = False
 
 
-def not_begun(plan: JobPlan | None, writer: str, error: Exception) -> int:
+def not_begun(plan: JobPlan | None, writer: str, error: Exception, what: FaultCode = FaultCode.UNREADABLE) -> int:
     """Tells why this node's agent cannot be started, and returns the exit code that says whether a retry may cure it.
 
     Args:
         plan: the run; None: it cannot be read.
         writer: of the event.
         error: why. What could not be read now may be read by the next attempt; nothing else would be different then.
+        what: the same for programs.
     """
     code = errors.RESUME if passes(error) else errors.NO_RETRY
     host = socket.gethostname()
     cause = f"{host}: {error}"
     print(f"launcher: {cause}", file=sys.stderr, flush=True)
     if attempt := current_attempt():
-        Events(attempt, f"{writer}-{host}-{os.getpid()}")("fault", cause=cause, host=host)
+        fault = Fault(cause=cause, code=what, host=host, error=str(error), ends_with=code)
+        Events(attempt, f"{writer}-{host}-{os.getpid()}")(fault)
         # The agents that wait for this one are killed, and have nothing to say; others that go on without it do later.
         if plan is None or plan.min_nodes == plan.nodes:
             attempt.write_exit_code(code)

@@ -28,8 +28,7 @@ HEARTBEAT, HANG_TIMEOUT = 5, 6  # seconds, of the run
 KEEP = 2  # checkpoints
 PASSES_AFTER = 5.0  # seconds in which the file server gives errors, and ranks start and load meanwhile
 SCARCE = 3.0  # seconds in which an agent gets no descriptor
-# What says that ranks or nodes failed; other restarts (`left`, `regroup`) are nobody's fault.
-BLAMES = ("killed", "hung", "lost node", "lost peer", "raised", "no retry")
+NOBODY = ("left", "node_returned", "stopped_early")  # codes of restarts and ends that are nobody's fault
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class Target:
         failures = [
             event
             for event in events
-            if event["event"] in ("restart", "fault") and event["time"] >= since and event.get("kind") in BLAMES
+            if event["event"] in ("restart", "fault") and event["time"] >= since and event["code"] not in NOBODY
         ]
         return min(failures, key=lambda event: float(event["time"]), default=None)
 

@@ -179,7 +179,7 @@ def test_ranks_that_hang_before_their_first_step_are_found(
     assert result.code == 1, result.output
     assert str(result.fault["cause"]).startswith(who)
     assert f"({limit})" in str(result.fault["cause"])
-    assert (result.fault["kind"], result.fault["limit"]) == ("hung", limit)
+    assert (result.fault["code"], result.fault["limit"]) == ("hang", limit)
 
 
 @local

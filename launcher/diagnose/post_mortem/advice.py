@@ -10,6 +10,7 @@ from launcher.config.schema import LaunchMode
 from launcher.diagnose.post_mortem.verdict import Verdict
 from launcher.failures.kinds import Kind
 from launcher.formatting import format_hours, rough_size
+from launcher.runs.events import Fault
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
 from launcher.spec.plan import JobPlan
@@ -28,9 +29,8 @@ class Case:
         memory: as in the evidence.
         host: where it happened first; empty: nobody knows.
         saved: there is a checkpoint to go on from.
-        code: exit code of the rank that failed.
+        fault: what agents have told of it.
         log: the file with the failed rank's errors; empty: there is none.
-        limit: the key whose time is over, of a hang; empty: it was none.
     """
 
     name: str
@@ -40,9 +40,8 @@ class Case:
     memory: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     saved: bool = False
-    code: int | None = None
+    fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
     log: str = ""
-    limit: str = ""
 
     @property
     def telling(self) -> str:
@@ -174,7 +173,7 @@ def _gpu_error(case: Case) -> Steps:
 
 
 def _hang(case: Case) -> Steps:
-    limit = case.limit or "launch.hang_timeout"
+    limit = case.fault.limit or "launch.hang_timeout"
     return [
         "look at the stacks below: who is in no collective holds up the others",
         Step("if that may take so long", case.resume(f"{limit}={2 * getattr(case.plan, limit.partition('.')[2])}")),
@@ -207,7 +206,7 @@ def _connection(case: Case) -> Steps:
 
 
 def _killed(case: Case) -> Steps:
-    number = re.search(r"SIG[A-Z]+", case.telling)
+    name = case.fault.signal or ""
     log = [f"its last words: {case.log}"] if case.log else []
     words = {
         "SIGKILL": ["nobody says who did it: probably the kernel, for lack of memory, or somebody's kill -9"],
@@ -215,10 +214,10 @@ def _killed(case: Case) -> Steps:
         "SIGABRT": ["a library gave up (NCCL, CUDA, glibc); its words stand just before the end of the log"],
         "SIGILL": ["a library was built for another kind of CPU than this node has"],
         "SIGFPE": ["native code divided by zero"],
-    }.get(number[0] if number else "", ["nobody of the launcher sent this signal"])  # fmt: skip
+    }.get(name, ["nobody of the launcher sent this signal"])  # fmt: skip
     limit = case.memory.get("limit") or case.plan.mem
     memory: Steps = []
-    if "SIGKILL" in case.telling and limit and case.plan.queued:
+    if name == "SIGKILL" and limit and case.plan.queued:
         memory = [
             Step(f"if it was memory, of which it may have {rough_size(limit)}", case.resume(f"mem={_twice(limit)}"))
         ]
@@ -227,8 +226,8 @@ def _killed(case: Case) -> Steps:
 
 def _exited(case: Case) -> Steps:
     hint = "it left without an exception (os._exit, sys.exit, or a library's exit)"
-    if case.code is not None and case.code > 128:
-        hint += f"; a shell says {case.code} for a program that was killed by signal {case.code - 128}"
+    if (code := case.fault.exit_code) is not None and code > 128:
+        hint += f"; a shell says {code} for a program that was killed by signal {code - 128}"
     return [hint, *([f"its last words: {case.log}"] if case.log else []), Step("then", case.resume())]
 
 

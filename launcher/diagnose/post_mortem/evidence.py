@@ -18,6 +18,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Fault, SetupFailed, first_fault
 from launcher.runs.output import file_names
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import Past, RemembersJobs
@@ -85,14 +86,13 @@ def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
 
 def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
     last = {event["event"]: event for event in events}
-    fault = next((event for event in events if event["event"] in ("fault", "setup_failed")), None)
+    fault = first_fault(events)
     setup = ""
-    if fault is not None and fault["event"] == "setup_failed":
-        number = int(fault.get("line", 0))
+    if isinstance(fault, SetupFailed):
         from launcher.script.render import setup_lines
 
         lines = [line for line, _ in setup_lines(plan)]
-        setup = lines[number - 1].partition("\n")[0] if 0 < number <= len(lines) else "?"
+        setup = lines[fault.line - 1].partition("\n")[0] if 0 < fault.line <= len(lines) else "?"
     return replace(
         evidence,
         fault=fault,
@@ -103,7 +103,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
         scheduler=registry.scheduler(plan.scheduler).title,
         cluster=plan.cluster,
         setup=setup,
-        memory=dict(fault.get("memory") or {}) if fault is not None else {},
+        memory=dict(fault.memory or {}) if isinstance(fault, Fault) else {},
     )
 
 
@@ -115,9 +115,9 @@ def _with_texts(run: Run, attempt: Attempt | None, following: Attempt | None, ev
     memory = dict(evidence.memory)
     if amounts is not None and amounts[0] and amounts[1]:
         memory |= {"used": amounts[0], "limit": amounts[1]}
-    rank = (evidence.fault or {}).get("rank")
+    rank = evidence.fault.rank if isinstance(evidence.fault, Fault) else None
     log: tuple[str, ...] = ()
-    if attempt is not None and isinstance(rank, int):
+    if attempt is not None and rank is not None:
         log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-LOG_LINES:])
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
 

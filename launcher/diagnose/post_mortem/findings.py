@@ -14,11 +14,13 @@ from launcher.checkpoint import format as checkpoints
 from launcher.diagnose.post_mortem import evidence as known
 from launcher.diagnose.post_mortem import traces
 from launcher.diagnose.post_mortem.advice import Case, Step, advice
-from launcher.diagnose.post_mortem.verdict import Verdict, classify
+from launcher.diagnose.post_mortem.verdict import LEFT, Verdict, classify
 from launcher.failures import symptoms
+from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import Seen
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt
+from launcher.runs.events import Fault, Restart, every
 
 LAST_LINES = 10  # of the rank's log that are shown
 MOST_RANKS = 256  # whose logs are looked at
@@ -124,24 +126,24 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
     pasts = known.memories(seen, started.get("job"))
     past = known.past_of(pasts, attempt, last=following is None and seen.state.over)
     evidence = known.of_attempt(seen, attempt, following, past)
-    verdict, fault = classify(evidence), evidence.fault or {}
-    rank = fault.get("rank") if isinstance(fault.get("rank"), int) else None
-    host = _named_host(verdict.cause or "") or str(fault.get("host") or "")
-    trace = str(fault.get("traceback") or "").strip()
-    if rank is not None and not trace and "exited with code" in str(fault.get("cause")):  # a program of its own
+    verdict, told = classify(evidence), evidence.fault
+    fault = told if isinstance(told, Fault) else Fault(cause="", host=told.host if told else "")
+    rank, trace = fault.rank, (fault.traceback or "").strip()
+    host = fault.accused[0].host if fault.accused else fault.host
+    if rank is not None and not trace and fault.code in LEFT:  # a program of its own
         trace = traces.last_traceback(_errors(attempt, rank))
     same, followed, others = _others(attempt, rank, trace)
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=_has_saved(Path(seen.plan.checkpoint_dir)),
-        code=fault.get("code"), log=files.get("its errors", ""), limit=str(fault.get("limit", "")),
+        fault=fault, log=files.get("its errors", ""),
     )  # fmt: skip
     return Findings(
-        attempt.number, verdict, time=fault.get("time") or _ended(evidence, events), rank=rank, host=host,
+        attempt.number, verdict, time=(told.time if told else 0) or _ended(evidence, events), rank=rank, host=host,
         by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
         traceback=traces.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
-        stacks=_stacks(attempt) if _hung(evidence) else _crash(attempt, rank),
+        stacks=_stacks(attempt) if fault.code is FaultCode.HANG else _crash(attempt, rank),
         files=files, memory=evidence.memory, todo=tuple(advice(case)),
     )  # fmt: skip
 
@@ -156,7 +158,7 @@ def _has_saved(folder: Path) -> bool:
 
 def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Why ranks were started again in place, in the order of their rounds."""
-    return tuple(str(event.get("cause", "?")) for event in events if event["event"] == "restart")
+    return tuple(event.cause for event in every(events, Restart))
 
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
@@ -169,10 +171,6 @@ def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> flo
     return None
 
 
-def _hung(evidence: known.Evidence) -> bool:
-    return bool((evidence.fault or {}).get("limit"))
-
-
 def _user(ids: Sequence[str]) -> str:
     """The name of the one who cancelled."""
     by = next((each for each in reversed(ids) if each), "")
@@ -180,19 +178,6 @@ def _user(ids: Sequence[str]) -> str:
         return pwd.getpwuid(int(by)).pw_name if by.isdecimal() else by
     except KeyError:
         return by
-
-
-_ACCUSED = re.compile(
-    r"^(?:stopped: )?rank [\d, ]+ on ([^\s:;,]+)"
-    r"|^(?:stopped: )?(\S+) (?:\(node \d+\) )?(?:ended without a word|has not been heard of)"
-    r"|(\S+) \(node \d+\) did not reach|lost contact with ([^\s,]+)"
-)
-
-
-def _named_host(cause: str) -> str:
-    """The host that a cause accuses, which need not be that of whoever tells it."""
-    match = _ACCUSED.search(cause)
-    return next((each for each in match.groups() if each), "") if match else ""
 
 
 def _others(attempt: Attempt, rank: int | None, trace: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[int, str]]:

@@ -18,7 +18,6 @@ The first line that fits counts:
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,18 +26,31 @@ from typing import Any
 from launcher import errors
 from launcher.diagnose.post_mortem import notices
 from launcher.failures import symptoms
+from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
+from launcher.runs.events import Fault, SetupFailed
 
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
-# How agents (elastic.py, agent.py) tell of ends that they cannot explain.
-_SILENT = re.compile(
-    r"^rank \d+ on \S+:? (killed by SIG|exited with code|lost another rank)|ended without a word|was told to stop"
-    r"|has not been heard of|lost contact with|left with exit code|did not leave in time|^stopped: "
-)
-_SIGNAL = re.compile(r"killed by (SIG\w+)")
-_NODE = re.compile(r"ended without a word|has not been heard of|lost contact with")
+NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
+LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
+# Ends that agents cannot explain.
+_SILENT = NODE_LOST | LEFT | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
+# What a fault is that needs no further evidence, unless its error is a sign of something.
+_KINDS = {
+    FaultCode.HANG: Kind.HANG,
+    FaultCode.NOT_JOINED: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.RENDEZVOUS_TIMEOUT: Kind.RENDEZVOUS_TIMEOUT,
+    FaultCode.PREFLIGHT: Kind.BAD_NODE,
+    FaultCode.STILL_THERE: Kind.BAD_NODE,
+    FaultCode.REFUSED: Kind.CONFIG_ERROR,
+    FaultCode.NO_FOLDER: Kind.CONFIG_ERROR,
+    FaultCode.CONTAINER: Kind.CONFIG_ERROR,
+    FaultCode.ARCHIVE: Kind.CONFIG_ERROR,
+    FaultCode.UNREADABLE: Kind.CONFIG_ERROR,
+    FaultCode.CONDITION_FAILED: Kind.NEVER_STARTED,
+}
 _WORDS = {
     "TIMEOUT": Kind.WALL_TIME,
     "DEADLINE": Kind.WALL_TIME,
@@ -49,8 +61,9 @@ _WORDS = {
     "OUT_OF_MEMORY": Kind.OUT_OF_MEMORY,
     "CANCELLED": Kind.CANCELLED,
 }
-# How a rank ends when its job is cancelled: by one of these signals (negative), or as a shell tells of it.
-_CANCELLED = {code for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT) for code in (-number, 128 + number)}
+# How a rank ends when its job is cancelled: by one of these signals, or as a shell tells of it.
+_CANCELS = {"SIGTERM", "SIGKILL", "SIGINT"}
+_CANCELLED = {128 + signal.Signals[name] for name in _CANCELS}
 TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
 
 
@@ -77,7 +90,7 @@ class Evidence:
     """
 
     state: RunState
-    fault: Mapping[str, Any] | None = None
+    fault: Fault | SetupFailed | None = None
     stop: Mapping[str, Any] | None = None
     stays: Mapping[str, Any] | None = None
     request: Mapping[str, Any] | None = None
@@ -97,12 +110,11 @@ class Evidence:
     @property
     def silent(self) -> bool:
         """Whether what agents have told does not explain the end."""
-        if self.fault is None or self.fault["event"] == "setup_failed":
+        if not isinstance(self.fault, Fault):
             return self.fault is None
-        told = str(self.fault.get("cause", ""))
-        if symptoms.lost_peer(told):  # somebody else was gone before
+        if symptoms.lost_peer(self.fault.error or ""):  # somebody else was gone before
             return True
-        return _SILENT.search(told) is not None and not self.fault.get("traceback")
+        return self.fault.code in _SILENT and not self.fault.traceback
 
     @property
     def said(self) -> str:
@@ -113,8 +125,12 @@ class Evidence:
     @property
     def by_itself(self) -> bool:
         """Whether the rank that failed first left with an exit code, or crashed: nobody had cancelled it."""
-        code = (self.fault or {}).get("code")  # None: it is not about one rank
-        return code is not None and code not in _CANCELLED
+        fault = self.fault
+        if not isinstance(fault, Fault) or fault.rank is None:
+            return False
+        if fault.exit_code is None:
+            return fault.signal is not None and fault.signal not in _CANCELS
+        return fault.exit_code not in _CANCELLED
 
 
 @dataclass(frozen=True)
@@ -144,55 +160,48 @@ def classify(seen: Evidence) -> Verdict:
         return _stopped(seen, seen.stop)
     if seen.fault is None:
         return _without_fault(seen)
-    if seen.fault["event"] == "setup_failed":
-        what = str(seen.fault.get("what", f"set-up line {seen.fault['line']} of the cluster's profile"))
+    if isinstance(seen.fault, SetupFailed):
+        what = seen.fault.what or f"set-up line {seen.fault.line} of the cluster's profile"
         what = what.replace("the cluster's profile", f"cluster={seen.cluster}")
-        where = f"{what} failed on {seen.fault['host']}"
+        where = f"{what} failed on {seen.fault.host}"
         return Verdict(Kind.SETUP_FAILED, f"{where}: {seen.setup}")
-    return _fault(seen, str(seen.fault.get("cause", "")).rstrip(" :"))
+    return _fault(seen, seen.fault)
 
 
-def _fault(seen: Evidence, told: str) -> Verdict:
+def _fault(seen: Evidence, fault: Fault) -> Verdict:
     """What agents have told of a fault."""
-    assert seen.fault is not None
-    said = seen.said
+    said, told = seen.said, fault.cause.rstrip(" :")
     cause = f"{told}; {seen.scheduler} says {said}" if said in TELLING and seen.silent else told
-    if seen.fault.get("limit"):  # of the time that ranks may be without a step, or without any sign of life
-        return Verdict(Kind.HANG, cause)
-    if told.startswith("preflight: "):
-        return Verdict(Kind.BAD_NODE, cause)
     if not seen.silent:
-        of_script = seen.fault.get("exit_code") == errors.NO_RETRY and "rank" not in seen.fault
-        return Verdict(symptoms.kind_of(told) or (Kind.CONFIG_ERROR if of_script else Kind.EXCEPTION), cause)
+        return Verdict(symptoms.kind_of(fault.error or "") or _KINDS.get(fault.code, Kind.EXCEPTION), cause)
     if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
         return Verdict(_WORDS[said], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)
-    if (by_kernel := _killed_for_memory(seen.memory)) and "SIGKILL" in told:
+    killed = fault.code is FaultCode.SIGNALLED and fault.signal == "SIGKILL"
+    if (by_kernel := _killed_for_memory(seen.memory)) and killed:
         return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
-    error = symptoms.last_error("\n".join(seen.log)) if "exited with code" in told else ""
+    error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of its own, whose exception no agent has seen
         return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}")
     if found := symptoms.telling(seen.log):
         return Verdict(found[0], cause, sign=found[1])
-    return _by_end(seen, told, cause)
+    return _by_end(seen, fault, cause)
 
 
-def _by_end(seen: Evidence, told: str, cause: str) -> Verdict:
+def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
     """How it ended is all that is known."""
-    if _NODE.search(told):
+    if fault.code in NODE_LOST:
         return Verdict(Kind.NODE_LOST, cause, sure=False)
-    if match := _SIGNAL.search(told):
-        if match[1] == "SIGBUS":
+    if fault.code is FaultCode.SIGNALLED:
+        if fault.signal == "SIGBUS":
             return Verdict(Kind.SHARED_MEMORY, cause, sure=False)
-        if match[1] == "SIGKILL":
-            return Verdict(Kind.KILLED, cause, sure=False)
-        return Verdict(Kind.KILLED, cause)
-    if symptoms.lost_peer(told):
-        return Verdict(symptoms.kind_of(told) or Kind.CONNECTION_LOST, cause, sure=False)
-    if "was told to stop" in told:
+        return Verdict(Kind.KILLED, cause, sure=fault.signal != "SIGKILL")
+    if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
+        return Verdict(symptoms.kind_of(fault.error or "") or Kind.CONNECTION_LOST, cause, sure=False)
+    if fault.code is FaultCode.STOPPED_EARLY:
         return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)
-    if f"exited with code {errors.NO_RETRY}" in told:
+    if fault.code is FaultCode.NO_RETRY:
         return Verdict(Kind.CONFIG_ERROR, cause)
     return Verdict(Kind.EXITED, cause)
 
@@ -224,8 +233,6 @@ def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
         return Verdict(_WORDS[seen.said], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)
-    if _NODE.search(told):
-        return Verdict(Kind.NODE_LOST, cause)
     if "all agents were killed" in told and seen.request is None:
         return Verdict(Kind.KILLED, cause, sure=False)
     if "PREEMPTED" in why:

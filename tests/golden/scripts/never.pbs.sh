@@ -218,7 +218,7 @@ elif grep -q '^# not here: ' /scratch/me/runs/never/environment.sh; then
     $(sed -n 's/^# not here: //p' /scratch/me/runs/never/environment.sh) >&2
 fi
 cd /world/project || {
-  event fault ", \"cause\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"host\": \"$(hostname)\", \"exit_code\": 93"
+  event fault ", \"cause\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"code\": \"no_folder\", \"host\": \"$(hostname)\", \"ends_with\": 93"
   event ended ', "code": 93'
   exit 93
 }

@@ -212,7 +212,7 @@ fi
 umask 022
 export LAUNCHER_SECRETS='*TOKEN*,*SECRET*,*PASSWORD*,*PASSWD*,*PASSPHRASE*,*CREDENTIAL*,*_KEY,*APIKEY*,*COOKIE*,*_PAT,*_AUTH,!*TOKENIZER*,!MAX_*,!NUM_*'
 cd /world/project || {
-  event fault ", \"cause\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"host\": \"$(hostname)\", \"exit_code\": 93"
+  event fault ", \"cause\": "'"its working folder /world/project cannot be entered there: submit in a folder that all nodes share"'", \"code\": \"no_folder\", \"host\": \"$(hostname)\", \"ends_with\": 93"
   event ended ', "code": 93'
   exit 93
 }

@@ -218,7 +218,7 @@ elif grep -q '^# not here: ' /scratch/me/runs/snapshot/environment.sh; then
     $(sed -n 's/^# not here: //p' /scratch/me/runs/snapshot/environment.sh) >&2
 fi
 cd /scratch/me/runs/snapshot/code || {
-  event fault ", \"cause\": "'"its working folder /scratch/me/runs/snapshot/code cannot be entered there: submit in a folder that all nodes share"'", \"host\": \"$(hostname)\", \"exit_code\": 93"
+  event fault ", \"cause\": "'"its working folder /scratch/me/runs/snapshot/code cannot be entered there: submit in a folder that all nodes share"'", \"code\": \"no_folder\", \"host\": \"$(hostname)\", \"ends_with\": 93"
   event ended ', "code": 93'
   exit 93
 }

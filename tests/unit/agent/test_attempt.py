@@ -22,17 +22,19 @@ from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, NextRound
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
+from launcher.failures.codes import FaultCode
 from launcher.preflight.verdict import Then, Verdict
 from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
+from launcher.runs.events import Accused, Fault, every
 from tests.unit.plans import bare_plan
 
 MEMBERS = tuple(Member(index, index, f"node{index}", 1) for index in range(3))
 MEETING = Meeting("localhost", 1, MEMBERS, None)
 DONE = Done({"loss": 1})
 FIRST, SECOND = (History(), MEETING), (History(round=1), MEETING)
-FAULT = {"cause": "node1, node2 are silent", "host": "node0", "exit_code": errors.RESUME}
+FAULT = Fault(cause="node1, node2 are silent", code=FaultCode.NODE_SILENT, host="node0", ends_with=errors.RESUME)
 STOP = StopRequested(signal.SIGTERM)
 EIO = OSError(errno.EIO, "Input/output error", "/shared/rounds")
 
@@ -139,6 +141,10 @@ def faults(folder: Path) -> list[str]:
     return [event["cause"] for event in events if event["event"] == "fault"]
 
 
+def told(folder: Path) -> list[Fault]:
+    return every(read(directory.Attempt(directory.Run(folder), 0).events_file("node-0")), Fault)
+
+
 def test_a_run_without_faults(script: Script, tmp_path: Path) -> None:
     assert ended(tmp_path) == {"loss": 1}
     assert script.calls == ["first", "start", "open_gate", "supervise"]
@@ -159,7 +165,7 @@ def test_a_node_without_the_working_folder_says_so_before_it_meets_the_others(
         module.run(str(tmp_path))
     assert (failed.value.exit_code, failed.value.decides) == (errors.NO_RETRY, decides)
     (fault,) = read(directory.Attempt(directory.Run(tmp_path), 0).events_file("node-0"))
-    assert (fault["cause"], fault["host"], fault["exit_code"]) == (words, "node0", errors.NO_RETRY)
+    assert (fault["code"], fault["host"], fault["ends_with"]) == ("no_folder", "node0", errors.NO_RETRY)
     assert script.calls == []
 
 
@@ -247,7 +253,16 @@ def test_a_store_that_torch_cannot_serve_is_told(script: Script, tmp_path: Path)
         script.steps["serve"] = [RuntimeError("Resource temporarily unavailable")]
         assert ended(tmp_path) == errors.RESUME
     (failure,) = script.control.sent  # the others hear of it
-    assert failure["cause"] == "node0 cannot serve the ranks' store: Resource temporarily unavailable"
+    assert (failure["code"], failure["error"]) == ("agent", "Resource temporarily unavailable")
+    assert failure["accused"] == [{"host": "node0"}]
+
+
+def test_who_did_not_come_is_accused_by_name(script: Script, tmp_path: Path) -> None:
+    script.steps["first"] = [RendezvousError("they did not come", accused=[1, 2])]
+    assert ended(tmp_path) == errors.FAILED
+    assert [(each.code, each.accused) for each in told(tmp_path)] == [
+        (FaultCode.RENDEZVOUS_TIMEOUT, (Accused("node1"), Accused("node2")))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,9 @@ def test_who_is_missing_in_the_end_is_named_to_all_that_came() -> None:
     cluster.tick(59.9)
     cluster.none("refused")
     cluster.tick(0.1)
-    assert cluster.one("refused", [0, 2])["reason"] == "n1 did not reach n0 in time: 2 of 3 arrived"
+    refused = cluster.one("refused", [0, 2])
+    assert refused["reason"] == "n1 did not reach n0 in time: 2 of 3 arrived"
+    assert (refused["code"], refused["accused"]) == ("rendezvous_timeout", [1])
     assert cluster.claims == []
 
 
@@ -450,6 +452,7 @@ def test_all_that_leave_end_with_the_signal_of_the_first() -> None:
     verdict = cluster.one("verdict")
     assert (verdict["then"], verdict["exit_code"]) == ("fail", 143)
     assert verdict["cause"] == "node1 was told to stop (SIGTERM)"
+    assert (verdict["code"], verdict["signal"], verdict["accused"]) == ("stopped_early", "SIGTERM", [])
 
 
 def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
@@ -460,6 +463,7 @@ def test_hosts_that_are_silent_while_the_others_leave_are_named() -> None:
     verdict = cluster.one("verdict")
     assert verdict["cause"] == ("node2 ended without a word (killed, or lost); then node0 was told to stop (SIGTERM)")
     assert verdict["exit_code"] == 143
+    assert (verdict["code"], verdict["accused"]) == ("node_ended", [{"host": "node2"}])
 
 
 def test_a_host_whose_ranks_still_save_is_not_named_as_lost() -> None:
@@ -767,6 +771,7 @@ def test_a_lost_node_is_in_the_record_and_not_the_leader_that_tells_of_it(lost: 
     verdict = cluster.one("verdict")
     assert (verdict["kind"], verdict["host"], verdict["node"]) == ("lost node", f"node{lost}", lost)
     assert verdict["member"] == 0  # who tells it
+    assert (verdict["code"], verdict["accused"]) == ("node_ended", [{"host": f"node{lost}"}])
 
 
 def test_a_silent_node_is_in_the_record() -> None:
@@ -774,6 +779,7 @@ def test_a_silent_node_is_in_the_record() -> None:
     cluster.wait(2 * HEARTBEAT, beats=[1])
     verdict = cluster.one("verdict")
     assert (verdict["kind"], verdict["host"], verdict["node"], verdict["member"]) == ("lost node", "node2", 2, 0)
+    assert (verdict["code"], verdict["accused"]) == ("node_silent", [{"host": "node2"}])
 
 
 @pytest.mark.parametrize(("rank", "node"), [(0, 0), (1, 1), (2, 2), (None, 0)])
@@ -786,6 +792,8 @@ def test_the_node_of_the_rank_that_hangs_is_in_the_record(rank: int | None, node
     cluster.tick()
     verdict = cluster.one("verdict")
     assert (verdict["kind"], verdict["rank"], verdict["host"], verdict["node"]) == ("hung", rank, f"node{node}", node)
+    accused = [] if rank is None else [{"host": f"node{node}", "rank": rank}]
+    assert (verdict["code"], verdict["limit"], verdict["accused"]) == ("hang", "launch.hang_timeout", accused)
 
 
 def test_where_other_nodes_are_saving_the_run_can_be_resumed() -> None:
@@ -804,7 +812,8 @@ def test_a_leader_that_is_stopped_tells_those_that_wait_for_a_round() -> None:
     cluster.gather()
     cluster.hello(1)
     cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")
-    assert cluster.take("refused") == [(1, {"type": "refused", "reason": "node0 was told to stop (SIGTERM)"})]
+    refused = {"type": "refused", "reason": "node0 was told to stop (SIGTERM)", "code": "stopped_early", "accused": []}
+    assert cluster.take("refused") == [(1, refused)]
     cluster = Cluster().begin()
     cluster.coordinator.stop_gathering("node0 was told to stop (SIGTERM)")  # its ranks run: a verdict tells
     cluster.none("refused")

@@ -10,14 +10,14 @@ import pytest
 
 from launcher.agent.failures import (
     Failure,
-    FailureCode,
-    describe,
     failure_of,
     failure_to_end,
     failure_to_start,
     to_blame,
 )
 from launcher.agent.workers import LeftOver, StartError, WorkerError, WorkerExit
+from launcher.failures.codes import FaultCode
+from launcher.failures.text import of_rank
 
 BANANA = WorkerError("raised", "ValueError", "the loss is a banana\nand more", "Traceback ...")
 PEER = WorkerError("lost peer", "RuntimeError", "[x] Connection closed by peer", "Traceback ...", lost_peer=True)
@@ -32,24 +32,24 @@ SYS_EXIT = WorkerError("sys.exit", "SystemExit", "sys.exit('no data')", "Traceba
         (0, {}, None, True, None),
         (0, None, None, False, None),  # a program reports nothing
         (0, None, BANANA, False, None),
-        (0, None, None, True, FailureCode.RETURNED_EARLY),
-        (0, None, BANANA, True, FailureCode.RAISED),
-        (1, None, BANANA, True, FailureCode.RAISED),
-        (1, None, PEER, True, FailureCode.LOST_PEER),
-        (1, None, PEER, False, FailureCode.LOST_PEER),
-        (-6, None, BANANA, True, FailureCode.RAISED),  # an abort at its end is nothing that counts
-        (-9, None, None, True, FailureCode.KILLED),
-        (-11, {"loss": 1}, None, True, FailureCode.KILLED),
-        (3, None, None, False, FailureCode.EXITED),
-        (3, {}, None, True, FailureCode.EXITED),
-        (75, None, None, True, FailureCode.LEFT),
-        (75, {}, BANANA, True, FailureCode.LEFT),
-        (93, None, None, True, FailureCode.NO_RETRY),
-        (93, None, BANANA, False, FailureCode.NO_RETRY),
+        (0, None, None, True, FaultCode.RETURNED_EARLY),
+        (0, None, BANANA, True, FaultCode.RAISED),
+        (1, None, BANANA, True, FaultCode.RAISED),
+        (1, None, PEER, True, FaultCode.LOST_PEER),
+        (1, None, PEER, False, FaultCode.LOST_PEER),
+        (-6, None, BANANA, True, FaultCode.RAISED),  # an abort at its end is nothing that counts
+        (-9, None, None, True, FaultCode.SIGNALLED),
+        (-11, {"loss": 1}, None, True, FaultCode.SIGNALLED),
+        (3, None, None, False, FaultCode.EXITED),
+        (3, {}, None, True, FaultCode.EXITED),
+        (75, None, None, True, FaultCode.LEFT),
+        (75, {}, BANANA, True, FaultCode.LEFT),
+        (93, None, None, True, FaultCode.NO_RETRY),
+        (93, None, BANANA, False, FaultCode.NO_RETRY),
     ],
 )
 def test_what_an_exit_is(
-    code: int, returned: dict[str, object] | None, error: WorkerError | None, returns: bool, kind: FailureCode | None
+    code: int, returned: dict[str, object] | None, error: WorkerError | None, returns: bool, kind: FaultCode | None
 ) -> None:
     failure = failure_of(WorkerExit(0, 5, 77, code, returned, error, 1.5), "node2", returns=returns)
     assert (failure and failure.code) == kind
@@ -58,31 +58,31 @@ def test_what_an_exit_is(
         assert (failure.exit_code, failure.signal) == ((code, None) if code >= 0 else (None, -code))
 
 
-def failed(kind: FailureCode, rank: int = 1, **fields: object) -> Failure:
+def failed(kind: FaultCode, rank: int = 1, **fields: object) -> Failure:
     return replace(Failure(kind, rank, "node2"), **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("failure", "text"),
     [
-        (failed(FailureCode.RAISED, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
-        (failed(FailureCode.RAISED, error=NO_WORDS), "rank 1 on node2: KeyError"),
-        (failed(FailureCode.RAISED, error=SYS_EXIT), "rank 1 on node2: sys.exit('no data')"),
+        (failed(FaultCode.RAISED, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
+        (failed(FaultCode.RAISED, error=NO_WORDS), "rank 1 on node2: KeyError"),
+        (failed(FaultCode.RAISED, error=SYS_EXIT), "rank 1 on node2: sys.exit('no data')"),
         (
-            failed(FailureCode.LOST_PEER, error=PEER),
+            failed(FaultCode.LOST_PEER, error=PEER),
             "rank 1 on node2 lost another rank (RuntimeError: [x] Connection closed by peer)",
         ),
-        (failed(FailureCode.KILLED, rank=3, signal=9), "rank 3 on node2: killed by SIGKILL"),
-        (failed(FailureCode.KILLED, signal=40), "rank 1 on node2: killed by signal 40"),
-        (failed(FailureCode.EXITED, exit_code=3), "rank 1 on node2: exited with code 3"),
-        (failed(FailureCode.NO_RETRY, exit_code=93), "rank 1 on node2: exited with code 93"),
-        (failed(FailureCode.NO_RETRY, exit_code=93, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
-        (failed(FailureCode.RETURNED_EARLY), "rank 1 on node2 exited with code 0 before its work was done"),
-        (failed(FailureCode.LEFT, exit_code=75), "rank 1 on node2 left with exit code 75"),
+        (failed(FaultCode.SIGNALLED, rank=3, signal=9), "rank 3 on node2: killed by SIGKILL"),
+        (failed(FaultCode.SIGNALLED, signal=40), "rank 1 on node2: killed by signal 40"),
+        (failed(FaultCode.EXITED, exit_code=3), "rank 1 on node2: exited with code 3"),
+        (failed(FaultCode.NO_RETRY, exit_code=93), "rank 1 on node2: exited with code 93"),
+        (failed(FaultCode.NO_RETRY, exit_code=93, error=BANANA), "rank 1 on node2: ValueError: the loss is a banana"),
+        (failed(FaultCode.RETURNED_EARLY), "rank 1 on node2 exited with code 0 before its work was done"),
+        (failed(FaultCode.LEFT, exit_code=75), "rank 1 on node2 left with exit code 75"),
     ],
 )
 def test_what_a_user_reads(failure: Failure, text: str) -> None:
-    assert describe(failure) == text
+    assert of_rank(failure) == text
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,20 @@ def test_what_is_missing_for_a_rank_and_how_to_get_it(number: int, words: str) -
     error = StartError(3, OSError(number, os.strerror(number)))
     error.processes, error.files = 512, -1
     failure = failure_to_start(error, "node2", 1.5)
-    assert failure.code is FailureCode.NOT_STARTED
-    assert describe(failure).startswith(f"rank 3 on node2 cannot be started: [Errno {number}] {words}")
+    assert failure.code is FaultCode.NOT_STARTED
+    assert of_rank(failure).startswith(f"rank 3 on node2 cannot be started: [Errno {number}] {words}")
 
 
 def test_a_file_that_cannot_be_written_is_named() -> None:
     error = StartError(3, OSError(errno.ENOSPC, "No space left on device", "/runs/r/attempts/0/logs/rank-3.out"))
-    text = describe(failure_to_start(error, "node2", 1.5))
+    text = of_rank(failure_to_start(error, "node2", 1.5))
     assert text == (
         "rank 3 on node2 cannot be started: [Errno 28] No space left on device: '/runs/r/attempts/0/logs/rank-3.out'"
     )
 
 
 def test_a_process_that_is_still_there_is_named() -> None:
-    text = describe(failure_to_end([LeftOver(3, 4711, "D"), LeftOver(4, 4712, "R")], "node2", 1.5))
+    text = of_rank(failure_to_end([LeftOver(3, 4711, "D"), LeftOver(4, 4712, "R")], "node2", 1.5))
     assert text.startswith(
         "on node2 ranks of the round before were killed and are still there: rank 3 (process 4711, state D: it waits "
         "for a device or a file server); rank 4 (process 4712, state R: it does not end); "
@@ -121,12 +121,12 @@ def test_a_process_that_is_still_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("failures", "blamed"),
     [
-        ([failed(FailureCode.RAISED, 0, time=1.0), failed(FailureCode.KILLED, 1, time=2.0)], 1),
-        ([failed(FailureCode.LOST_PEER, 0, time=1.0), failed(FailureCode.RAISED, 1, time=2.0)], 1),
-        ([failed(FailureCode.LOST_PEER, 0, time=1.0), failed(FailureCode.LEFT, 1, time=2.0)], 1),
-        ([failed(FailureCode.KILLED, 0, time=1.0), failed(FailureCode.NO_RETRY, 1, time=2.0)], 1),
-        ([failed(FailureCode.RAISED, 0, time=2.0), failed(FailureCode.EXITED, 1, time=1.0)], 1),
-        ([failed(FailureCode.RAISED, 0, time=1.0), failed(FailureCode.RAISED, 1, time=1.0)], 0),
+        ([failed(FaultCode.RAISED, 0, time=1.0), failed(FaultCode.SIGNALLED, 1, time=2.0)], 1),
+        ([failed(FaultCode.LOST_PEER, 0, time=1.0), failed(FaultCode.RAISED, 1, time=2.0)], 1),
+        ([failed(FaultCode.LOST_PEER, 0, time=1.0), failed(FaultCode.LEFT, 1, time=2.0)], 1),
+        ([failed(FaultCode.SIGNALLED, 0, time=1.0), failed(FaultCode.NO_RETRY, 1, time=2.0)], 1),
+        ([failed(FaultCode.RAISED, 0, time=2.0), failed(FaultCode.EXITED, 1, time=1.0)], 1),
+        ([failed(FaultCode.RAISED, 0, time=1.0), failed(FaultCode.RAISED, 1, time=1.0)], 0),
     ],
 )
 def test_which_of_several_is_to_blame(failures: list[Failure], blamed: int) -> None:
@@ -134,8 +134,8 @@ def test_which_of_several_is_to_blame(failures: list[Failure], blamed: int) -> N
 
 
 def test_what_would_come_again_is_final() -> None:
-    assert failed(FailureCode.RAISED, error=FINAL).final
-    assert failed(FailureCode.NO_RETRY).final
-    assert not failed(FailureCode.RAISED, error=BANANA).final
-    assert failed(FailureCode.RAISED, error=BANANA).traceback == "Traceback ..."
-    assert failed(FailureCode.KILLED).traceback == ""
+    assert failed(FaultCode.RAISED, error=FINAL).final
+    assert failed(FaultCode.NO_RETRY).final
+    assert not failed(FaultCode.RAISED, error=BANANA).final
+    assert failed(FaultCode.RAISED, error=BANANA).traceback == "Traceback ..."
+    assert failed(FaultCode.SIGNALLED).traceback == ""

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from launcher.agent.restart_policy import History, Kind, Then, decide, given_up
+from launcher.agent.restart_policy import History, Kind, Then, decide
+from launcher.failures import text
 
 AFTER_PROGRESS = History(round=1, best=4, tried=1, first="rank 1 was killed", listened=True)
 SPENT = History(round=4, best=20, tried=3, first="rank 1 was killed", listened=True)
@@ -104,7 +105,7 @@ def test_no_restart_before_any_step_is_for_ever() -> None:
     ],
 )
 def test_who_gives_up_names_the_first_cause(history: History, cause: str, words: str) -> None:
-    assert given_up(cause, history, 2) == words
+    assert text.given_up(cause, history.first, history.tried, 2) == words
 
 
 @pytest.mark.parametrize(("then", "code"), [(Then.FAIL, 1), (Then.RESUME, 75), (Then.NO_RETRY, 93), (Then.RESTART, 1)])

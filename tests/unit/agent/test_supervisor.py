@@ -747,7 +747,7 @@ def test_too_few_nodes_that_may_be_cut_off_do_not_speak_for_the_attempt_yet(job:
     one.run(HEARTBEAT + 2)
     failed = one.failed(0)
     assert (failed.exit_code, failed.ours) == (errors.RESUME, True)
-    assert failed.suspended is not None and failed.suspended["cause"] == str(failed)
+    assert failed.suspended is not None and failed.suspended.cause == str(failed)
     assert not [event for event in one.agents[0].told() if event["event"] == "fault"]
 
 
@@ -770,7 +770,7 @@ def test_a_lost_leader_is_in_the_record_and_not_who_tells_of_it(job: Callable[..
     one.run(GRACE + 2)
     for agent in one.agents[1:]:
         told = [event for event in agent.told() if event["event"] == "restart"]
-        assert [(event["kind"], event["host"], event["node"]) for event in told] == [("lost node", "node0", 0)]
+        assert [(event["code"], event["host"], event["node"]) for event in told] == [("leader_lost", "node0", 0)]
 
 
 def test_a_leader_that_is_lost_while_ranks_end_is_the_cause(job: Callable[..., Job]) -> None:

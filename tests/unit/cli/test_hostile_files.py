@@ -94,7 +94,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
         event_file.append(attempt / "pace/member-0.jsonl", "pace", round=0, rank=0, host="node1", seconds=[0.1, 0.2])
         if number == 0 or code is not None:
             event_file.append(
-                node, "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1", code=1, step=5,
+                node, "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1", code="raised", step=5,
                 traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7},
             )  # fmt: skip
             event_file.append(node, "stop", cause="told to", step=5, host="node1")

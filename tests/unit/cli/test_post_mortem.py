@@ -12,7 +12,7 @@ import pytest
 
 from launcher.cli import commands
 from launcher.cli.text import cause, outcome
-from launcher.diagnose.post_mortem import evidence, findings
+from launcher.diagnose.post_mortem import evidence
 from launcher.errors import LauncherError
 from launcher.monitoring import live
 from launcher.runs import event_file
@@ -40,16 +40,16 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def attempt(run: Run, number: int = 0, *, code: int | None = 1, output: int = 0, **fault: Any) -> Attempt:
+def attempt(run: Run, number: int = 0, *, ended: int | None = 1, output: int = 0, **fault: Any) -> Attempt:
     """An attempt of it that failed in this way."""
     made = Attempt(run, number)
     (made.path / "events").mkdir(parents=True)
     made.logs.mkdir()
     event_file.append(made.events_file("script"), "started", job="7", host="node1", output=output)
     if fault:
-        event_file.append(made.events_file("node-0"), "fault", **{"host": "node2", "exit_code": 1, **fault})
-    if code is not None:
-        event_file.append(made.events_file("script"), "ended", code=code)
+        event_file.append(made.events_file("node-0"), "fault", **{"host": "node2", "ends_with": 1, **fault})
+    if ended is not None:
+        event_file.append(made.events_file("script"), "ended", code=ended)
     return made
 
 
@@ -78,7 +78,9 @@ def verdict(call: Call, *arguments: str) -> dict[str, Any]:
 
 
 def test_an_error_in_the_code(made: Run, call: Call) -> None:
-    logs = attempt(made, rank=3, cause="rank 3 on node2: ValueError: no", traceback=TRACE).logs
+    logs = attempt(
+        made, rank=3, code="raised", error="ValueError: no", cause="rank 3 on node2: ValueError: no", traceback=TRACE
+    ).logs
     write(logs / "rank-3.out", "step 1\n\x1b[2Jstep 2\n")
     write(logs / "rank-3.err", f"a warning\n{TRACE}\n")
     write(logs / "rank-0.err", f"{TRACE}\n")
@@ -102,18 +104,18 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
 
 
 def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call: Call) -> None:
-    logs = attempt(made, rank=1, cause="rank 1 on node2: exited with code 1", traceback="", code=1).logs
+    logs = attempt(made, rank=1, cause="it left", code="exited", exit_code=1).logs
     write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
     told = verdict(call)
     assert (told["kind"], told["traceback"], told["log"]) == ("exception", TRACE, ["a warning"])
-    assert told["cause"] == "rank 1 on node2: exited with code 1: ValueError: no"
+    assert told["cause"] == "it left: ValueError: no"
 
 
 def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
-    attempt(made, rank=1, cause="rank 1 on node2: killed by SIGKILL", memory={"kills": 1})
+    attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
     line = cause(live.look(made, live.Live()))
     assert line == verdict(call)["cause"]
-    assert line == "rank 1 on node2: killed by SIGKILL; the kernel killed for lack of memory in its cgroup"
+    assert line == "it was killed; the kernel killed for lack of memory in its cgroup"
 
 
 def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
@@ -132,7 +134,7 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
 def test_advice_names_the_run_and_not_latest_which_moves(
     made: Run, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt(made, rank=1, cause="rank 1 on node2: killed by SIGKILL", memory={"kills": 1})
+    attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
     (made.path.parent / "latest").symlink_to(made.path)
     for default, name in ((made.path.parent, made.id), (made.path.parent.parent, str(made.path))):
         monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(default))
@@ -146,8 +148,8 @@ def test_what_the_scheduler_wrote_belongs_to_the_attempt_that_was_running(made: 
     first = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-21T21:10:05 DUE TO PREEMPTION ***\n"
     second = "slurmstepd: error: StepId=7.0 exceeded memory limit (900 > 800), being killed\n"
     write(made.path / "output-7.log", first + second)
-    attempt(made, 0, code=143)
-    attempt(made, 1, code=137, output=len(first))
+    attempt(made, 0, ended=143)
+    attempt(made, 1, ended=137, output=len(first))
     assert (verdict(call)["kind"], verdict(call)["memory"]) == ("out-of-memory", {"used": 900, "limit": 800})
     told = verdict(call, "--attempt", "0")
     assert told["kind"] == "preempted"
@@ -166,14 +168,14 @@ def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
 
 def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "memories", lambda *_: [Past("CANCELLED", by="0", used=5000)])
-    attempt(made, code=143, cause="node1 was told to stop (SIGTERM)")
+    attempt(made, ended=143, cause="it was asked to stop", code="stopped_early")
     told = verdict(call)
     assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
 
 
 def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> None:
     attempt_made = attempt(
-        made, rank=1, kind="hung", host="node1", limit="launch.hang_timeout",
+        made, rank=1, code="hang", host="node1", accused=[{"host": "node2", "rank": 1}], limit="launch.hang_timeout",
         cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
     )  # fmt: skip
     event_file.append(
@@ -200,7 +202,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
 def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
-    attempt(made, code=75)
+    attempt(made, ended=75)
     event_file.append(Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", step=7)
     code, shown = call("a")
     assert code == 1
@@ -212,7 +214,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
 
 
 def test_a_run_that_is_done_has_no_cause(made: Run, call: Call) -> None:
-    attempt(made, code=0)
+    attempt(made, ended=0)
     assert call("a") == (0, "a is done: there is no cause to look for\n")
 
 
@@ -232,7 +234,7 @@ def test_bad_input(made: Run, call: Call) -> None:
 
 
 def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:
-    attempt_made = attempt(made, rank=1, cause="rank 1 on node2: killed by SIGABRT")
+    attempt_made = attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGABRT")
     write(attempt_made.logs / "rank-1.err", "terminate called\nstd::bad_alloc")
     (attempt_made.logs / "rank-0.err").symlink_to("/nowhere")
     (attempt_made.logs / "rank-x.err").touch()
@@ -246,7 +248,7 @@ def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:
              "attempts/0/logs/rank-1.err", "output-7.log"],
 )  # fmt: skip
 def test_a_file_that_was_cut_off_anywhere_is_no_reason_to_crash(made: Run, call: Call, name: str) -> None:
-    logs = attempt(made, rank=1, cause="rank 1 on node2: exited with code 1", memory={"largest": 5}).logs
+    logs = attempt(made, rank=1, cause="it left", code="exited", exit_code=1, memory={"largest": 5}).logs
     write(logs / "rank-1.err", f"a warning\n{TRACE}\n")
     write(made.path / "output-7.log", NOTICES)
     path, whole = made.path / name, (made.path / name).read_bytes()
@@ -315,16 +317,9 @@ def test_what_a_job_may_take_is_counted_as_what_it_took(scheduler: str, limit: i
     assert remembers.memory(plan_of(nodes=3)) is None
 
 
-@pytest.mark.parametrize(
-    ("told", "host"),
-    [
-        ("rank 3, 4 on node2 did not join the others within 300 s", "node2"),
-        ("rank 1 on node4 is in no collective", "node4"),
-        ("node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)", "node2"),
-        ("node2 (node 1) did not reach node1 (node 0) in time: 1 of 2 arrived", "node2"),
-        ("node2 lost contact with node1, which runs rank 0", "node1"),
-        ("node1 was told to stop (SIGTERM)", ""),
-    ],
-)
-def test_the_host_that_is_accused(told: str, host: str) -> None:
-    assert findings._named_host(told) == host
+@pytest.mark.parametrize(("accused", "host"), [([{"host": "node3", "rank": 4}, {"host": "n"}], "node3"), ([], "node2")])
+def test_the_host_that_is_accused_counts_more_than_who_tells_it(
+    made: Run, call: Call, accused: list[dict[str, Any]], host: str
+) -> None:
+    attempt(made, cause="a node is gone", code="node_silent", accused=accused)
+    assert verdict(call)["host"] == host

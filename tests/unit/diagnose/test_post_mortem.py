@@ -13,21 +13,34 @@ from launcher.diagnose.post_mortem import notices, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms
+from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
+from launcher.runs.events import Accused, Fault, SetupFailed
 from tests.unit.plans import plan_of
 
 GIB = 1024**3
 
 
-def fault(cause: str, **more: Any) -> dict[str, Any]:
-    return {"event": "fault", "cause": cause, "host": "node1", "exit_code": 1, **more}
+def fault(code: FaultCode, **more: Any) -> Fault:
+    """What agents told; its cause is for people alone."""
+    return Fault(cause="they say why", code=code, host="node1", **more)
 
 
-def failed(cause: str | None = None, **more: Any) -> Evidence:
-    """An attempt on Slurm that has failed; agents told this cause."""
-    details = {key: more.pop(key) for key in ("kind", "limit", "traceback", "code") if key in more}
-    told = None if cause is None else fault(cause, **details)
+def raised(error: str, **more: Any) -> Fault:
+    return fault(FaultCode.RAISED, rank=0, exit_code=1, error=error, traceback="T", **more)
+
+
+def signalled(name: str) -> Fault:
+    return fault(FaultCode.SIGNALLED, rank=1, signal=name)
+
+
+def exited(code: int, which: FaultCode = FaultCode.EXITED) -> Fault:
+    return fault(which, rank=1, exit_code=code)
+
+
+def failed(told: Fault | None = None, **more: Any) -> Evidence:
+    """An attempt on Slurm that has failed."""
     return Evidence(**{"state": RunState.FAILED, "ended": 1, "scheduler": "Slurm", "fault": told, **more})
 
 
@@ -53,8 +66,7 @@ TOLD_WORDS = "n1 was told to stop (SIGTERM)"
          f"{TOLD_WORDS}; CANCELLED"),
         (Evidence(RunState.STOPPED, request=TOLD, stop={"event": "stop", "cause": "all agents were killed"}),
          Kind.STOPPED, "all agents were killed"),
-        (failed(fault=fault("its working folder /a cannot be entered there", exit_code=93)), Kind.CONFIG_ERROR,
-         "its working folder /a cannot be entered there"),
+        (failed(fault(FaultCode.NO_FOLDER)), Kind.CONFIG_ERROR, "they say why"),
     ],
 )  # fmt: skip
 def test_what_is_noted_before_any_agent_speaks(evidence: Evidence, kind: Kind, cause: str) -> None:
@@ -147,12 +159,12 @@ CUDA_OOM = (
 def test_what_an_error_is_a_sign_of(line: str, kind: Kind | None) -> None:
     assert symptoms.kind_of(line) == kind
     if kind is not None:
-        assert classify(failed(f"rank 3 on node2: {line}", traceback="Traceback ...")).kind is kind
+        assert classify(failed(raised(line))).kind is kind
 
 
 def test_an_error_of_no_special_kind_is_the_codes() -> None:
-    told = "rank 3 on node2: ValueError: the loss is a banana"
-    assert classify(failed(told, traceback="Traceback ...")) == Verdict(Kind.EXCEPTION, told)
+    told = raised("ValueError: the loss is a banana")
+    assert classify(failed(told)) == Verdict(Kind.EXCEPTION, told.cause)
 
 
 def test_the_last_error_of_a_log() -> None:
@@ -252,10 +264,11 @@ def test_a_step_that_srun_ends_is_no_cancellation(line: str) -> None:
 
 # -- the verdict
 
-KILLED = "rank 1 on node2: killed by SIGKILL"
-TOLD = "node1 was told to stop (SIGTERM)"
-GONE = "node2 ended without a word (killed, or lost); then node1 was told to stop (SIGTERM)"
-LEFT, CRASHED = "rank 1 on node2: exited with code 3", "rank 1 on node2: killed by SIGSEGV"
+KILLED, ABORTED = signalled("SIGKILL"), signalled("SIGABRT")
+ASKED = fault(FaultCode.STOPPED_EARLY, signal="SIGTERM")
+GONE = fault(FaultCode.NODE_ENDED, signal="SIGTERM", accused=(Accused("node2"),))
+LEFT, CRASHED = exited(3), signalled("SIGSEGV")
+SAY = "they say why"
 BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][0] for at in (0, 1, 2, 4, 5, 6))
 
 
@@ -263,84 +276,84 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
     ("evidence", "kind", "cause"),
     [
         # killed without a word
-        (failed(KILLED), Kind.KILLED, KILLED),
-        (failed(KILLED, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{KILLED}; Slurm says OUT_OF_MEMORY"),
+        (failed(KILLED), Kind.KILLED, SAY),
+        (failed(KILLED, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY, f"{SAY}; Slurm says OUT_OF_MEMORY"),
         (failed(KILLED, word="FAILED (NonZeroExitCode)", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
-         f"{KILLED}; Slurm says OUT_OF_MEMORY"),
+         f"{SAY}; Slurm says OUT_OF_MEMORY"),
         (failed(KILLED, memory={"kills": 1}), Kind.OUT_OF_MEMORY,
-         f"{KILLED}; the kernel killed for lack of memory in its cgroup"),
+         f"{SAY}; the kernel killed for lack of memory in its cgroup"),
         (failed(KILLED, memory={"host_kills": 1}), Kind.OUT_OF_MEMORY,
-         f"{KILLED}; the kernel killed for lack of memory on that host"),
+         f"{SAY}; the kernel killed for lack of memory on that host"),
         (failed(KILLED, memory={"largest": 15 * GIB, "limit": 16 * GIB}), Kind.OUT_OF_MEMORY,
-         f"{KILLED}; it had 15G of 16G memory"),
-        (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), Kind.KILLED, KILLED),
-        (failed("rank 1 on node2: killed by SIGSEGV", memory={"kills": 1}), Kind.KILLED, None),
-        (failed("rank 1 on node2: killed by SIGBUS"), Kind.SHARED_MEMORY, None),
-        (failed("rank 1 on node2: killed by SIGABRT", log=("loading", NCCL_TIMEOUT)), Kind.COLLECTIVE_TIMEOUT, None),
-        (failed("rank 1 on node2: killed by SIGABRT", log=("terminate called", "what(): std::bad_alloc")),
-         Kind.OUT_OF_MEMORY, None),
-        (failed("rank 1 on node2: killed by SIGABRT"), Kind.KILLED, None),
-        (failed("rank 1 on node2: killed by SIGKILL; 2 restarts got no further (launch.max_restarts=2)"), Kind.KILLED,
-         None),
+         f"{SAY}; it had 15G of 16G memory"),
+        (failed(KILLED, memory={"largest": 5 * GIB, "limit": 16 * GIB}), Kind.KILLED, SAY),
+        (failed(CRASHED, memory={"kills": 1}), Kind.KILLED, None),
+        (failed(signalled("SIGBUS")), Kind.SHARED_MEMORY, None),
+        (failed(ABORTED, log=("loading", NCCL_TIMEOUT)), Kind.COLLECTIVE_TIMEOUT, None),
+        (failed(ABORTED, log=("terminate called", "what(): std::bad_alloc")), Kind.OUT_OF_MEMORY, None),
+        (failed(ABORTED), Kind.KILLED, None),
         # left
-        (failed("rank 1 on node2: exited with code 7"), Kind.EXITED, None),
-        (failed("rank 1 on node2 exited with code 0 before its work was done"), Kind.EXITED, None),
-        (failed("rank 1 on node2: exited with code 93", ended=93), Kind.CONFIG_ERROR, None),
-        (failed("rank 1 on node2: exited with code 1", log=("OSError: [Errno 28] No space left on device",)),
-         Kind.DISK_FULL, None),
-        (failed("rank 1 on node2: exited with code 1", log=("a", "Traceback (most recent call last):", "  x", "E: no")),
-         Kind.EXCEPTION, "rank 1 on node2: exited with code 1: E: no"),
-        # told to stop
-        (failed(TOLD, word="TIMEOUT"), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
-        (failed(TOLD, word="TIMEOUT (TimeLimit)"), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
-        (failed(TOLD, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{TOLD}; Slurm says TIMEOUT"),
-        (failed(TOLD, scheduler="PBS", word="TIMEOUT (Job run at ... exceeded resource walltime)"), Kind.WALL_TIME,
-         f"{TOLD}; PBS says TIMEOUT"),
-        (failed(TOLD, word="PREEMPTED"), Kind.PREEMPTED, f"{TOLD}; Slurm says PREEMPTED"),
-        (failed(TOLD, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{TOLD}; Slurm says PREEMPTED"),
-        (failed(TOLD, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, TOLD),
-        (failed(TOLD, word="CANCELLED"), Kind.CANCELLED, TOLD),
-        (failed(TOLD, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, TOLD),
-        (failed(TOLD), Kind.STOPPED, TOLD),
+        (failed(exited(7)), Kind.EXITED, None),
+        (failed(exited(0, FaultCode.RETURNED_EARLY)), Kind.EXITED, None),
+        (failed(exited(93, FaultCode.NO_RETRY), ended=93), Kind.CONFIG_ERROR, None),
+        (failed(exited(1), log=("OSError: [Errno 28] No space left on device",)), Kind.DISK_FULL, None),
+        (failed(exited(1), log=("a", "Traceback (most recent call last):", "  x", "E: no")), Kind.EXCEPTION,
+         f"{SAY}: E: no"),
+        # asked to stop
+        (failed(ASKED, word="TIMEOUT"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, word="TIMEOUT (TimeLimit)"), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, notices=lines(BY_TIME)), Kind.WALL_TIME, f"{SAY}; Slurm says TIMEOUT"),
+        (failed(ASKED, scheduler="PBS", word="TIMEOUT (Job run at ... exceeded resource walltime)"), Kind.WALL_TIME,
+         f"{SAY}; PBS says TIMEOUT"),
+        (failed(ASKED, word="PREEMPTED"), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, notices=lines(BY_PREEMPTION)), Kind.PREEMPTED, f"{SAY}; Slurm says PREEMPTED"),
+        (failed(ASKED, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{SAY}; Slurm says REQUEUED"),
+        (failed(ASKED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
+        (failed(ASKED, word="CANCELLED"), Kind.CANCELLED, SAY),
+        (failed(ASKED, state=RunState.CANCELLED, cancelled=True), Kind.CANCELLED, SAY),
+        (failed(ASKED), Kind.STOPPED, SAY),
         # the first failure counts, and not what was ended for it
-        *((failed(cause, code=code, notices=lines(line), word=word), kind, cause)
-          for cause, code, kind in ((LEFT, 3, Kind.EXITED), (CRASHED, -11, Kind.KILLED))
+        *((failed(told, notices=lines(line), word=word), kind, SAY)
+          for told, kind in ((LEFT, Kind.EXITED), (CRASHED, Kind.KILLED))
           for line, word in ((BY_SRUN[0], ""), (BY_SRUN[1], ""), (BY_SOMEBODY, ""), (BY_SOMEBODY, "CANCELLED"))),
-        (failed(KILLED, code=-9, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, KILLED),
-        (failed("rank 1 on node2: exited with code 143", code=143, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, None),
-        (failed(LEFT, code=3, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
+        (failed(KILLED, notices=lines(BY_SOMEBODY)), Kind.CANCELLED, SAY),
+        (failed(exited(143), notices=lines(BY_SOMEBODY)), Kind.CANCELLED, None),
+        (failed(LEFT, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
         # nodes and connections
-        (failed(GONE), Kind.NODE_LOST, GONE),
-        (failed(GONE, word="NODE_FAIL"), Kind.NODE_LOST, f"{GONE}; Slurm says NODE_FAIL"),
+        (failed(GONE), Kind.NODE_LOST, SAY),
+        (failed(GONE, word="NODE_FAIL"), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
         (failed(GONE, notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY, None),
-        (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{GONE}; Slurm says NODE_FAIL"),
-        (failed("node2 has not been heard of for 30 s (launch.heartbeat)", kind="lost node"), Kind.NODE_LOST, None),
-        (failed("node2 lost contact with node1, which runs rank 0", kind="lost node"), Kind.NODE_LOST, None),
-        (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T"), Kind.CONNECTION_LOST, None),
-        (failed("rank 0 on node1: RuntimeError: Connection closed by peer", traceback="T", notices=lines(BY_NODE)),
-         Kind.NODE_LOST, None),
-        (failed("rank 0 on node1: URLError: <urlopen error [Errno 111] Connection refused>", traceback="T",
-                notices=lines(BY_NODE)), Kind.EXCEPTION, None),
-        (failed("rank 0 on node1 lost another rank (RuntimeError: Connection reset by peer)", kind="lost peer"),
+        (failed(GONE, notices=lines(BY_NODE)), Kind.NODE_LOST, f"{SAY}; Slurm says NODE_FAIL"),
+        (failed(fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, None),
+        (failed(fault(FaultCode.LEADER_LOST, error="Connection reset by peer")), Kind.NODE_LOST, None),
+        (Evidence(RunState.STOPPED, ended=75, fault=fault(FaultCode.NODE_SILENT)), Kind.NODE_LOST, SAY),
+        (failed(raised("RuntimeError: Connection closed by peer")), Kind.CONNECTION_LOST, None),
+        (failed(raised("RuntimeError: Connection closed by peer"), notices=lines(BY_NODE)), Kind.NODE_LOST, None),
+        (failed(raised("URLError: <urlopen error [Errno 111] Connection refused>"), notices=lines(BY_NODE)),
+         Kind.EXCEPTION, None),
+        (failed(fault(FaultCode.LOST_PEER, rank=0, error="RuntimeError: Connection reset by peer")),
+         Kind.CONNECTION_LOST, None),
+        (failed(fault(FaultCode.LOST_PEER, rank=0, error="DistBackendError: of an unknown sort")),
          Kind.CONNECTION_LOST, None),
         # what agents know
-        (failed("node2 (node 1) did not reach node1 (node 0) in time: 1 of 2 arrived"), Kind.RENDEZVOUS_TIMEOUT, None),
-        (failed("rank 3 on node2 did not join the others within 300 s: does an import hang?", kind="hung"),
-         Kind.RENDEZVOUS_TIMEOUT, None),
-        (failed("rank 1 on node2 is in no collective, and others wait for it in one: no step for 600 s "
-                "(launch.hang_timeout) after step 5; the stacks of all ranks are in /x", kind="hung",
-                limit="launch.hang_timeout"),
-         Kind.HANG, None),
-        (failed("preflight: node2 (node 1): TMPDIR=/nowhere is not there"), Kind.BAD_NODE, None),
-        (failed("node2: apptainer starts no python3 in /x.sif (env.container, env.python): FATAL:   no such file"),
+        (failed(fault(FaultCode.RENDEZVOUS_TIMEOUT)), Kind.RENDEZVOUS_TIMEOUT, None),
+        (failed(fault(FaultCode.REFUSED)), Kind.CONFIG_ERROR, None),
+        (failed(fault(FaultCode.NOT_JOINED)), Kind.RENDEZVOUS_TIMEOUT, None),
+        (failed(fault(FaultCode.HANG, rank=1, limit="launch.hang_timeout")), Kind.HANG, None),
+        (failed(fault(FaultCode.PREFLIGHT)), Kind.BAD_NODE, None),
+        (failed(fault(FaultCode.STILL_THERE, signal="SIGKILL")), Kind.BAD_NODE, None),
+        (failed(fault(FaultCode.CONDITION_FAILED)), Kind.NEVER_STARTED, None),
+        (failed(fault(FaultCode.NOT_STARTED, error="[Errno 11] Resource temporarily unavailable")), Kind.LIMIT, None),
+        (failed(fault(FaultCode.CONTAINER, error="apptainer starts no python3 in /x.sif: FATAL:   no such file")),
          Kind.CONFIG_ERROR, None),
-        (failed("node2: /x.tar (env.archive) cannot be unpacked into /tmp: [Errno 28] No space left on device"),
+        (failed(fault(FaultCode.ARCHIVE, error="/x.tar cannot be unpacked: [Errno 28] No space left on device")),
          Kind.DISK_FULL, None),
+        (failed(fault(FaultCode.UNREADABLE, error="another version")), Kind.CONFIG_ERROR, None),
+        (failed(fault(FaultCode.UNKNOWN)), Kind.EXCEPTION, None),
         # an exception stays one, whatever the scheduler says later
-        (failed("rank 0 on node1: ValueError: no", traceback="T", notices=lines(BY_OOM)), Kind.EXCEPTION,
-         "rank 0 on node1: ValueError: no"),
-        (failed("rank 0 on node1: MemoryError: ", traceback="T"), Kind.OUT_OF_MEMORY, "rank 0 on node1: MemoryError"),
-        (failed("rank 0 on node1: RuntimeError: a subprocess exited with code 3", traceback="T"), Kind.EXCEPTION, None),
+        (failed(raised("ValueError: no"), notices=lines(BY_OOM)), Kind.EXCEPTION, SAY),
+        (failed(raised("MemoryError")), Kind.OUT_OF_MEMORY, SAY),
+        (failed(raised("RuntimeError: a subprocess exited with code 3")), Kind.EXCEPTION, None),
         # nobody said anything
         (failed(ended=137, word="OUT_OF_MEMORY"), Kind.OUT_OF_MEMORY,
          "no rank said why (exit code 137); Slurm says OUT_OF_MEMORY"),
@@ -364,7 +377,6 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
         (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
          "no rank said why (exit code 143); Slurm says REQUEUED"),
-        (failed(TOLD, notices=lines(BY_REQUEUE)), Kind.REQUEUED, f"{TOLD}; Slurm says REQUEUED"),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_PREEMPTION)), Kind.PREEMPTED,
          "Slurm says PREEMPTED"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED, "it was cancelled before it began"),
@@ -394,7 +406,6 @@ def test_the_verdict(evidence: Evidence, kind: Kind, cause: str | None) -> None:
         ("told to stop (rank 0 on node1)", "Slurm ends its job (PREEMPTED)", {}, Kind.PREEMPTED, None),
         ("told to stop (rank 0 on node1)", "it was cancelled", {"cancelled": True}, Kind.CANCELLED, None),
         ("told to stop (rank 0 on node1)", "", {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
-        ("node2 has not been heard of for 30 s (launch.heartbeat)", "", {}, Kind.NODE_LOST, None),
         ("all agents were killed (exit code 137)", "", {}, Kind.KILLED, None),
         ("ranks 0, 1 on node1 left with exit code 75", "", {}, Kind.STOPPED, None),
     ],
@@ -418,13 +429,13 @@ def test_a_run_that_was_given_up() -> None:
 
 
 def test_a_set_up_line_that_failed() -> None:
-    told = {"event": "setup_failed", "line": 2, "host": "node1", "code": 1}
+    told = SetupFailed(line=2, host="node1", code=1)
     verdict = classify(Evidence(RunState.FAILED, fault=told, cluster="mine", setup="module load cuda"))
     assert verdict == Verdict(Kind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 
 
 def test_the_line_that_told_it_is_kept() -> None:
-    verdict = classify(failed("rank 1 on node2: killed by SIGABRT", log=("a", NCCL_TIMEOUT, "b")))
+    verdict = classify(failed(ABORTED, log=("a", NCCL_TIMEOUT, "b")))
     assert verdict.sign == NCCL_TIMEOUT
 
 
@@ -447,11 +458,11 @@ def test_more_memory_is_named_with_what_was_used() -> None:
     told = steps(Kind.OUT_OF_MEMORY, memory={"used": int(15.8 * GIB), "limit": 16 * GIB})
     assert "ask for more memory (it used 15.8G of 16G)|python -m launcher resume run-1 mem=32G" in told
     assert "mem=MORE" in steps(Kind.OUT_OF_MEMORY)
-    killed = "rank 1 on node2: killed by SIGKILL"
     assert "of which it may have 16G|python -m launcher resume run-1 mem=32G" in steps(
-        Kind.KILLED, killed, memory={"limit": 16 * GIB}
+        Kind.KILLED, fault=KILLED, memory={"limit": 16 * GIB}
     )
-    assert "mem=" not in steps(Kind.KILLED, killed, memory={"largest": GIB})
+    assert "mem=" not in steps(Kind.KILLED, fault=KILLED, memory={"largest": GIB})
+    assert "mem=" not in steps(Kind.KILLED, fault=CRASHED, memory={"limit": 16 * GIB})
     local = steps(Kind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": Scheduler.local}), memory={"largest": GIB})
     assert "mem=" not in local
 
@@ -467,7 +478,7 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": Scheduler.pbs}))
     assert "tell the site" in steps(Kind.GPU_ERROR, "NVRM: Xid 79")
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "CUDA error: device-side assert triggered")
-    assert "signal 9" in steps(Kind.EXITED, code=137)
+    assert "signal 9" in steps(Kind.EXITED, fault=exited(137))
 
 
 # -- tracebacks and stacks

@@ -12,6 +12,7 @@ from launcher import errors
 from launcher.monitoring.live import Seen
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.runs.directory import Run
+from launcher.runs.events import Fault, SetupFailed
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 
@@ -203,8 +204,8 @@ def test_the_first_fault_and_the_last_progress_count() -> None:
         {"event": "ended", "code": 1},
     ]
     told = tell([], 0, events)
-    assert told.fault == {"event": "fault", "cause": "first"}
+    assert told.fault == Fault(cause="first")
     assert told.last("progress") == {"event": "progress", "step": 2}
     assert told.last("met") is None
     assert told.ended == 1
-    assert tell([], 0, [{"event": "setup_failed", "line": 2}]).fault == {"event": "setup_failed", "line": 2}
+    assert tell([], 0, [{"event": "setup_failed", "line": 2, "host": "n"}]).fault == SetupFailed(line=2, host="n")

@@ -13,6 +13,7 @@ import pytest
 from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Restart
 from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 
 
@@ -93,7 +94,7 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     monkeypatch.setattr(event_file, "append", failing)
     monkeypatch.setattr(event_writer.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
-    tell("restart", rank=1)
+    tell(Restart(cause="a rank is gone", rank=1))
     now += 1
     tell("resized", members=1, world_size=1)
     assert capsys.readouterr().out.count("cannot write to") == 1
@@ -102,19 +103,3 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
     tell("finished")
     told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "raised", "step": -1, "rank": 3, "code": 1, "traceback": "Traceback", "memory": {"largest": 5}},
-        {"kind": "killed", "step": 7, "rank": 3, "code": -9, "traceback": "", "memory": {}},
-        {"kind": "not started", "rank": 0, "code": None, "traceback": ""},
-        {"kind": "hung", "rank": 1, "limit": "launch.hang_timeout", "step": 5},
-        {"kind": "lost node", "why": "its heartbeat ended", "node": 1},
-        {"exit_code": 93},
-    ],
-)
-def test_faults_fit_as_agents_write_them(tmp_path: Path, fault: dict[str, object]) -> None:
-    event_file.append(tmp_path / "node-0.jsonl", "fault", cause="rank 3 on vm: it failed", host="vm", **fault)
-    assert [event["event"] for event in event_file.read(tmp_path / "node-0.jsonl")] == ["fault"]
