@@ -3,6 +3,9 @@
 Hydra takes 0.1 s to compose a config, whether one value of it is another or all are. Points of a sweep mostly differ in
 plain values, and then their configs differ in those values only, and in what refers to them. Everything else (another
 workload or cluster, keys that are added or deleted, references to Hydra's own settings) is composed by Hydra.
+
+Measured with 1000 points of ddp_mnist (lr and seed): 0.6 ms of CPU for each, where Hydra takes 100 ms. Turning the
+whole config into dataclasses for each point would take 20 ms, so only what has changed, and what refers to that, is.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,26 +24,32 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, ListConfig, OmegaConf, grammar_parser, open_dict
-from omegaconf.base import Container, Node
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from launcher import redaction
 from launcher.config import secret_references
 from launcher.config.compose import Composed, finished, plain
-from launcher.config.schema import MISSING, Config
+from launcher.config.schema import MISSING
 
 SHAPES = 16  # compositions by Hydra that are kept
+_NAMES = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 
 
 @dataclass
 class _Shape:
-    """One composition by Hydra, and the overrides that it stands for now."""
+    """One composition by Hydra, and the overrides that it stands for now.
+
+    Attributes:
+        config: as Hydra has composed it.
+        overrides: that it has now.
+        composed: the same with every reference replaced by its value.
+        references: keys whose values refer to others, and the text of these values; of a list all its texts.
+    """
 
     config: DictConfig
     overrides: list[Override]
-    typed: Config
-    resolved: dict[str, Any]
-    references: list[str]  # keys whose values refer to others
+    composed: Composed
+    references: dict[str, str]
 
     def fits(self, overrides: Sequence[Override]) -> bool:
         """Whether a config with these differs in plain values only, none of which is within what another one sets."""
@@ -54,8 +65,12 @@ class _Shape:
         )
 
     def _is_plain(self, key: str) -> bool:
-        node = _node(self.config, key)
-        return node is not None and not isinstance(node, DictConfig)
+        value: Any = self.composed.resolved
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return False
+            value = value[part]
+        return not isinstance(value, dict)
 
 
 def of_multirun(loader: ConfigLoader, common: DictConfig) -> Composer:
@@ -112,8 +127,8 @@ class Composer:
                         raise
         config = self._by_hydra(overrides, number)
         composed = finished(config)
-        shape = _Shape(config, parsed, composed.config, composed.resolved, list(_references(config)))
-        if not any("hydra:" in str(_node(config, key)._value()) for key in shape.references):  # type: ignore[union-attr]
+        shape = _Shape(config, parsed, composed, dict(_references(OmegaConf.to_container(config))))
+        if not any("hydra:" in text for text in shape.references.values()):
             self._shapes = [shape, *self._shapes[: SHAPES - 1]]
         return composed
 
@@ -141,52 +156,53 @@ def _changed(shape: _Shape, overrides: list[Override]) -> Composed:
     ]
     for each in changed:  # as Hydra's ConfigLoaderImpl applies them
         OmegaConf.update(shape.config, each.key_or_group, each.value(), merge=True)
-    shape.overrides = overrides
-    for key in {*(each.key_or_group for each in changed), *shape.references}:
-        node = _node(shape.config, key)
-        assert node is not None
-        value: Any = _target(node) if node._is_interpolation() else node
-        path, nested = key.split("."), isinstance(value, Container)
-        shape.typed = _with(shape.typed, path, OmegaConf.to_object(value) if nested else value._value())
-        shape.resolved = _with(shape.resolved, path, plain(value) if nested else _name(value._value()))
-    return Composed(shape.typed, shape.resolved)
+        shape.references.pop(each.key_or_group, None)  # a plain value stands there now
+    typed, resolved = shape.composed.config, shape.composed.resolved
+    for key in affected({each.key_or_group for each in changed}, shape.references):
+        path = key.split(".")
+        value: Any = functools.reduce(operator.getitem, path, shape.config)
+        nested = OmegaConf.is_config(value)
+        typed = _with(typed, path, OmegaConf.to_object(value) if nested else value)
+        resolved = _with(resolved, path, plain(value) if nested else _name(value))
+    shape.overrides, shape.composed = overrides, Composed(typed, resolved)
+    return shape.composed
 
 
-def _references(config: Any, prefix: str = "") -> Iterator[str]:
-    """The keys of all values that refer to others; of those within a list the list's."""
-    keys: Any = config if isinstance(config, DictConfig) else range(len(config))
-    for key in keys:
-        node = config._get_node(key)
-        name = f"{prefix}{key}"
-        if node._is_interpolation():
-            yield name
-        elif isinstance(node, ListConfig):
-            if any(True for _ in _references(node)):
-                yield name
-        elif isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield from _references(node, f"{name}.")
+def affected(changed: Set[str], references: Mapping[str, str]) -> set[str]:
+    """The keys whose values are others when some have changed: these, and what refers to them. Pure.
+
+    | the text of a reference | it is affected |
+    |---|---|
+    | `a-${b.c}`: names alone | when b.c, a section that it is in, or a key in it is |
+    | `${x:y}`, `${.b}`, `${a.${b}}`: a resolver, a relative or a composed name | always |
+
+    Args:
+        changed: keys.
+        references: keys whose values refer to others, and the texts of these values.
+    """
+    found = {*changed, *(key for key, text in references.items() if "${" in _NAMES.sub("", text))}
+    waiting = {key: _NAMES.findall(text) for key, text in references.items() if key not in found}
+    while more := {key for key, names in waiting.items() if any(_overlap(a, b) for a in names for b in found)}:
+        found |= more
+        waiting = {key: names for key, names in waiting.items() if key not in more}
+    return found
 
 
-_parse = functools.lru_cache(maxsize=1024)(grammar_parser.parse)  # 2 ms for each text
+def _overlap(one: str, other: str) -> bool:
+    """Whether two keys are the same, or one is in the other's section."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def _target(reference: Node) -> Any:
-    """What a reference refers to, as its own `_dereference_node` finds it."""
-    parent = reference._get_parent_container()
-    assert parent is not None
-    target = parent._resolve_interpolation_from_parse_tree(
-        parent=parent, value=reference, key=reference._key(), parse_tree=_parse(reference._value()),
-        throw_on_resolution_failure=True, memo=None,
-    )  # fmt: skip
-    assert target is not None
-    return target
-
-
-def _node(config: DictConfig, key: str) -> Node | None:
-    node: Any = config
-    for part in key.split("."):
-        node = node._get_node(part) if isinstance(node, DictConfig) and not node._is_none() else None
-    return node if isinstance(node, Node) else None
+def _references(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of all values that refer to others, and their texts; of those within a list the list's."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield from _references(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list):
+        if texts := [text for value in values for _, text in _references(value)]:
+            yield key, " ".join(texts)
+    elif isinstance(values, str) and "${" in values:
+        yield key, values
 
 
 def _with(target: Any, path: Sequence[str], value: Any) -> Any:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config.compose import Composed, typed
 from launcher.config.hydra_errors import explain
-from launcher.config.points import Composer
+from launcher.config.points import Composer, affected
 from launcher.errors import LauncherError
 from launcher.paths import resource
 from launcher.submission import from_overrides
@@ -243,3 +243,19 @@ def test_what_is_made_of_hydras_own_settings_is_never_shared(hydra: Hydra) -> No
     finally:
         setup_globals()  # Hydra's own resolver
     assert (names, numbers) == (["job-0", "job-1", "job-2"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changed", "references", "found"),
+    [
+        ({"seed"}, {"name": "x-${seed}"}, {"seed", "name"}),
+        ({"seed"}, {"name": "${nodes}"}, {"seed"}),
+        ({"seed"}, {"name": "${seeds}", "a": "${seed.b}"}, {"seed", "a"}),
+        ({"a.b"}, {"name": "${a}", "other": "${a.c}"}, {"a.b", "name"}),
+        ({"seed"}, {"a": "${b}", "b": "${c}-${seed}", "c": "${d}"}, {"seed", "a", "b"}),
+        ({"seed"}, {"a": "${b}", "b": "${.c}", "d": "${x:1}", "e": "${f.${g}}"}, {"seed", "a", "b", "d", "e"}),
+        ({"seed"}, {"a": "${b} ${x:}"}, {"seed", "a"}),
+    ],
+)
+def test_what_is_read_again_when_keys_change(changed: set[str], references: dict[str, str], found: set[str]) -> None:
+    assert affected(changed, references) == found
