@@ -13,26 +13,18 @@ listing of its folder, read in full, has not had it for LAG seconds.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
+from launcher.files.shared_files import pauses
 
 LAG = 30.0  # seconds for which a client may show an old listing; NFS's default (acdirmin)
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two tries
-# Errors that pass by themselves, of operations that also fail for good (making a folder).
-TRANSIENT = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTCONN}
-)
-
-if TYPE_CHECKING:
-    import tenacity
 
 T = TypeVar("T")
 
@@ -69,44 +61,23 @@ def retried(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, onl
         Damaged: a file has not been in its folder's listing for LAG seconds, or `timeout` if that is less.
         OSError: one that is not in `only`.
     """
-    try:
-        return operation()
-    except (OSError, _NotListed) as error:
-        first = error
-    if timeout > 0 and _may_pass(first, only):
-        print(f"launcher: {path}: {_words(first)}; trying again for up to {timeout:g} s", flush=True)
-
-    import tenacity  # after a failure only: it takes as long to load as all the rest of a command
-
-    def over(state: tenacity.RetryCallState) -> bool:
-        assert state.outcome is not None
-        missing = isinstance(state.outcome.exception(), _NotListed)
-        return (state.seconds_since_start or 0.0) >= (min(timeout, LAG) if missing else timeout)
-
-    try:
-        if timeout <= 0 or not _may_pass(first, only):
-            raise first
-        return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: _may_pass(error, only)),
-            wait=tenacity.wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
-            stop=over,
-            reraise=True,
-        )(operation)
-    except _NotListed:
-        raise Damaged(f"{path} is missing") from None
-    except OSError as error:
-        if only is not None and error.errno not in only:
-            raise
-        tried = f" for {timeout:g} s (checkpoint.read_timeout)" if timeout > 0 else ""
-        raise Unavailable(f"{path} could not be read{tried}: {_words(error)}") from None
-
-
-def _may_pass(error: BaseException, only: Collection[int] | None) -> bool:
-    return isinstance(error, _NotListed) or (isinstance(error, OSError) and (only is None or error.errno in only))
-
-
-def _words(error: BaseException) -> str:
-    return "it is missing" if isinstance(error, _NotListed) else str(getattr(error, "strerror", None) or error)
+    why = ""
+    for elapsed in pauses(timeout):
+        try:
+            return operation()
+        except _NotListed:
+            last = "it is missing"
+            if elapsed >= min(timeout, LAG):
+                raise Damaged(f"{path} is missing") from None
+        except OSError as error:
+            last = error.strerror or str(error)
+            if only is not None and error.errno not in only:
+                raise
+        if timeout > 0 and not why:
+            print(f"launcher: {path}: {last}; trying again for up to {timeout:g} s", flush=True)
+        why = last
+    tried = f" for {timeout:g} s (checkpoint.read_timeout)" if timeout > 0 else ""
+    raise Unavailable(f"{path} could not be read{tried}: {why}")
 
 
 # The system calls, by names of their own so that tests can have them fail.

@@ -163,14 +163,7 @@ def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool)
     why = ""
     with shown(every=None) as show:  # where there is no terminal the output tells enough
         while True:
-            try:
-                seen = look(run, live)
-            except UnavailableError as error:  # which tells nothing of the run
-                if str(error) != why:
-                    why = str(error)
-                    print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
-                time.sleep(SLOWEST)
-                continue
+            seen = readable(lambda: look(run, live))
             if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
                 why = seen.word  # it may never start, and then this is all that there is to see
                 print(f"queued: {why}", file=sys.stderr, flush=True)
@@ -183,6 +176,19 @@ def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool)
             time.sleep(pause)
             if not foreground:
                 pause = min(pause * 1.2, SLOWEST)  # a queue may take hours
+
+
+def readable(read: Callable[[], T]) -> T:
+    """What is read, once it can be; until then each new reason why not is printed."""
+    why = ""
+    while True:
+        try:
+            return read()
+        except UnavailableError as error:  # which tells nothing of what is followed
+            if str(error) != why:
+                why = str(error)
+                print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
+            time.sleep(SLOWEST)
 
 
 def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:

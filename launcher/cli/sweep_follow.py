@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from launcher.cli.follow import attend
+from launcher.cli.follow import attend, readable
 from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
@@ -15,12 +15,12 @@ from launcher.errors import DONE, FAILED, INTERRUPTED, RESUME, UnavailableError
 from launcher.formatting import ranges
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
-    STATES,
     WAITING,
     PointSeen,
     SweepLive,
     counts,
     look_at,
+    over,
     summary,
 )
 from launcher.runs.directory import being_submitted
@@ -95,19 +95,16 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
     live, keys = SweepLive(share=True), differing(manifest.points)
     before: dict[int, PointSeen] = {}
     found: dict[str, int] = {}
-    pause, changed, tries, problem = POLL, time.monotonic(), 0, ""
+    pause, changed, tries = POLL, time.monotonic(), 0
+
+    def look() -> tuple[list[PointSeen], float]:
+        began = time.monotonic()
+        return look_at(sweep, live, points), time.monotonic() - began
+
     rate = Rate(float("inf"))  # points may take hours, and come in bunches
     with shown() as show:
         while True:
-            began = time.monotonic()
-            try:
-                seen = look_at(sweep, live, points)
-            except UnavailableError as error:  # which tells nothing of the points
-                if str(error) != problem:
-                    problem = str(error)
-                    print(f"launcher: waiting: {problem}", file=sys.stderr, flush=True)
-                time.sleep(SLOWEST)
-                continue
+            seen, took = readable(look)
             if not before:  # those that were over when we came are in the numbers
                 before = {each.point.index: each for each in seen if each.over}
             for line in ended(before, seen, keys, manifest.objective):
@@ -115,8 +112,8 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
             before = {each.point.index: each for each in seen}
             if counts(seen) != found:
                 found, pause, changed, tries = counts(seen), POLL, time.monotonic(), 0
-                rate.add(time.monotonic(), _over(found))
-            show.show(sweep.id, _over(found), len(seen), of_sweep(summary(found), rate, len(seen)))
+                rate.add(time.monotonic(), over(found))
+            show.show(sweep.id, over(found), len(seen), of_sweep(summary(found), rate, len(seen)))
             if all(each.over for each in seen):
                 return seen
             if time.monotonic() - changed > STEADY and not any(each.live for each in seen):
@@ -125,14 +122,8 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
                     return seen
                 changed, tries = time.monotonic(), tries + 1
             here = any(each.seen is not None and each.live and not each.seen.plan.queued for each in seen)
-            took = time.monotonic() - began
             time.sleep(max(POLL if here else pause, 4 * took))  # many points take long to look at
             pause = min(pause * 1.3, SLOWEST)
-
-
-def _over(found: Mapping[str, int]) -> int:
-    """How many points are over."""
-    return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 
 def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str | None:

@@ -15,12 +15,12 @@ from launcher.cli.text import cause, print_columns, program
 from launcher.formatting import format_time
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
-    STATES,
     WAITING,
     PointSeen,
     SweepLive,
     counts,
     look_at,
+    over,
     summary,
 )
 from launcher.paths import default_runs_dir
@@ -159,5 +159,4 @@ def indented(text: str, spaces: int) -> list[str]:
 
 def _print_bar(found: Mapping[str, int]) -> None:
     """A bar of how many points are over, on a terminal."""
-    over = sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
-    bar(sys.stdout, over, sum(found.values()))
+    bar(sys.stdout, over(found), sum(found.values()))

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -144,17 +145,29 @@ def tried(call: Callable[[], T], path: AnyPath, *, patience: float | None = None
         patience: seconds for which it is tried again; None: by where this process runs, see above.
     """
     global _rests_until
-    found = _once(call, path)
-    if not _passes(found) or patience == 0 or (patience is None and time.monotonic() < _rests_until):
-        return found
-    limit = patience if patience is not None else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
-    began, pause = time.monotonic(), FIRST
-    while _passes(found) and time.monotonic() - began < limit:
-        time.sleep(pause)
-        found, pause = _once(call, path), min(2 * pause, LONGEST)
-    if _passes(found):
+    if patience is None:
+        resting = time.monotonic() < _rests_until
+        patience = 0.0 if resting else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
+    for _ in pauses(patience):
+        found = _once(call, path)
+        if not (isinstance(found, Unavailable) and found.passes):
+            return found
+    if patience:
         _rests_until = time.monotonic() + REST
     return found
+
+
+def pauses(limit: float) -> Iterator[float]:
+    """For each try the seconds since the first one: at once, and after growing pauses until `limit` seconds are over.
+
+    They are random, so that a thousand ranks do not all ask a file server at the same moment.
+    """
+    began, pause, elapsed = time.monotonic(), FIRST, 0.0
+    yield elapsed
+    while elapsed < limit:
+        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+        pause, elapsed = min(2 * pause, LONGEST), time.monotonic() - began
+        yield elapsed
 
 
 def passes(error: BaseException) -> bool:
@@ -175,7 +188,3 @@ def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
         if number in NO_FILE:
             return Wrong(f"{path} cannot be read: {why}")
         return Unavailable(f"{path} cannot be read now: {why} ({errno.errorcode.get(number, number)})", number)
-
-
-def _passes(outcome: Outcome[Any]) -> bool:
-    return isinstance(outcome, Unavailable) and outcome.passes

@@ -178,6 +178,11 @@ def counts(seen: Iterable[PointSeen]) -> dict[str, int]:
     return {state: states.count(state) for state in STATES if state in states}
 
 
+def over(found: Mapping[str, int]) -> int:
+    """How many of them are over. Pure."""
+    return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
+
+
 def summary(found: Mapping[str, int]) -> str:
     """`3/15 done, 2 running, 10 queued`. Pure."""
     rest = [f"{number} {state}" for state, number in reversed([*found.items()]) if state != RunState.DONE.value]

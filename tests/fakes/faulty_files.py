@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import reading
+from launcher.files import shared_files
 
 
 @dataclass
@@ -82,6 +83,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
     monkeypatch.setattr(reading, "_open", opened)
     monkeypatch.setattr(reading, "_stat", status)
     monkeypatch.setattr(reading, "_entries", listed)
-    monkeypatch.setattr(reading, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(reading, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(shared_files, "FIRST", 0.001)
+    monkeypatch.setattr(shared_files, "LONGEST", 0.001)
     return files
