@@ -24,8 +24,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import Result, interleaved, report
-from launcher import Env, datasets, init
+from launcher import Env, init
 from launcher.config.schema import DDPMnist
+from workloads import datasets
 from workloads.data import Data, Split, load
 from workloads.ddp import Net, Trainer
 

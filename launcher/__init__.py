@@ -1,6 +1,6 @@
 """Submit PyTorch jobs to Slurm and PBS from one Hydra config, and follow them until they are done.
 
-For code that runs in ranks:
+For code that runs in ranks, and for `WorkloadHook`, which runs where a run is submitted:
 
     from launcher import init
     env = init()          # a process group, from srun, mpiexec, torchrun, PBS or nothing at all
@@ -15,6 +15,7 @@ For code that runs in ranks:
 | `run_dir` | the run's directory |
 | `Checkpointer` | saves in the background, publishes whole checkpoints, loads at any number of ranks |
 | `GlobalBatchSampler` | which samples this rank takes, the same for any number of ranks |
+| `WorkloadHook`, `ConfigError` | what a workload brings to its submission: checks, inputs, data sets; how it refuses |
 | `Topology`, `TopologyError` | what `init` derives this rank's place from |
 
 All of it works outside of a run as well, where nothing is reported. Importing this costs nothing: torch is loaded when
@@ -28,21 +29,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.checkpoint.checkpointer import Checkpointer
+    from launcher.errors import ConfigError
     from launcher.schedulers.topology import Topology, TopologyError
+    from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
     from launcher.worker.sampler import GlobalBatchSampler
     from launcher.worker.stopping import stopping
 
 __version__ = "0.1.0"
 __all__ = [
-    "Checkpointer", "Env", "GlobalBatchSampler", "Topology", "TopologyError", "evaluated", "init", "progress",
-    "rank_zero", "report", "run_dir", "stopping",
+    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "Topology", "TopologyError", "WorkloadHook",
+    "evaluated", "init", "progress", "rank_zero", "report", "run_dir", "stopping",
 ]  # fmt: skip
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
+    "ConfigError": "launcher.errors",
     "GlobalBatchSampler": "launcher.worker.sampler",
     "Topology": "launcher.schedulers.topology",
     "TopologyError": "launcher.schedulers.topology",
+    "WorkloadHook": "launcher.spec.workload_hook",
     "stopping": "launcher.worker.stopping",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.datasets import DatasetError, Found, read_header
+from workloads.datasets import DatasetError, Found, read_header
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher import datasets
 from launcher.worker.sampler import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
-from workloads import training
+from workloads import datasets, training
 from workloads.buckets import GradientBuckets
 from workloads.data import Data, load
 from workloads.invariant import InvariantGradients

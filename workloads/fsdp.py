@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
-from launcher import texts
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.sampler import GlobalBatchSampler, share
 from launcher.worker.settings import Settings, settings
-from workloads import gpt, text, training
+from workloads import gpt, text, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say
 from workloads.resumable import Resumable, seed_generators
 

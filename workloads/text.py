@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from launcher import texts
+from workloads import texts
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,9 @@ def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
     if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
-        from launcher.datasets import KNOWN
+        from launcher.spec import workload_hook
 
-        return _starting(KNOWN, word)
+        return _starting(workload_hook.data_sets()[0], word)
     return []
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from launcher import datasets
 from launcher.cli.options import folder, require_action
 from launcher.errors import FAILED, ConfigError, LauncherError, near
+from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
     from pathlib import Path
 
-NAMES = ", ".join(datasets.KNOWN)
-
 
 def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s [fetch NAME [--mirror URL]] [--data-dir DIR]"
     parser.add_argument("action", nargs="?", metavar="fetch", help="download NAME, verify its checksums, keep it here")
-    parser.add_argument("name", nargs="?", metavar="NAME", help=NAMES)
+    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(workload_hook.data_sets()[0]))
     parser.add_argument(
         "--mirror",
         action="append",
@@ -46,39 +45,47 @@ def run(arguments: Namespace) -> int:
             raise ConfigError("--mirror goes with fetch NAME")
         return _list(arguments.data_dir)
     require_action("data", action, ["fetch"])
+    known, problems = workload_hook.data_sets()
+    names = ", ".join(known)
     if name is None:
-        raise ConfigError(f"fetch needs the NAME of a data set: {NAMES}")
-    if name not in datasets.KNOWN:
-        raise ConfigError(f"there is no data set {name!r}.{near(name, datasets.KNOWN)} Known: {NAMES}")
-    return _fetch(name, arguments.mirrors, arguments.data_dir)
+        raise ConfigError(f"fetch needs the NAME of a data set: {names}")
+    if name not in known:
+        not_asked = "".join(f"\nnot asked: {problem}" for problem in problems)
+        raise ConfigError(f"there is no data set {name!r}.{near(name, known)} Known: {names}{not_asked}")
+    return _fetch(known[name], arguments.mirrors, arguments.data_dir)
 
 
 def _list(data_dir: Path | None) -> int:
     code = 0
-    for name in datasets.KNOWN:
+    known, problems = workload_hook.data_sets()
+    for name, each in known.items():
         try:
-            found = datasets.find(name, data_dir)
-            print(f"{name:<15} {found.dir} ({found.how})")
-        except datasets.NotHere as error:
-            print(f"{name:<15} not here; {error.command}")
-        except datasets.DatasetError as error:
+            found = each.find(data_dir)
+        except ConfigError as error:
             print(f"{name:<15} {error}")
             code = FAILED
+            continue
+        where = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir else ""
+        missing = f"not here; python -m launcher data fetch {name}{where}"
+        print(f"{name:<15} {f'{found.dir} ({found.how})' if found else missing}")
+    for problem in problems:
+        print(problem)
+        code = FAILED
     return code
 
 
-def _fetch(name: str, mirrors: list[str] | None, data_dir: Path | None) -> int:
+def _fetch(source: workload_hook.Source, mirrors: list[str] | None, data_dir: Path | None) -> int:
     try:
         with _shown() as progress:
-            found = datasets.fetch(name, data_dir, mirrors, progress)
-    except datasets.DatasetError as error:  # what was asked for was right
+            found = source.fetch(data_dir, mirrors, progress)
+    except ConfigError as error:  # what was asked for was right
         raise LauncherError(str(error)) from error
-    print(f"{found.name} is in {found.dir}")
+    print(f"{source.name} is in {found.dir}")
     return 0
 
 
 @contextlib.contextmanager
-def _shown() -> Iterator[datasets.Progress]:
+def _shown() -> Iterator[workload_hook.Progress]:
     """A bar for each file, or a line now and then."""
     from launcher.cli.progress import Rate, of_download, shown
 

@@ -61,7 +61,7 @@ def plan_table(plan: JobPlan) -> str:
         *(("" if number else "asks for", line) for number, line in enumerate(cost.lines(plan) if plan.queued else ())),
         ("backend", plan.backend),
         *((f"workload.{key}", str(value)) for key, value in plan.params.items()
-          if key not in ("name", "entry", "min_ranks", "backend", "device", "seed") and value != {}),
+          if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])

@@ -280,6 +280,7 @@ class Workload:
     backend: Backend = Backend.auto  # auto, gloo, nccl or mpi
     device: Device = Device.auto  # auto (a GPU with gpus_per_node > 0, else what there is), cpu or cuda
     seed: int = "${seed}"  # type: ignore[assignment]  # the run's seed
+    hook: str | None = None  # `module:Class` with checks and data sets of the workload; see docs/your-own.md
 
 
 @dataclass

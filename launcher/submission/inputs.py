@@ -1,6 +1,6 @@
 """What a workload needs: found on the login node, where there may be an internet, and put into the config.
 
-The data set or the text of a training; the script or the function of the user's own."""
+The script or the function of the user's own; what its hook (`workload.hook`) finds, such as a data set."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import Config, DDPMnist, FSDPLm, Function, Program, Scheduler
+from launcher.config.schema import Config, Function, Program, Scheduler
 from launcher.errors import ConfigError
+from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
-    from launcher.datasets import Found
     from launcher.environment.snapshot import Tree
     from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan, Site
-    from launcher.texts import Text
 
 
 class Inputs:
-    """Looks for each data set and each text once, however many points of a sweep want it."""
+    """Looks for everything once, however many points of a sweep want it."""
 
     def __init__(self) -> None:
-        self._text = functools.cache(_text)
-        self._dataset = functools.cache(_dataset)
+        self._hook = functools.cache(workload_hook.load)
         self._template = functools.cache(_template)
         self._archive = functools.cache(_archive)
         self._environment = functools.cache(_environment)
@@ -99,22 +97,20 @@ class Inputs:
             RunError: its snapshot is gone.
             ConfigError: it is not there, or damaged, or the workload's keys do not go together with it.
         """
-        workload = config.workload
-        if isinstance(workload, (Program, Function)):
+        workload, notes = self._hook(config.workload.hook).prepare(config)
+        config = dataclasses.replace(config, workload=workload)
+        if isinstance(workload, (Program, Function)):  # as the hook has left it
             before = self._before(run) if run is not None and config.env.snapshot else None
-            return _with_code(config, workload, before), ()
-        if isinstance(workload, FSDPLm):
-            from launcher import texts
+            config = _with_code(config, workload, before)
+        return config, notes
 
-            text = self._text(workload.text)
-            texts.check(workload, text, config.train.invariant)
-            language_model = dataclasses.replace(workload, text=text.name)
-            return dataclasses.replace(config, workload=language_model), (f"text: {text.name}, {text.length:,} bytes",)
-        if isinstance(workload, DDPMnist):
-            found = self._dataset(workload.dataset, workload.data_dir)
-            classifier = dataclasses.replace(workload, dataset=found.name, data_dir=str(found.dir))
-            return dataclasses.replace(config, workload=classifier), (f"data set: {found.name}, {found.how}",)
-        return config, ()
+    def check(self, plan: JobPlan) -> tuple[str, ...]:
+        """What the workload's hook says to a plan.
+
+        Raises:
+            ConfigError: it could not run.
+        """
+        return self._hook(plan.params["hook"]).check(plan)
 
 
 def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
@@ -167,18 +163,3 @@ def _before(run: Run) -> JobPlan | None:
     from launcher.environment import snapshot
 
     return snapshot.before_of(run)
-
-
-def _text(name: str) -> Text:
-    from launcher import texts
-
-    return texts.find(name)
-
-
-def _dataset(name: str, folder: str | None) -> Found:
-    from launcher import datasets
-
-    try:
-        return datasets.find(name, folder)
-    except datasets.DatasetError as error:
-        raise ConfigError(f"workload.dataset={name}: {error}") from None

@@ -165,9 +165,7 @@ def planned(
     notes += told
     site = inputs.with_code(config, site, new_snapshot=new_snapshot)
     plan = snapshot.into_plan(make_plan(config, site))
-    limits.check_names(plan)
-    limits.check_sweep(plan)
-    limits.check_training(plan)
+    notes += inputs.check(plan)
     limits.check_limits(plan, config.cluster.limits)
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
@@ -468,15 +466,11 @@ def _code_root() -> str | None:
 
 
 def _with_baseline(config: Config) -> Config:
-    """Finds the results to compare with, and writes their path into the config."""
-    from launcher.config.schema import P2P, Collective
-
+    """Finds the run (or the file) to compare with, and writes its path into the config."""
     if config.baseline is None:
         return config
-    from workloads import results  # for a comparison only
-
     workload = config.workload
-    if not isinstance(workload, (Collective, P2P)):
+    if not hasattr(workload, "baseline"):
         raise ConfigError(
             f"baseline={config.baseline}: workload={workload.name} is not compared with another run: leave it out "
             "(python -m launcher report compares runs of every kind)"
@@ -484,19 +478,11 @@ def _with_baseline(config: Config) -> Config:
     path = Path(config.baseline).expanduser().absolute()
     if not path.is_file():
         try:
-            path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path / results.JSON
+            path = find(config.baseline, Path(config.runs_dir).expanduser().absolute()).path
         except RunError as error:
             raise ConfigError(f"baseline={config.baseline}: {error}") from None
-    try:
-        measured = results.read(path)
-    except ValueError as error:
-        raise ConfigError(f"baseline={config.baseline}: {error}") from None
-    kind = type(workload).__name__.lower()
-    if measured.workload != kind:
-        raise ConfigError(
-            f"baseline={config.baseline} is a run of workload={measured.workload}: choose one of workload={kind}"
-        )
-    return dataclasses.replace(config, workload=dataclasses.replace(workload, baseline=str(path)))
+    found: dict[str, Any] = {"baseline": str(path)}
+    return dataclasses.replace(config, workload=dataclasses.replace(workload, **found))
 
 
 def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:

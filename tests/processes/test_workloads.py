@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher import Env, datasets
+from launcher import Env
 from launcher.config.schema import DDPMnist, Precision, Sync
 from tests.processes.workload_ranks import RankResult, run_ranks
-from workloads import ddp, training
+from workloads import datasets, ddp, training
 from workloads.data import load
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from launcher.config.schema import Cluster, Config, GpuDirective, Launch, Scheduler, Workload
+from launcher.paths import resource
 from launcher.spec.plan import JobPlan, Site, make_plan
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
@@ -40,3 +43,9 @@ def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
 def bare_plan(**fields: Any) -> JobPlan:
     """A plan whose fields have passed no check."""
     return replace(plan_of(), **fields)
+
+
+def hook_of(workload: str) -> str | None:
+    """The hook that conf/ names for a workload."""
+    found: str | None = yaml.safe_load((resource("conf") / "workload" / f"{workload}.yaml").read_text()).get("hook")
+    return found

@@ -14,7 +14,7 @@ from launcher.config.keys import WORKLOADS
 from launcher.errors import ConfigError
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
-from tests.unit.plans import SITE, make_config
+from tests.unit.plans import SITE, hook_of, make_config
 
 OWN = {"program": {"script": "train.py"}, "function": {"target": "json:dumps", "kwargs": {"obj": 1}}}
 
@@ -35,7 +35,9 @@ def changed(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def test_no_number_is_less_than_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    config = make_config(workload=WORKLOADS[name](name, "m:f", 2, seed=0, **OWN.get(name, {})), nodes=2)
+    config = make_config(
+        workload=WORKLOADS[name](name, "m:f", 2, seed=0, hook=hook_of(name), **OWN.get(name, {})), nodes=2
+    )
     planned(config, SITE, Inputs())
     tried = list(changed(config))
     assert {"nodes", "workload.seed", "checkpoint.keep", "cluster.limits.nodes"} <= {key for key, _ in tried}

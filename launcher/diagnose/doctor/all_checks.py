@@ -9,10 +9,12 @@ from pathlib import Path
 from launcher.config.schema import Cluster, Config
 from launcher.diagnose.doctor import folder, machine, scheduler, software
 from launcher.diagnose.doctor.runner import Check
+from launcher.errors import ConfigError
 from launcher.findings import Finding, ok, problem
 from launcher.paths import user_config_dir
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import Queue
+from launcher.spec import workload_hook
 
 TORCH = 60.0  # seconds for its import
 ASK = 8.0  # seconds for one question to a scheduler
@@ -87,15 +89,19 @@ def _interface(cluster: Cluster, *, queued: bool) -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    from launcher import datasets
-
-    told, missing = [], []
-    for name in datasets.KNOWN:
+    known, problems = workload_hook.data_sets()
+    for each in problems:
+        yield problem("data", each, "correct its key hook, or what it names")
+    here, missing = [], []
+    for name, source in known.items():
         try:
-            told.append(f"{name} ({datasets.find(name).how})")
-        except datasets.NotHere:
-            missing.append(name)
-        except datasets.DatasetError as error:
+            found = source.find(None)
+        except ConfigError as error:
             yield problem("data", f"{name}: {error}", f"launcher data fetch {name}")
+            continue
+        if found:
+            here.append(f"{name} ({found.how})")
+        else:
+            missing.append(name)
     rest = f"; `data fetch` gets {', '.join(missing)}" if missing else ""
-    yield ok("data", f"here: {', '.join(told) or 'none'}{rest}")
+    yield ok("data", f"here: {', '.join(here) or 'none'}{rest}")

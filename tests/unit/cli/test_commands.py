@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from launcher import datasets
 from launcher.cli import commands, status
 from launcher.cli.status_table import short_job
 from launcher.errors import LauncherError
@@ -26,6 +25,7 @@ from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
+from workloads import datasets
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from launcher import datasets
 from launcher.cli import commands
 from launcher.cli.progress import (
     Bars,
@@ -22,6 +21,7 @@ from launcher.cli.progress import (
     on_terminal,
     shown,
 )  # fmt: skip
+from workloads import datasets
 
 
 class Terminal(io.StringIO):

@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
-from launcher import datasets, texts
 from launcher.config.schema import Config, DDPMnist, FSDPLm
 from launcher.errors import ConfigError
 from launcher.submission.inputs import Inputs
-from tests.unit.plans import make_config
+from tests.unit.plans import hook_of, make_config
+from workloads import datasets, texts
 
 
 def classifier(**keys: Any) -> Config:
-    return make_config(workload=DDPMnist(**{"name": "mnist", "entry": "a:b", "seed": 0, "dataset": "digits", **keys}))
+    return make_config(
+        workload=DDPMnist("mnist", "a:b", seed=0, hook=hook_of("ddp_mnist"), **{"dataset": "digits", **keys})
+    )
 
 
 def language_model(**keys: Any) -> Config:
-    return make_config(workload=FSDPLm(**{"name": "lm", "entry": "a:b", "seed": 0, **keys}))
+    return make_config(workload=FSDPLm("lm", "a:b", seed=0, hook=hook_of("fsdp_lm"), **keys))
 
 
 def test_what_was_found_is_in_the_config() -> None:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from launcher import Env, datasets
+from launcher import Env
 from launcher.torch_compat import destroy_without_gil
-from workloads import bench, names, training
+from workloads import bench, datasets, names, training
 from workloads.buckets import GradientBuckets, _groups
 from workloads.data import load
 from workloads.ranks import WorkloadError, name_ranks

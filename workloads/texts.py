@@ -19,7 +19,7 @@ from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
 
 SHIPPED = "shakespeare"
-SHIPPED_FILE = Path(__file__).resolve().parent.parent / "workloads" / "shakespeare" / "shakespeare.txt.gz"
+SHIPPED_FILE = Path(__file__).resolve().parent / "shakespeare" / "shakespeare.txt.gz"
 SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1"  # of the text, unpacked
 VALIDATION = 0.1  # part of the text, its end, that is not trained on
 ENDINGS = (".txt", ".txt.gz")

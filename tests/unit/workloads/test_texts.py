@@ -14,18 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import texts
 from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
-from launcher.texts import Text, TextError
-from workloads import text
+from workloads import text, texts
 from workloads.text import Part
+from workloads.texts import Text, TextError
 
 CONFIG = FSDPLm(name="fsdp_lm", entry="", seed=0)
 
 
 def test_the_login_node_needs_no_torch() -> None:
-    code = "import sys, launcher.texts as t; t.find('shakespeare'); assert 'torch' not in sys.modules"
+    code = "import sys, workloads.texts as t; t.find('shakespeare'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(texts.__file__).parent.parent)
 
 

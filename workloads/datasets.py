@@ -36,18 +36,6 @@ class DatasetError(ConfigError):
     """A data set is not there, not whole, or could not be fetched; the text names the file and the cure."""
 
 
-class NotHere(DatasetError):
-    """A data set is not on this machine.
-
-    Attributes:
-        command: what fetches it.
-    """
-
-    def __init__(self, name: str, base: Path, command: str) -> None:
-        super().__init__(f"The data set {name} is not on this machine (looked below {base}). Get it with: {command}")
-        self.command = command
-
-
 @dataclass(frozen=True)
 class IdxFile:
     """One of a data set's four files.
@@ -87,6 +75,18 @@ class Dataset:
     classes: int = 10
     folders: tuple[tuple[str, str], ...] = ()
     subfolders: tuple[str, ...] = ()  # names by which other programs keep it below a data folder
+
+    def find(self, data_dir: Path | None) -> Found | None:
+        """It on this machine, verified; None: it is not there.
+
+        Raises:
+            DatasetError: one of its files is missing or damaged.
+        """
+        return _find(self, data_dir, named=True)
+
+    def fetch(self, data_dir: Path | None, mirrors: Sequence[str] | None, progress: Progress) -> Found:
+        """See `fetch`."""
+        return fetch(self.name, data_dir, mirrors, progress)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ DIGITS = Dataset(
     mirrors=(),
     accuracy=0.97,
     epochs=30,
-    folders=((str(Path(__file__).resolve().parent.parent / "workloads" / "digits"), BROUGHT),),
+    folders=((str(Path(__file__).resolve().parent / "digits"), BROUGHT),),
 )
 # fmt: on
 KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in auto's order
@@ -194,13 +194,16 @@ def find(name: str, data_dir: str | Path | None = None) -> Found:
     Raises:
         DatasetError: the name is unknown, the data set is not there, or one of its files is missing or damaged.
     """
-    if name != AUTO:
-        return _find(_known(name), data_dir, named=True)
-    for dataset in KNOWN.values():
-        if _folder(dataset, data_dir, named=False):
-            return _find(dataset, data_dir, named=False)
-    line = _fetch_line(MNIST.name, data_dir)
-    raise DatasetError(f"None of the data sets {', '.join(KNOWN)} is on this machine. Get one with: {line}")
+    for dataset in KNOWN.values() if name == AUTO else [_known(name)]:
+        if found := _find(dataset, data_dir, named=name != AUTO):
+            return found
+    if name == AUTO:
+        line = _fetch_line(MNIST.name, data_dir)
+        raise DatasetError(f"None of the data sets {', '.join(KNOWN)} is on this machine. Get one with: {line}")
+    raise DatasetError(
+        f"The data set {name} is not on this machine (looked below {_base(data_dir)}). "
+        f"Get it with: {_fetch_line(name, data_dir)}"
+    )
 
 
 def fetch(
@@ -283,11 +286,9 @@ def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple
     return None
 
 
-def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found:
+def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found | None:
     place = _folder(dataset, data_dir, named)
-    if place is None:
-        raise NotHere(dataset.name, _base(data_dir), _fetch_line(dataset.name, data_dir))
-    return _verified(dataset, *place, data_dir)
+    return _verified(dataset, *place, data_dir) if place else None
 
 
 def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:

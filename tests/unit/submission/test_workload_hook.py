@@ -1,0 +1,167 @@
+"""What a workload brings to its submission, and what is said of a hook that is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import WorkloadHook
+from launcher.config.schema import Config, Function, Workload
+from launcher.diagnose.doctor import all_checks
+from launcher.errors import ConfigError
+from launcher.findings import Level
+from launcher.spec import workload_hook
+from launcher.spec.plan import JobPlan
+from launcher.submission.inputs import Inputs
+from launcher.submission.submit import planned
+from tests.launch import ROOT
+from tests.unit.plans import SITE, make_config, plan_of
+
+HERE = f"{__name__}:"
+
+
+class Answers(WorkloadHook):
+    def prepare(self, config: Config) -> tuple[Workload, list[str]]:
+        return dataclasses.replace(config.workload, min_ranks=3), ["three at least"]
+
+    def check(self, plan: JobPlan) -> list[str]:
+        return [f"{plan.world_size} ranks"]
+
+
+class Raises(WorkloadHook):
+    def check(self, plan: JobPlan) -> None:
+        raise KeyError(plan.params["name"])
+
+
+class Forgets(WorkloadHook):
+    def prepare(self, config: Config) -> None:  # type: ignore[override]
+        pass
+
+
+class Mistakes(WorkloadHook):
+    def prepare(self, config: Config) -> tuple[Workload, list[str]]:
+        return Function("other", "a:b", seed=0), []
+
+
+class Counts(WorkloadHook):
+    made = 0
+
+    def __init__(self) -> None:
+        Counts.made += 1
+
+
+def config_with(hook: str | None, **keys: object) -> Config:
+    return make_config(workload=Workload("work", "a:b", seed=0, hook=hook), **keys)
+
+
+def test_its_answers_are_in_the_plan_and_in_the_notes() -> None:
+    plan, notes = planned(config_with(f"{HERE}Answers"), SITE, Inputs())
+    assert (plan.params["min_ranks"], plan.world_size) == (3, 3)
+    assert notes[:2] == ("three at least", "3 ranks")
+
+
+def test_one_object_answers_for_a_whole_submission() -> None:
+    inputs, before = Inputs(), Counts.made
+    for _ in range(3):
+        inputs.into(config_with(f"{HERE}Counts"))
+    assert Counts.made == before + 1
+    Inputs().into(config_with(f"{HERE}Counts"))
+    assert Counts.made == before + 2
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("Answers", "write it as package.module:Class"),
+        ("nowhere_to_be_found:Hook", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (f"{HERE}Nobody", "has no attribute 'Nobody'"),
+        (f"{HERE}Path", "Path is no subclass of launcher.WorkloadHook"),
+        (f"{HERE}Forgets", "cannot unpack"),
+        (f"{HERE}Mistakes", r"prepare\(\) returned Function\(.*, and no Workload"),
+    ],
+)
+def test_a_hook_that_is_none_is_refused_by_its_key(hook: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"workload.hook={re.escape(hook)}: .*{words}"):
+        Inputs().into(config_with(hook))
+
+
+def test_an_error_of_a_hook_has_its_place() -> None:
+    with pytest.raises(ConfigError, match=rf"^workload.hook={HERE}Raises: KeyError: 'work' \({__file__}, line \d+\)$"):
+        workload_hook.load(f"{HERE}Raises").check(plan_of(workload=Workload("work", "a:b", seed=0)))
+
+
+def test_the_working_folder_is_searched_last_and_only_for_hooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("colorsys.py").write_text("raise AssertionError('not this one')")
+    Path("only_here.py").write_text(
+        "import colorsys, launcher\nclass Hook(launcher.WorkloadHook):\n    ONE = colorsys.ONE_THIRD\n"
+    )
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    before = list(sys.path)
+    assert workload_hook.load("only_here:Hook").name == "only_here:Hook"
+    assert sys.path == before
+    del sys.modules["only_here"]
+
+
+def test_a_file_whose_hook_is_broken_hides_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "workload").mkdir()
+    for name, text in {"a": "hook: gone:Hook", "b": "hook: [", "c": "entry: a:b", "d": "hook: null"}.items():
+        (tmp_path / "workload" / f"{name}.yaml").write_text(text)
+    known, problems = workload_hook.data_sets()
+    assert {"mnist", "digits"} <= set(known)
+    first, second = problems
+    assert first.startswith(f"{tmp_path}/workload/a.yaml: workload.hook=gone:Hook: ModuleNotFoundError")
+    assert second.startswith(f"{tmp_path}/workload/b.yaml: it is no YAML")
+    assert [each.says for each in all_checks._data() if each.level is Level.PROBLEM] == [first, second]
+
+
+# -- the example of docs/your-own.md
+
+
+def blocks() -> Iterator[str]:
+    """The code blocks of the section."""
+    page = (ROOT / "docs" / "your-own.md").read_text()
+    section = page.partition("### Checks before it is submitted\n")[2].partition("\n## ")[0]
+    for block in re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE):
+        if block.strip():
+            yield textwrap.dedent(block).strip("\n") + "\n"
+
+
+def test_the_example_of_the_page_does_what_the_page_says(tmp_path: Path) -> None:
+    settings, code, session = blocks()
+    package, folder, mirror = tmp_path / "mypkg", tmp_path / "own" / "workload", tmp_path / "mirror"
+    for each in (package, folder, mirror):
+        each.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("def main(folder, batch_size=32): pass\n")
+    (package / "checks.py").write_text(code)
+    (folder / "mytrain.yaml").write_text(settings)
+    (mirror / "names.txt").write_text("emma\n")
+
+    own = {"LAUNCHER_CONFIG_DIR": str(folder.parent), "LAUNCHER_RUNS_DIR": f"{tmp_path}/runs", "HOME": str(tmp_path)}
+    env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
+
+    def call(line: str) -> tuple[int, str]:
+        words = [sys.executable, "-m", "launcher", *line.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+        return done.returncode, done.stdout + done.stderr
+
+    command, *answer = session.splitlines()
+    submission = command.removeprefix("$ launcher ")
+    assert call(submission) == (2, "launcher: there are no names here yet: `launcher data fetch names` gets them\n")
+    fetched = call(f"data fetch names --mirror file://{mirror}")[1]
+    assert f"names is in {tmp_path}/data/names\n" in fetched and "names.txt: 5 B of 5 B" in fetched
+    assert f"{tmp_path}/data/names (in the data folder)\n" in call("data")[1]
+    assert call(submission) == (2, "".join(f"{line}\n" for line in answer))
+    assert f"note: names: {tmp_path}/data/names\n" in call(submission.replace("=3", "=2 dry_run=true"))[1]

@@ -1,0 +1,35 @@
+"""What all trainings refuse before they are submitted. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.spec.plan import JobPlan
+
+# Numbers of trainings; that none is less than 0 is seen before.
+AT_LEAST_ONE = ("epochs", "micro_batch_size", "log_every", "threads")
+ABOVE_ZERO = ("lr", "bucket_mb")
+
+
+def check(plan: JobPlan) -> None:
+    """The numbers of a training, and whether each rank gets a sample of each batch.
+
+    Raises:
+        ConfigError: a number makes no sense, or the batch is smaller.
+    """
+    if not plan.entry.startswith("workloads."):  # a function of the user's own may mean something else by these keys
+        return
+    for key, value in plan.params.items():
+        if key in AT_LEAST_ONE and value is not None and value < 1:
+            raise ConfigError(f"workload.{key}={value}: it must be 1 or more")
+        if key in ABOVE_ZERO and not 0 < value < float("inf"):
+            raise ConfigError(f"workload.{key}={value:g}: it must be above 0")
+    size = plan.params.get("batch_size")
+    if isinstance(size, int) and size < plan.world_size:
+        raise ConfigError(
+            f"workload.batch_size={size} leaves some of the {plan.world_size} ranks without a sample: set it to "
+            f"{plan.world_size} or more, or use fewer ranks (nodes, procs_per_node)"
+        )
