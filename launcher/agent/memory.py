@@ -59,7 +59,7 @@ class Watch:
 
 def host_kills(root: Path = ROOT) -> int:
     """Processes of this host that were killed for lack of memory since it was booted (/proc/vmstat, Linux 4.13)."""
-    return _count(root / "proc/vmstat", "oom_kill")
+    return _kills(root / "proc/vmstat")
 
 
 def group(root: Path = ROOT) -> _Group:
@@ -82,16 +82,16 @@ def _read(mount: Path, path: str, limit: str, peak: str, events: str) -> _Group:
         bytes_ = _text(folder / limit).strip()
         if bytes_.isdecimal() and int(bytes_) < 1 << 60:  # version 1 says a huge number for none
             text = _text(folder / peak).strip()
-            return _Group(int(bytes_), int(text) if text.isdecimal() else None, _count(own / events, "oom_kill"))
+            return _Group(int(bytes_), int(text) if text.isdecimal() else None, _kills(own / events))
         if folder in (mount, folder.parent):
-            return _Group(None, None, _count(own / events, "oom_kill"))
+            return _Group(None, None, _kills(own / events))
         folder = folder.parent
 
 
-def _count(path: Path, name: str) -> int:
+def _kills(path: Path) -> int:
     for line in _text(path).splitlines():
         key, _, value = line.partition(" ")
-        if key == name and value.strip().isdecimal():
+        if key == "oom_kill" and value.strip().isdecimal():
             return int(value)
     return 0
 

@@ -158,17 +158,13 @@ class WorkerGroup:
     After `close` it can be started again.
     """
 
-    def __init__(
-        self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None,
-        forwarder: Callable[[], Forwarder] = Forwarder,
-    ) -> None:  # fmt: skip
+    def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
         """
         Args:
             logs: folder for what ranks write.
             fresh: how a rank is started where this process cannot be forked safely; None: it is forked all the same.
-            forwarder: makes what copies the output of ranks to this process's own.
         """
-        self._logs, self._fresh, self._make_forwarder = logs, fresh, forwarder
+        self._logs, self._fresh = logs, fresh
         self._workers: list[_Worker] = []
         self._seen: list[WorkerExit] = []  # which `poll` has yet to return
         self._left: list[_Worker] = []  # of earlier rounds
@@ -206,7 +202,7 @@ class WorkerGroup:
             self._before = _patiently(orphans.children)
             fresh = self._fresh if _patiently(self._cannot_fork) else None
             self._gate = _patiently(os.pipe)
-            self._output = self._make_forwarder()
+            self._output = Forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()

@@ -368,7 +368,7 @@ def file_of(path: Path) -> File:
     return File(size, tuple(_checksum(path, offset, min(BLOCK, size - offset)) for offset in range(0, size, BLOCK)))
 
 
-def verify(path: Path, threads: int = 2) -> list[str]:
+def verify(path: Path) -> list[str]:
     """Everything that is wrong with the checkpoint in `path`, in words; empty if it is sound.
 
     Raises:
@@ -377,7 +377,7 @@ def verify(path: Path, threads: int = 2) -> list[str]:
     """
     try:
         manifest = read(path)
-        return wrong_sizes(path, manifest) or wrong_checksums(path, blocks(manifest), threads)
+        return wrong_sizes(path, manifest) or wrong_checksums(path, blocks(manifest), threads=2)
     except Damaged as error:
         return [str(error)]
 

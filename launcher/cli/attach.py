@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> int:
     _require_rank(seen, members, arguments.rank)
     what = arguments.what or ("shell" if sys.stdin.isatty() else "stack")
     if what == "stack":
-        return _stack(seen, attempt, members, arguments.rank)
+        return _stack(attempt, members, arguments.rank)
     if what == "debug":
         return _debug(seen, attempt, members, arguments.rank)
     return _shell(seen, attempt, members, arguments.rank or 0)
@@ -96,7 +96,7 @@ def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | 
 # -- stacks
 
 
-def _stack(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
+def _stack(attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
     from launcher.attach import requests
     from launcher.attach.reach import ANSWERS_WITHIN, until
     from launcher.runs import stacks

@@ -19,6 +19,7 @@ from launcher.monitoring.live import Live, Seen, look
 from launcher.monitoring.state import RunState
 from launcher.runs import directory
 from launcher.runs.output import Stream
+from launcher.schedulers.query_cache import interval
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
 # Of a write: the terminal was closed, the reader has left, or there is no room for what the user redirected.
@@ -159,8 +160,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
 
 def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool) -> Seen:
     live, rate = Live(share=True), Rate()
-    pause = POLL if foreground else 1.0
-    why = ""
+    looks, why = 0, ""
     with shown(every=None) as show:  # where there is no terminal the output tells enough
         while True:
             seen = readable(lambda: look(run, live))
@@ -173,9 +173,8 @@ def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool)
             _show_progress(show, seen, rate)
             if seen.state.over:
                 return seen
-            time.sleep(pause)
-            if not foreground:
-                pause = min(pause * 1.2, SLOWEST)  # a queue may take hours
+            time.sleep(POLL if foreground else interval(looks, 0.0, 1.0, SLOWEST))  # a queue may take hours
+            looks += 1
 
 
 def readable(read: Callable[[], T]) -> T:

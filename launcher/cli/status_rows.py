@@ -13,7 +13,7 @@ from launcher.cli.options import find_either
 from launcher.cli.text import cause, program
 from launcher.files.shared_files import passes
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
-from launcher.monitoring.live import DAMAGE, Damaged, Live, Seen, look_at_each, readable
+from launcher.monitoring.live import DAMAGE, Damaged, Seen, look_at_each, readable
 from launcher.monitoring.progress import saved_before, standing
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
@@ -170,7 +170,7 @@ class Rows:
                 live_index.remove(self._folder, name, surely=row["state"] == RunState.DONE.value)
 
     def _row(self, each: Seen | Damaged) -> dict[str, Any]:
-        made = each if isinstance(each, Damaged) else readable(each.run, lambda: _row_of(each, self._live))
+        made = each if isinstance(each, Damaged) else readable(each.run, lambda: _row_of(each))
         if isinstance(made, Damaged):
             return _unreadable(made)
         return made
@@ -207,7 +207,7 @@ def _at(path: str) -> Run | Sweep | None:
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
-def _row_of(seen: Seen, live: Live) -> dict[str, Any]:
+def _row_of(seen: Seen) -> dict[str, Any]:
     now = time.time()
     before = None
     if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:

@@ -25,6 +25,7 @@ from launcher.monitoring.sweep import (
 )
 from launcher.runs.directory import being_submitted
 from launcher.runs.sweep_directory import Sweep, differing, label
+from launcher.schedulers.query_cache import interval
 from launcher.sweeps import control
 
 POLL = 0.2  # seconds between two looks, at first and where points run on this machine
@@ -95,7 +96,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
     live, keys = SweepLive(share=True), differing(manifest.points)
     before: dict[int, PointSeen] = {}
     found: dict[str, int] = {}
-    pause, changed, tries = POLL, time.monotonic(), 0
+    calm, changed, tries = 0, time.monotonic(), 0
 
     def look() -> tuple[list[PointSeen], float]:
         began = time.monotonic()
@@ -111,7 +112,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
                 show.print(line)
             before = {each.point.index: each for each in seen}
             if counts(seen) != found:
-                found, pause, changed, tries = counts(seen), POLL, time.monotonic(), 0
+                found, calm, changed, tries = counts(seen), 0, time.monotonic(), 0
                 rate.add(time.monotonic(), over(found))
             show.show(sweep.id, over(found), len(seen), of_sweep(summary(found), rate, len(seen)))
             if all(each.over for each in seen):
@@ -122,8 +123,8 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
                     return seen
                 changed, tries = time.monotonic(), tries + 1
             here = any(each.seen is not None and each.live and not each.seen.plan.queued for each in seen)
-            time.sleep(max(POLL if here else pause, 4 * took))  # many points take long to look at
-            pause = min(pause * 1.3, SLOWEST)
+            time.sleep(interval(0 if here else calm, took, POLL, SLOWEST))  # many points take long to look at
+            calm += 1
 
 
 def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str | None:

@@ -55,7 +55,7 @@ def show(
     if done:
         _print_table(done, keys, metrics, order, manifest)
     _tell_rest(sweep, seen, keys)
-    _tell_best(sweep, seen, metrics, ranked, order, keys)
+    _tell_best(seen, metrics, ranked, order, keys)
     return 0
 
 
@@ -187,8 +187,8 @@ def _tell_rest(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) -> 
 
 
 def _tell_best(
-    sweep: Sweep, seen: Sequence[PointSeen], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int],
-    order: Order, keys: Sequence[str],
+    seen: Sequence[PointSeen], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
+    keys: Sequence[str],
 ) -> None:  # fmt: skip
     if not ranked:
         return

@@ -13,14 +13,13 @@ from launcher.cli.status_rows import Rows, View
 from launcher.cli.status_table import brief
 from launcher.escapes import one_line
 from launcher.monitoring.sweep import summary
-from launcher.schedulers.query_cache import SHARE, SLOWEST
+from launcher.schedulers.query_cache import interval
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is asked less often
 CALM = 10  # looks without any change after which they become rarer
-SLOWER = 1.2
 MILESTONE = 10  # percent of the steps, for each of which a plain line is printed
 COLOURS = {
     **dict.fromkeys(("running", "done"), "green"), **dict.fromkeys(("queued", "suspended"), "yellow"),
@@ -39,17 +38,6 @@ def show(rows: Rows) -> int:
         return 0
 
 
-def pause(calm: int, took: float) -> float:
-    """Seconds until the next look. Pure.
-
-    Args:
-        calm: looks in a row that have brought nothing new.
-        took: seconds that the last look took: it is to be a tenth of the time at most.
-    """
-    slow = QUICKEST * SLOWER ** max(0, min(calm - CALM, 50))
-    return min(SLOWEST, max(slow, SHARE * took))
-
-
 def _looks(rows: Rows) -> Iterator[View]:
     """Views, one after the other, until nothing goes on any more."""
     calm, before = 0, None
@@ -61,7 +49,7 @@ def _looks(rows: Rows) -> Iterator[View]:
             return
         signs = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
         calm, before = (calm + 1 if signs == before else 0), signs
-        time.sleep(pause(calm, time.monotonic() - began))
+        time.sleep(interval(max(0, calm - CALM), time.monotonic() - began, QUICKEST))
 
 
 # -- no terminal

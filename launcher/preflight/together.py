@@ -122,13 +122,12 @@ def door(interface: str) -> tuple[socket.socket | None, str]:
     return None, ""
 
 
-def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = CALL) -> str:
+def reach(doors: Mapping[int, str], names: Mapping[int, str]) -> str:
     """Connects to other nodes' doors, to tell whose fault it is that ranks do not come together.
 
     Args:
         doors: `ADDRESS PORT` by member; empty: it has told none.
         names: the host of each.
-        patience: seconds for one.
 
     Raises:
         Problem: some cannot be reached; it accuses them.
@@ -137,7 +136,7 @@ def reach(doors: Mapping[int, str], names: Mapping[int, str], patience: float = 
     def call(told: str) -> str:
         address, _, port = told.partition(" ")
         try:
-            socket.create_connection((address, int(port)), timeout=patience).close()
+            socket.create_connection((address, int(port)), timeout=CALL).close()
         except (OSError, ValueError) as error:
             return str(error) if told else "it has opened no port"
         return ""

@@ -55,15 +55,15 @@ class Answer:
         return 0 <= now - self.told <= seconds
 
 
-def interval(unchanged: int, took: float, quickest: float = QUICKEST) -> float:
+def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
     """Seconds for which an answer is good: 2, and up to 60 while nothing changes or when asking takes long. Pure.
 
     Args:
         unchanged: how many answers in a row were no other than the ones before.
         took: seconds that the last one took.
-        quickest: seconds for which it is good at least.
+        quickest, slowest: seconds for which it is good at least, and at most.
     """
-    return min(SLOWEST, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
+    return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
 def ask(jobs: Callable[[], dict[str, SchedulerJob]], before: Answer | None = None) -> Answer:

@@ -137,13 +137,12 @@ class _ThroughAgents:
 class Stop:
     """The stop flag of one rank. All ranks make one, at the same point of their program."""
 
-    def __init__(self, env: Env, run: Settings | None = None, *, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, env: Env, run: Settings | None = None) -> None:
         """Installs the handlers and tells the agent that this rank leaves by itself when it is told to stop.
 
         Args:
             env: this rank.
             run: the run's settings; None: those of the run that this process belongs to.
-            group: of all ranks, for tensors of the CPU; None: a new one, where there is no agent.
         """
         self._env = env
         self._settings = settings() if run is None else run
@@ -159,9 +158,9 @@ class Stop:
         # A program may have made a process group of a part of the ranks, which agree among themselves.
         if self._slot is not None and 1 < env.world_size == self._slot.agent.world_size:
             self._agents = _ThroughAgents(self._slot)
-        self._group = group
+        self._group: dist.ProcessGroup | None = None
         mpi = env.backend == "mpi"  # its ranks have no store to make a group with
-        if group is None and env.world_size > 1 and self._agents is None and not mpi:
+        if env.world_size > 1 and self._agents is None and not mpi:
             seconds = self._settings.timeout
             self._group = dist.new_group(
                 backend="gloo", timeout=None if seconds is None else timedelta(seconds=seconds)

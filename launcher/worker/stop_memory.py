@@ -34,13 +34,12 @@ _RANKS = (1 << _RANK) - 1
 class AgentWords:
     """What an agent shows to its ranks."""
 
-    def __init__(self, memory: mmap.mmap, offset: int = 0) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         """
         Args:
             memory: shared.
-            offset: of these words, in bytes; a multiple of 8.
         """
-        self._words = memoryview(memory)[offset : offset + AGENT].cast("Q")
+        self._words = memoryview(memory)[:AGENT].cast("Q")
 
     def clear(self, world_size: int = 0) -> None:
         """Begins from scratch, for so many ranks of all agents; 0: there is no agreement through agents."""
@@ -81,7 +80,6 @@ class RankWords:
         """
         Args:
             memory: shared.
-            offset: of these words, in bytes; a multiple of 8.
         """
         self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
 

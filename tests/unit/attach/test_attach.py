@@ -165,8 +165,7 @@ def test_agents_that_do_not_answer_are_named(
 
     monkeypatch.setattr(requests, "ask", ask)
     monkeypatch.setattr(reach, "until", lambda look: look())
-    nobody: Any = None
-    assert attach._stack(nobody, attempt, members, None) == 1
+    assert attach._stack(attempt, members, None) == 1
     shown = capsys.readouterr()
     assert "rank 0 on node1, process 7: no stack; its process waits for a device or a file server" in shown.out
     assert "1 of 2 agents did not answer within 15 s: node2" in shown.err

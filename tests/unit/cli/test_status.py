@@ -524,11 +524,6 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
 # -- watching
 
 
-@pytest.mark.parametrize(("calm", "took", "seconds"), [(0, 0, 1), (10, 0, 1), (20, 0, 6.2), (99, 0, 60), (0, 2, 20)])
-def test_what_is_watched_is_looked_at_less_often_while_nothing_happens(calm: int, took: float, seconds: float) -> None:
-    assert watch.pause(calm, took) == pytest.approx(seconds, abs=0.1)
-
-
 def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, says: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     clock: Clock,
