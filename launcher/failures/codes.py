@@ -37,6 +37,8 @@ class FaultCode(Code):
     NODE_ENDED = "node_ended"  # its agent ended without a word: killed, or lost
     NODE_SILENT = "node_silent"  # no heartbeat
     LEADER_LOST = "leader_lost"  # this agent lost contact with the one that leads
+    TASK_NOT_STARTED = "task_not_started"  # the scheduler could not start it
+    TASK_UNKNOWN = "task_unknown"  # whether and how it ended cannot be read
     NODE_RETURNED = "node_returned"  # nothing failed: ranks start again with a node that came back
     STOPPED_EARLY = "stopped_early"  # it was asked to stop, before its ranks could resume
     # before there were ranks

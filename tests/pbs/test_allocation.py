@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.test_post_mortem import examined
 from tests.contract.test_runs import PLACES, processes_of
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.pbs.job import inside_job
@@ -96,10 +97,12 @@ def test_the_exit_code_comes_through(in_job: InJob) -> None:
 
 def test_a_task_that_cannot_start_ends_the_run_and_its_host_is_named(in_job: InJob) -> None:
     start = time.monotonic()
-    result = in_job([NODES[0], "no-such-node"]).fault("fine")
+    launcher = in_job([NODES[0], "no-such-node"])
+    result = launcher.fault("fine")
     assert result.code == 1, result.output
     assert "task 1 on no-such-node could not be started" in result.output
     assert "error 17002 on spawn" in result.output
+    assert examined(launcher, "latest")["kind"] == "never-started"
     assert time.monotonic() - start < 40
 
 
@@ -121,6 +124,7 @@ def test_a_killed_agent_is_named_before_its_peers_complain(in_job: InJob) -> Non
     assert process.returncode == 1
     # The leading agent sees its connection closed, and whoever started the task sees how it ended: one is first.
     assert re.search("failed: (localhost ended without a word|task 1 on localhost was killed by SIGKILL)", said), said
+    assert examined(launcher, "latest")["kind"] in ("node-lost", "killed")
 
 
 def test_all_that_is_exported_reaches_the_ranks_and_not_what_is_the_nodes_own(in_job: InJob) -> None:
@@ -158,7 +162,7 @@ def test_ctrl_c_ends_the_run_and_twice_kills_it(in_job: InJob, kind: str, times:
     for _ in range(times):
         os.kill(process.pid, signal.SIGINT)
         process.stderr.readline()
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=60) == 130, process.stderr.read()
     assert launcher.status()["state"] == "cancelled"
     launcher.until(lambda: not processes_of(launcher), "no process of the run is left", 15)
     assert not list(launcher.last().path.rglob("environment.sh"))

@@ -35,8 +35,10 @@ from launcher.runs.events import Fault, SetupFailed
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
+# How a task ended that could not say so itself, where nothing else tells more.
+_ENDS = {FaultCode.TASK_NOT_STARTED: Kind.NEVER_STARTED, FaultCode.TASK_UNKNOWN: Kind.UNKNOWN}
 # Ends that agents cannot explain.
-_SILENT = NODE_LOST | LEFT | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
+_SILENT = NODE_LOST | LEFT | _ENDS.keys() | {FaultCode.SIGNALLED, FaultCode.LOST_PEER, FaultCode.STOPPED_EARLY}
 # What a fault is that needs no further evidence, unless its error is a sign of something.
 _KINDS = {
     FaultCode.HANG: Kind.HANG,
@@ -191,6 +193,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
 
 def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
     """How it ended is all that is known."""
+    if fault.code in _ENDS:
+        return Verdict(_ENDS[fault.code], cause, sure=False)
     if fault.code in NODE_LOST:
         return Verdict(Kind.NODE_LOST, cause, sure=False)
     if fault.code is FaultCode.SIGNALLED:

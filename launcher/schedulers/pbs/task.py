@@ -27,11 +27,13 @@ from pathlib import Path
 
 from launcher import errors, redaction
 from launcher.environment import secrets
+from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import IN_A_JOB, Ok, Outcome, Unavailable, read_text
 from launcher.processes import guard
 from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
+from launcher.runs.events import Fault, values
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 LOOK = 1.0  # seconds between a task's looks at the file `signal`
@@ -219,7 +221,7 @@ class PbsTask:
         self._half_over = None  # it may be there, so nothing is concluded from its absence
         if time.monotonic() < self._unread_since + IN_A_JOB:
             return None
-        self._blame(f"is not known to have ended: {found.reason}")
+        self._blame(f"is not known to have ended: {found.reason}", FaultCode.TASK_UNKNOWN)
         return errors.RESUME
 
     def _judge(self, written: str, gone: bool) -> int | None:
@@ -228,7 +230,7 @@ class PbsTask:
         if not (written or gone):
             if self._killed is None or time.monotonic() < self._killed + UNREACHABLE:
                 return None
-            self._blame("was killed and nobody says that it is gone")
+            self._blame("was killed and nobody says that it is gone", FaultCode.NODE_ENDED)
             return -signal.SIGKILL
         self._half_over = self._half_over or time.monotonic()
         status = self._pbs_status()
@@ -242,9 +244,13 @@ class PbsTask:
         if self._wanted is not None:
             return -self._wanted
         if status > 256:
-            self._blame(f"was killed by {signal.Signals(status - 256).name}")
+            name = signal.Signals(status - 256).name
+            self._blame(f"was killed by {name}", FaultCode.SIGNALLED, name)
             return 256 - status
-        self._blame("was ended by PBS" if self._read("pid") else "could not be started")
+        if self._read("pid"):
+            self._blame("was ended by PBS", FaultCode.SIGNALLED)
+        else:
+            self._blame("could not be started", FaultCode.TASK_NOT_STARTED)
         return errors.FAILED
 
     def _pbs_status(self) -> int:
@@ -252,13 +258,14 @@ class PbsTask:
         match = re.search(r"exit status (\d+)$", self._read("pbsdsh", whole=False).strip())
         return int(match[1]) if match else 0
 
-    def _blame(self, what: str) -> None:
+    def _blame(self, what: str, code: FaultCode, number: str | None = None) -> None:
         words = " ".join(self._read("pbsdsh", whole=False).split())
         hint = f"; is {self._folder} on a file system that all nodes share?" if words.endswith(" 127") else ""
         cause = f"task {self._number} on {self._host} {what}: pbsdsh says {words or 'nothing'!r}{hint}"
         print(f"launcher: {cause}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
-            event_file.append(attempt.events_file("pbsdsh"), "fault", cause=cause, host=self._host)
+            fault = Fault(cause=cause, code=code, host=self._host, signal=number)
+            event_file.append(attempt.events_file("pbsdsh"), fault.event, **values(fault))
 
     def _signal(self) -> None:
         """Has the tasks of the folder send themselves what is wanted, if that was not done yet."""

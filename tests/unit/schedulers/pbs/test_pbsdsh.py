@@ -12,8 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.diagnose.post_mortem.verdict import Evidence, classify
 from launcher.errors import ConfigError
+from launcher.failures.kinds import Kind
 from launcher.files.shared_files import IN_A_JOB
+from launcher.monitoring.state import RunState
+from launcher.runs.directory import Attempt, Run
+from launcher.runs.events import Fault, first_fault
 from launcher.schedulers import allocation
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
@@ -206,6 +211,35 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
     assert task.poll() is None
     clock[0] += 2 * IN_A_JOB
     assert task.poll() == 75
+
+
+@pytest.mark.parametrize(
+    ("pbsdsh", "kind", "cause"),
+    [
+        ("echo 1 >{0}/0.pid; echo 'pbsdsh: task 0x00000000 exit status 265' >&2", Kind.KILLED, "was killed by SIGKILL"),
+        ("echo 1 >{0}/0.pid", Kind.KILLED, "was ended by PBS"),
+        ("echo 'pbsdsh: error 17002 on spawn' >&2", Kind.NEVER_STARTED, "could not be started"),
+    ],
+)
+def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: Kind, cause: str
+) -> None:
+    monkeypatch.setattr(pbs_task, "PATIENCE", 0.0)
+    attempt = Attempt(Run(tmp_path / "run"), 0)
+    attempt.events_file("pbsdsh").parent.mkdir(parents=True)
+    monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
+    task = task_of(tmp_path, pbsdsh.format(tmp_path), "exit 0")
+    task.start()
+    ended(task)
+    event = first_fault(attempt.events())
+    assert isinstance(event, Fault)
+    assert f"task 0 on here {cause}: pbsdsh says " in event.cause
+    assert classify(Evidence(RunState.FAILED, fault=event)).kind is kind
+    assert classify(Evidence(RunState.FAILED, fault=event, word="NODE_FAIL")).kind is Kind.NODE_LOST
+    memory = {"limit": 100, "largest": 99}
+    out_of_memory = classify(Evidence(RunState.FAILED, fault=event, memory=memory)).kind is Kind.OUT_OF_MEMORY
+    assert out_of_memory == ("SIGKILL" in cause)
 
 
 @pytest.mark.parametrize(("variables", "code", "where"), [({"LAUNCHER_RUN_DIR": "/runs/a"}, 0, "/"), ({}, 93, None)])
