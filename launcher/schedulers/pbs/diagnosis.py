@@ -1,4 +1,7 @@
-"""What PBS can tell of its jobs and of its site. A submission needs none of it, so it is loaded when it is asked."""
+"""What PBS can tell of its jobs and of its site.
+
+Its parts are loaded when they are asked: a submission needs none, and why and site take 15 ms each.
+"""
 
 from __future__ import annotations
 
