@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.schedulers.scheduler import Scheduler
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,27 +69,19 @@ class RemembersJobs(ABC):
         return plan.mem
 
 
-class ChecksItself(ABC):
+class ChecksItself(Scheduler):
     """Its commands tell whether they are what they seem, and whether it is well.
 
     Attributes:
-        name: as in cluster.scheduler.
-        title: as people write it.
         command: by which jobs are submitted.
     """
 
-    name: str
-    title: str
     command: str
 
     @abstractmethod
     def found(self) -> str:
         """Its commands on this machine's PATH, or others of their names, and what showed whose they are; empty: none
         are there."""
-
-    @abstractmethod
-    def problem(self) -> str | None:
-        """Why this machine cannot submit, and what to do; None: it can."""
 
     @abstractmethod
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:

@@ -92,12 +92,11 @@ def queue(name: str) -> Queue:
     return found
 
 
-def queues_here() -> dict[str, Queue]:
-    """The schedulers that take jobs and whose commands are on this machine, by name."""
-    found = {name: scheduler(name) for name in names()}
-    return {name: each for name, each in found.items() if isinstance(each, Queue) and each.here()}
-
-
 def schedulers() -> list[Scheduler]:
     """All of them, in the order of `names()`; `isinstance` tells what each can do."""
     return [scheduler(name) for name in names()]
+
+
+def queues_here() -> dict[str, Queue]:
+    """The schedulers that take jobs and whose commands are on this machine, by name."""
+    return {each.name: each for each in schedulers() if isinstance(each, Queue) and each.here()}

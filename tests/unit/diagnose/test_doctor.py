@@ -23,6 +23,7 @@ from launcher.findings import Finding, Level, ok, problem, warning, worst
 from launcher.schedulers import registry
 from launcher.schedulers.diagnosis import ChecksItself
 from launcher.schedulers.local.scheduler import LocalScheduler
+from launcher.schedulers.scheduler import Scheduler
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 
@@ -321,7 +322,7 @@ LOCAL = registry.scheduler("local")
     ],
 )  # fmt: skip
 def test_the_scheduler_of_the_profile_must_be_there(
-    wanted: LocalScheduler, known: list[ChecksItself], told: list[tuple[Level, str]]
+    wanted: Scheduler, known: list[ChecksItself], told: list[tuple[Level, str]]
 ) -> None:
     found = list(scheduler.which(wanted, known))
     assert [(each.level, each.says) for each in found] == told
