@@ -22,9 +22,10 @@ LIMIT = 50  # milliseconds
 
 def once() -> dict[str, float]:
     """Milliseconds of each part in this process, which has done none of them before."""
-    from launcher.config.schema import Cluster, Collective, Config, Launch, Scheduler
+    from launcher.config.schema import Cluster, Collective, Config, Launch
     from launcher.schedulers import topology
-    from launcher.spec.plan import Site, make_plan
+    from launcher.schedulers.planning import make_plan
+    from launcher.spec.plan import Site
 
     srun = {
         "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": NODE_LIST,
@@ -38,7 +39,7 @@ def once() -> dict[str, float]:
 
     config = Config(
         Collective(name="collective", entry="workloads.collective:main", seed=0),
-        Cluster(name="slurm", scheduler=Scheduler.slurm), Launch(),
+        Cluster(name="slurm", scheduler="slurm"), Launch(),
         name="collective", nodes=NODES, gpus_per_node=RANKS,
     )  # fmt: skip
     plan = make_plan(config, Site("run", "/scratch/runs/run", sys.executable, None, "/home/me"))

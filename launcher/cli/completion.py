@@ -212,6 +212,10 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
         from launcher.spec.tracking import KNOWN
 
         return list(KNOWN)
+    if key == "cluster.scheduler":
+        from launcher.schedulers import registry
+
+        return list(registry.names())
     if key in ("baseline", "after", "sweep.after"):
         return runs("")
     from launcher.config.keys import types_of_keys

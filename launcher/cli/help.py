@@ -116,9 +116,9 @@ def instead_of(words: Sequence[str]) -> int:
 
 def next_steps() -> str:
     """For somebody who has typed the program's name alone."""
-    import shutil
+    from launcher.schedulers import registry
 
-    cluster = "pbs" if shutil.which("qsub") and not shutil.which("sbatch") else "slurm"
+    cluster = next(iter(registry.queues_here()), "slurm")
     return NEXT.format(version=__version__, program=program(), cluster=cluster)
 
 

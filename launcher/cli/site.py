@@ -111,10 +111,10 @@ def _check(name: str) -> int:
 
     profiles.find(name)
     cluster = doctor.config_of(name).cluster
-    if not isinstance(registry.scheduler(cluster.scheduler.value), DescribesSite):
+    if not isinstance(registry.scheduler(cluster.scheduler), DescribesSite):
         print(f"cluster={name} runs on this machine: there is no scheduler to compare it with")
         return 0
-    _, site = survey(cluster.scheduler.value)
+    _, site = survey(cluster.scheduler)
     found = list(site.differences(cluster))
     for each in found:
         print(doctor.line(each))

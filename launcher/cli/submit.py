@@ -24,6 +24,7 @@ from launcher.errors import ConfigError, LauncherError, near
 from launcher.monitoring.live import read
 from launcher.paths import resource
 from launcher.runs.directory import Run
+from launcher.schedulers import registry
 from launcher.spec import cost
 from launcher.submission import from_overrides
 
@@ -144,7 +145,7 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
     wanted = composed.config
     ready = from_overrides.new(composed, overrides)
     prepared = ready.prepared
-    if prepared.plan.scheduler != "local" or wanted.dry_run:
+    if wanted.dry_run or not registry.scheduler(prepared.plan.scheduler).on_this_machine:
         for note in prepared.notes:
             print(f"note: {note}", file=sys.stderr)
     if wanted.dry_run:

@@ -77,7 +77,7 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     """A plan on that cluster for the template; what the profile wants from everybody is made up."""
     import dataclasses
 
-    from launcher.spec.plan import make_plan
+    from launcher.schedulers.planning import make_plan
     from launcher.submission import submit
     from launcher.submission.from_overrides import config_of
     from launcher.submission.inputs import Inputs

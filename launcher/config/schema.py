@@ -14,15 +14,6 @@ from typing import Any
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
 
 
-class Scheduler(Enum):
-    """Which backend runs a job."""
-
-    local = "local"
-    slurm = "slurm"
-    pbs = "pbs"
-    allocation = "allocation"
-
-
 class GpuDirective(Enum):
     """How a site wants GPUs to be asked for."""
 
@@ -137,7 +128,7 @@ class Cluster:
 
     name: str = MISSING  # the profile's name, shown in tables
     required: list[str] = field(default_factory=list)  # keys of cluster that the user must set (`account`)
-    scheduler: Scheduler = MISSING  # local, slurm, pbs or allocation
+    scheduler: str = MISSING  # local, slurm, pbs or allocation, or one that another package adds
     partition: str | None = None  # Slurm partition(s), comma-separated
     queue: str | None = None  # PBS queue
     account: str | None = None  # account that is charged
@@ -164,6 +155,13 @@ class Cluster:
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: str = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
     submit_timeout: int = 60  # seconds that one command of the scheduler may take
+
+
+# Keys of a cluster that only some schedulers know; each scheduler names its own.
+OF_SOME_SCHEDULERS = (
+    "partition", "queue", "project", "qos", "constraint", "reservation", "exclude", "place", "chunk", "resources",
+    "gpu_type", "srun_args", "mpiexec",
+)  # fmt: skip
 
 
 @dataclass

@@ -7,11 +7,14 @@ folder asks for its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from launcher.config.schema import GpuDirective
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
     from launcher.schedulers.allocation import Held
     from launcher.schedulers.base import Queries
@@ -29,6 +32,7 @@ class Scheduler(ABC):
         name: as in cluster.scheduler.
         title: as people write it.
         template: what its scripts are made from: a file of templates/, or the whole path of another one.
+        queued: it takes jobs, which wait until there is room.
         on_this_machine: its jobs are processes of the machine where they are submitted.
         secrets_in_files: a job gets its secrets from a file, for what is submitted with it others can read.
     """
@@ -36,12 +40,26 @@ class Scheduler(ABC):
     name: str
     title: str
     template: str
+    queued = False
     on_this_machine = False
     secrets_in_files = False
 
     @abstractmethod
     def executor(self) -> type[RunExecutor]:
         """What hands runs over. It is loaded when it is asked for: submitit takes 30 ms."""
+
+    def starter(self, cluster: Cluster) -> str | None:
+        """What starts tasks on the nodes of a job (srun, or one of registry.STARTERS); None: they are processes of
+        the machine where its script runs. Pure."""
+        return None
+
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The key cluster.directives, as a plan keeps it. Pure.
+
+        Raises:
+            ConfigError: one cannot be an option of a job.
+        """
+        return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         """The options of a plan's script, as they stand in its lines, each value quoted as they are read there. Pure.
@@ -85,7 +103,20 @@ class Scheduler(ABC):
 
 
 class Queue(Scheduler):
-    """A scheduler that takes jobs, which wait until there is room."""
+    """A scheduler that takes jobs, which wait until there is room.
+
+    Attributes:
+        keys: those of schema.OF_SOME_SCHEDULERS that it knows.
+        instead: what to write for another scheduler's keys.
+        gpu_directives: how it can be asked for GPUs (cluster.gpu_directive).
+        no_requeue: why it does not start a user's running job again, and what happens instead; empty: it does.
+    """
+
+    queued = True
+    keys: Collection[str] = ()
+    instead: Mapping[str, str] = MappingProxyType({})
+    gpu_directives: Collection[GpuDirective] = (GpuDirective.none,)
+    no_requeue = ""
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:

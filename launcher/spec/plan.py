@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from launcher import redaction
 from launcher.config.schema import (
@@ -21,7 +21,6 @@ from launcher.config.schema import (
     LaunchMode,
     ResumeHow,
     Runtime,
-    Scheduler,
 )
 from launcher.errors import ConfigError, near
 from launcher.files.json_types import misfit
@@ -33,26 +32,26 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
 LONGEST_NAME = 64
 LONGEST_CHAIN = 50  # jobs that one command submits
-GPU_DIRECTIVES = {
-    Scheduler.slurm: (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none),
-    Scheduler.pbs: (GpuDirective.ngpus, GpuDirective.none),
-}
-# Keys that only one scheduler knows, and what to write for the other.
-KEYS_OF = {
-    "partition": (Scheduler.slurm, "use cluster.queue"),
-    "qos": (Scheduler.slurm, "PBS has none; a queue may stand for it (cluster.queue)"),
-    "constraint": (Scheduler.slurm, "name a resource of the nodes in cluster.chunk"),
-    "reservation": (Scheduler.slurm, "a reservation of PBS is a queue (cluster.queue)"),
-    "exclude": (Scheduler.slurm, "PBS cannot exclude nodes; name a resource of the good ones in cluster.chunk"),
-    "gpu_type": (Scheduler.slurm, "name the site's resource for it in cluster.chunk"),
-    "srun_args": (Scheduler.slurm, "see cluster.mpiexec"),
-    "queue": (Scheduler.pbs, "use cluster.partition"),
-    "project": (Scheduler.pbs, "use cluster.account"),
-    "place": (Scheduler.pbs, "see cluster.directives"),
-    "chunk": (Scheduler.pbs, "use cluster.constraint or cluster.directives"),
-    "resources": (Scheduler.pbs, "use cluster.directives"),
-    "mpiexec": (Scheduler.pbs, "srun starts the tasks; see cluster.srun_args"),
-}
+
+
+class Rules(Protocol):
+    """What the scheduler of a run says to its config; each but the first raises ConfigError."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether it takes jobs, which wait, rather than starting them at once."""
+
+    def starter(self, cluster: Cluster) -> str | None:
+        """What starts tasks on the nodes of a job; None: they are processes of this machine."""
+
+    def directives(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Extra options of a job, as a plan keeps them."""
+
+    def check_resume(self, how: ResumeHow) -> None:
+        """Refuses a way to go on that it has not."""
+
+    def check_keys(self, cluster: Cluster, gpus: int) -> None:
+        """Refuses keys of other schedulers, which would be ignored without a word."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class JobPlan:
     name: str
     run_dir: str
     cluster: str  # the profile's name
-    scheduler: str  # local, slurm, pbs or allocation
+    scheduler: str
     launch: str  # agent or tasks
     nodes: int
     min_nodes: int
@@ -203,6 +202,7 @@ class JobPlan:
     secrets_dir: str | None = None
     debug_ranks: tuple[int, ...] = ()  # those that stop at breakpoint()
     debug_post_mortem: bool = False
+    queued: bool = True  # it is handed to a scheduler, rather than started here and now
 
     @property
     def no_workdir(self) -> str:
@@ -255,11 +255,6 @@ class JobPlan:
         """Whether the ranks are a program that is told to stop in time and goes on when it is started again."""
         return self.kind == "Program" and bool(self.params["resumable"])
 
-    @property
-    def queued(self) -> bool:
-        """Whether the run is handed to a scheduler, rather than started here and now."""
-        return self.scheduler not in (Scheduler.local.value, Scheduler.allocation.value)
-
 
 def as_dict(plan: JobPlan) -> dict[str, Any]:
     """The plan as plain JSON types, which it shares with the plan."""
@@ -279,8 +274,7 @@ def wrong_in(values: Any) -> str | None:
     for key, value in values.items():
         if isinstance(value, str) and (wrong := _no_text(value)):
             return f"plan.{key} {wrong}"
-    schedulers = [each.value for each in Scheduler]
-    return None if values["scheduler"] in schedulers else f"plan.scheduler is none of {', '.join(schedulers)}"
+    return None
 
 
 def _no_text(text: str) -> str | None:
@@ -302,8 +296,8 @@ def python_of(folder: str) -> str:
     return f"{folder}/bin/python"
 
 
-def make_plan(config: Config, site: Site) -> JobPlan:
-    """The plan of a config.
+def build(config: Config, site: Site, rules: Rules) -> JobPlan:
+    """The plan of a config; see `launcher.schedulers.planning.make_plan`.
 
     Raises:
         ConfigError: a value cannot be used whatever the cluster; it names the key, the value and the fix.
@@ -320,12 +314,13 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     environment = _environment(cluster.environment)
     secret_names = redaction.patterns(config.env.secrets)
     secrets = redaction.among(environment, secret_names)
+    starter = site.starter or rules.starter(cluster)
     plan = JobPlan(
         run_id=site.run_id,
         name=check_name("name", config.name),
         run_dir=site.run_dir,
         cluster=cluster.name,
-        scheduler=cluster.scheduler.value,
+        scheduler=cluster.scheduler,
         launch=launch.mode.value,
         nodes=nodes,
         min_nodes=min_nodes,
@@ -354,11 +349,11 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         reservation=cluster.reservation,
         exclude=cluster.exclude,
         place=cluster.place,
-        chunk=_plain_values("chunk", cluster.chunk),
-        resources=_plain_values("resources", cluster.resources),
+        chunk=plain_values("chunk", cluster.chunk),
+        resources=plain_values("resources", cluster.resources),
         gpu_directive=cluster.gpu_directive.value,
         gpu_type=cluster.gpu_type,
-        directives=_directives(cluster.directives, cluster.scheduler),
+        directives=rules.directives(cluster.directives),
         srun_args=tuple(cluster.srun_args),
         mpiexec=tuple(cluster.mpiexec),
         setup=tuple(cluster.setup),
@@ -370,7 +365,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         archive_digest=site.archive_digest,
         archive_of=site.archive_of,
         archive_import=site.archive_import,
-        **containers.fields_of(config, site.starter or _starter(cluster)),
+        **containers.fields_of(config, starter),
         environment={name: value for name, value in environment.items() if name not in secrets},
         secrets=tuple(secrets),
         secret_names=secret_names,
@@ -388,12 +383,12 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         idle_timeout=_at_least("launch.idle_timeout", launch.idle_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         visible_devices=launch.visible_devices.value,
-        **_resume(config, site.run_dir),
+        **_resume(config, site.run_dir, rules),
         **tracking.fields_of(config, site.run_id),
         preflight=config.preflight,
         straggler_factor=_more_than("train.straggler_factor", config.train.straggler_factor, 1),
         straggler_time=_parsed("train.straggler_time", config.train.straggler_time, parse_time),
-        starter=site.starter or _starter(cluster),
+        starter=starter,
         after=site.after,
         code=site.code,
         repository=site.repository,
@@ -401,13 +396,14 @@ def make_plan(config: Config, site: Site) -> JobPlan:
         snapshot_limit=_parsed("env.snapshot_limit", config.env.snapshot_limit, parse_memory),
         debug_post_mortem=config.debug.post_mortem,
         debug_ranks=_debug_ranks(config.debug, nodes * procs),
+        queued=rules.queued,
     )
     if workload.backend is Backend.mpi and launch.mode is LaunchMode.agent:
         raise ConfigError("workload.backend=mpi: MPI wants every rank started by the scheduler: add launch=tasks")
     _require(cluster)
     _refuse_negative("", config)
     _refuse_control_characters("", as_dict(plan))
-    _refuse_foreign_keys(cluster, gpus)
+    rules.check_keys(cluster, gpus)
     if plan.world_size < workload.min_ranks:
         raise ConfigError(
             f"workload={plan.workload} needs {workload.min_ranks} ranks and would get {plan.world_size}: "
@@ -416,7 +412,7 @@ def make_plan(config: Config, site: Site) -> JobPlan:
     return plan
 
 
-def _resume(config: Config, run_dir: str) -> dict[str, Any]:
+def _resume(config: Config, run_dir: str, rules: Rules) -> dict[str, Any]:
     """The fields about checkpoints, resuming and training."""
     checkpoint, resume, train = config.checkpoint, config.resume, config.train
     seconds = _parsed("time", config.time, parse_time)
@@ -428,7 +424,12 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
         )
     if checkpoint.every is not None and checkpoint.every_steps is not None:
         raise ConfigError("checkpoint.every and checkpoint.every_steps exclude each other: leave one of them out")
-    _check_how(config.cluster.scheduler, resume.how, resume.max_attempts)
+    rules.check_resume(resume.how)
+    if resume.how is ResumeHow.chain and resume.max_attempts > LONGEST_CHAIN:
+        raise ConfigError(
+            f"resume.how=chain submits resume.max_attempts={resume.max_attempts} jobs at once: set resume.max_attempts "
+            f"to what the run may need (at most {LONGEST_CHAIN})"
+        )
     every, steps = checkpoint.every, checkpoint.every_steps
     return {
         "lead": lead,
@@ -453,21 +454,6 @@ def _resume(config: Config, run_dir: str) -> dict[str, Any]:
     }
 
 
-def _check_how(scheduler: Scheduler, how: ResumeHow, attempts: int) -> None:
-    if how is ResumeHow.requeue and scheduler is not Scheduler.slurm:
-        raise ConfigError(
-            f"resume.how=requeue is Slurm's, and the cluster is {scheduler.value}: use auto"
-            + (" (PBS lets only operators requeue, so a new job is submitted)" if scheduler is Scheduler.pbs else "")
-        )
-    if how in (ResumeHow.chain, ResumeHow.resubmit) and scheduler not in (Scheduler.slurm, Scheduler.pbs):
-        raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {scheduler.value}: use auto")
-    if how is ResumeHow.chain and attempts > LONGEST_CHAIN:
-        raise ConfigError(
-            f"resume.how=chain submits resume.max_attempts={attempts} jobs at once: set resume.max_attempts to what "
-            f"the run may need (at most {LONGEST_CHAIN})"
-        )
-
-
 def _debug_ranks(debug: Debug, world_size: int) -> tuple[int, ...]:
     """The ranks that stop for a debugger: those named; with post_mortem alone, all.
 
@@ -484,12 +470,6 @@ def _debug_ranks(debug: Debug, world_size: int) -> tuple[int, ...]:
                 f"debug.rank={rank}: it must be a rank from 0 to {world_size - 1}, a list of them ([0,1]), or all"
             )
     return tuple(sorted(set(ranks)))
-
-
-def _starter(cluster: Cluster) -> str | None:
-    if cluster.scheduler is Scheduler.pbs:
-        return "mpiexec" if cluster.mpiexec else "pbsdsh"
-    return "srun" if cluster.scheduler is Scheduler.slurm else None
 
 
 def _at_least(key: str, value: int, least: int) -> int:
@@ -553,60 +533,16 @@ def _ports(value: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _directives(values: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
-    if scheduler is Scheduler.pbs:
-        return _letters(values)
-    result = {}
-    for option, value in values.items():
-        long_name = option.replace("_", "-")
-        if not re.fullmatch(r"[a-z][a-z-]+", long_name):
-            raise ConfigError(
-                f"cluster.directives: {option!r} is not the long name of an option "
-                "(write `partition`, not `-p` or `--partition`)"
-            )
-        if not (value is None or isinstance(value, (str, int, float, bool))):
-            raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")
-        result[long_name] = value
-    return result
+def plain_values(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a key of the cluster.
 
-
-def _letters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of qsub, which have one letter; some may be given several times."""
-    for option, value in values.items():
-        if not re.fullmatch(r"[A-Za-z]", option):
-            raise ConfigError(
-                f"cluster.directives: {option!r} is not the letter of a qsub option (write `m`, not `-m`; for a "
-                "resource use cluster.resources or cluster.chunk)"
-            )
-        for each in value if isinstance(value, list) else [value]:
-            if not (each is None or isinstance(each, (str, int, float, bool))):
-                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
-    return dict(values)
-
-
-def _plain_values(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    Raises:
+        ConfigError: one is neither text nor a number.
+    """
     for name, value in values.items():
         if not (value is None or isinstance(value, (str, int, float, bool))):
             raise ConfigError(f"cluster.{key}.{name}: {value!r} is neither text nor a number")
     return dict(values)
-
-
-def _refuse_foreign_keys(cluster: Cluster, gpus: int) -> None:
-    """A key of the other scheduler would be ignored without a word."""
-    if cluster.scheduler not in (Scheduler.slurm, Scheduler.pbs):
-        return
-    fitting = GPU_DIRECTIVES[cluster.scheduler]
-    if gpus and cluster.gpu_directive not in fitting:
-        raise ConfigError(
-            f"cluster.gpu_directive={cluster.gpu_directive.value} is no way to ask {cluster.scheduler.value} for GPUs: "
-            f"use {' or '.join(each.value for each in fitting)}"
-        )
-    for key, (scheduler, instead) in KEYS_OF.items():
-        if getattr(cluster, key) and cluster.scheduler is not scheduler:
-            raise ConfigError(
-                f"cluster.{key} is a key for {scheduler.value}, and cluster={cluster.name} is "
-                f"{cluster.scheduler.value}: {instead}"
-            )
 
 
 def _require(cluster: Cluster) -> None:

@@ -9,8 +9,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.schema import Config, Function, Program, Scheduler
+from launcher.config.schema import Config, Function, Program
 from launcher.errors import ConfigError
+from launcher.schedulers.planning import scheduler_of
 from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _template(name: str) -> str:
 
 def _require_here(config: Config, key: str, path: str) -> None:
     """What a login node does not see a compute node may; a run of this machine has only what is here."""
-    if config.cluster.scheduler is Scheduler.local and path.startswith("/") and not Path(path).exists():
+    here = scheduler_of(config.cluster).on_this_machine
+    if here and path.startswith("/") and not Path(path).exists():
         raise ConfigError(f"{key}={path} is not there")
 
 

@@ -40,9 +40,10 @@ from launcher.schedulers import job_script, registry
 from launcher.schedulers.allocation import Held, require_room
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.schedulers.successor import submit_after
 from launcher.spec import limits
-from launcher.spec.plan import JobPlan, Site, as_dict, check_name, make_plan
+from launcher.spec.plan import JobPlan, Site, as_dict, check_name
 from launcher.submission.inputs import Inputs
 from launcher.submission.interrupts import Interrupted, held_back
 
@@ -120,7 +121,7 @@ def site_of(config: Config, run_id: str, held: Held | None) -> Site:
     run_dir = Path(config.runs_dir).expanduser().absolute() / run_id
     starter = held.starter if held else None
     after = _after(config, Run(run_dir))
-    in_files = registry.scheduler(config.cluster.scheduler.value).secrets_in_files
+    in_files = scheduler_of(config.cluster).secrets_in_files
     secrets_dir = str(secret.folder()) if in_files else None
     return Site(
         run_id, str(run_dir), sys.executable, _code_root(), os.getcwd(), umask, starter, after, secrets_dir=secrets_dir
@@ -497,7 +498,7 @@ def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
     Raises:
         ConfigError: it is in none.
     """
-    return registry.scheduler(config.cluster.scheduler.value).held(environ)
+    return scheduler_of(config.cluster).held(environ)
 
 
 def _commit(folder: str) -> str | None:

@@ -15,7 +15,6 @@ import submitit
 from submitit.core.core import Executor, Job
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
-from launcher.config.schema import Scheduler
 from launcher.errors import SubmissionError
 from launcher.runs.directory import Run
 from launcher.schedulers.local.executor import LocalExecutor
@@ -52,8 +51,8 @@ class Place:
                 timeout_min=5, nodes=nodes, tasks_per_node=tasks, pbs_queue=queue, **limit,
             )  # fmt: skip
         else:
-            scheduler = Scheduler(self.kind.split()[0])
-            key = "partition" if scheduler is Scheduler.slurm else "queue"
+            scheduler = self.kind.split()[0]
+            key = "partition" if scheduler == "slurm" else "queue"
             site = Site(folder.name, str(folder), sys.executable, str(ROOT), str(ROOT))
             plan = plan_of(
                 site, cluster={"scheduler": scheduler, "name": self.kind, **({key: queue} if queue else {})},

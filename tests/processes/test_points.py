@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import Scheduler
 from launcher.errors import RunError
 from launcher.files import locks
 from launcher.processes.groups import Process
@@ -55,7 +54,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
 
 
 def a_sweep(folder: Path, count: int = 4, parallelism: int | None = None) -> Sweep:
-    plan = plan_of(cluster={"scheduler": Scheduler.local})
+    plan = plan_of(cluster={"scheduler": "local"})
     return make_sweep(folder, count, array=None, plan=plan, parallelism=parallelism)
 
 

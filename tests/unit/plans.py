@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
-from launcher.config.schema import Cluster, Config, GpuDirective, Launch, Scheduler, Workload
+from launcher.config.schema import Cluster, Config, GpuDirective, Launch, Workload
 from launcher.paths import resource
-from launcher.spec.plan import JobPlan, Site, make_plan
+from launcher.schedulers import registry
+from launcher.schedulers.planning import make_plan
+from launcher.spec.plan import JobPlan, Site
 
 SITE = Site("run-1", "/runs/run-1", "/usr/bin/python3", None, "/home/me")
 
@@ -30,8 +32,8 @@ def make_config(
     )
 
 
-def _cluster(scheduler: Scheduler = Scheduler.slurm, **keys: Any) -> Cluster:
-    directive = {"gpu_directive": GpuDirective.ngpus} if scheduler is Scheduler.pbs else {}
+def _cluster(scheduler: str = "slurm", **keys: Any) -> Cluster:
+    directive = {"gpu_directive": GpuDirective.ngpus} if scheduler == "pbs" else {}
     return Cluster(**{"name": "here", "scheduler": scheduler, **directive, **keys})
 
 
@@ -42,7 +44,8 @@ def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
 
 def bare_plan(**fields: Any) -> JobPlan:
     """A plan whose fields have passed no check."""
-    return replace(plan_of(), **fields)
+    scheduler = registry.scheduler(fields.get("scheduler", "slurm"))
+    return replace(plan_of(), **{"queued": scheduler.queued, **fields})
 
 
 def hook_of(workload: str) -> str | None:

@@ -32,7 +32,7 @@ def first() -> list[Check]:
 
 def rest(config: Config) -> list[Check]:
     """What depends on the profile."""
-    cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler.value), Queue)
+    cluster, queued = config.cluster, isinstance(registry.scheduler(config.cluster.scheduler), Queue)
     return [
         Check("profile", lambda: _profile(cluster)),
         Check("scheduler", lambda: scheduler.probe(cluster, min(ASK, cluster.submit_timeout)), 4 * ASK),
@@ -67,9 +67,7 @@ def _profile(cluster: Cluster) -> Iterator[Finding]:
         told += f" ({own})"
     keys = ("partition", "queue", "account", "project", "qos", "constraint", "reservation", "exclude")
     given = [f"{key}={getattr(cluster, key)}" for key in keys if getattr(cluster, key)]
-    yield ok(
-        "config", f"cluster={cluster.name} ({cluster.scheduler.value}{', ' if given else ''}{', '.join(given)}); {told}"
-    )
+    yield ok("config", f"cluster={cluster.name} ({cluster.scheduler}{', ' if given else ''}{', '.join(given)}); {told}")
 
 
 def _ports(cluster: Cluster) -> Iterator[Finding]:

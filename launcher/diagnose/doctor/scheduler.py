@@ -13,7 +13,7 @@ from launcher.schedulers.scheduler import Scheduler
 
 def probe(cluster: Cluster, timeout: float) -> Iterator[Finding]:
     """All of the profile's scheduler; `timeout`: seconds that one question to it may take."""
-    wanted = registry.scheduler(cluster.scheduler.value)
+    wanted = registry.scheduler(cluster.scheduler)
     yield from which(wanted, [each for each in registry.schedulers() if isinstance(each, ChecksItself)])
     if isinstance(wanted, ChecksItself) and not wanted.problem():
         yield from wanted.check(cluster, timeout)

@@ -207,6 +207,24 @@ def line(letter: str, value: Any) -> str:
     return f"-{letter} {quote(value)}" if value != "" else f"-{letter}"
 
 
+def letters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Extra options of a profile, which have one letter; some may be given several times.
+
+    Raises:
+        ConfigError: one cannot be an option, or its value is neither text nor a number.
+    """
+    for option, value in values.items():
+        if not re.fullmatch(r"[A-Za-z]", option):
+            raise ConfigError(
+                f"cluster.directives: {option!r} is not the letter of a qsub option (write `m`, not `-m`; for a "
+                "resource use cluster.resources or cluster.chunk)"
+            )
+        for each in value if isinstance(value, list) else [value]:
+            if not (each is None or isinstance(each, (str, int, float, bool))):
+                raise ConfigError(f"cluster.directives.{option}: {each!r} is neither text nor a number")
+    return dict(values)
+
+
 def chunk(*, ncpus: int, mpiprocs: int, ompthreads: int, ngpus: int, mem: int | None) -> dict[str, Any]:
     """The resources of one node; memory in bytes."""
     return {

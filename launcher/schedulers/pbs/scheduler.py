@@ -6,18 +6,19 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from launcher.environment import secrets
+from launcher.config.schema import GpuDirective
 from launcher.schedulers.detect import detect
 from launcher.schedulers.job_environment import Scrubbed
-from launcher.schedulers.pbs import pbsdsh
 from launcher.schedulers.pbs.client import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.scheduler import Queue
 
 if TYPE_CHECKING:
+    from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
@@ -32,12 +33,34 @@ class PBSScheduler(Queue, PBSDiagnosis):
     name = "pbs"
     title = "PBS"
     template = "qsub.sh.j2"
+    keys = ("queue", "project", "place", "chunk", "resources", "mpiexec")
+    instead = MappingProxyType(
+        {
+            "partition": "use cluster.queue",
+            "qos": "PBS has none; a queue may stand for it (cluster.queue)",
+            "constraint": "name a resource of the nodes in cluster.chunk",
+            "reservation": "a reservation of PBS is a queue (cluster.queue)",
+            "exclude": "PBS cannot exclude nodes; name a resource of the good ones in cluster.chunk",
+            "gpu_type": "name the site's resource for it in cluster.chunk",
+            "srun_args": "see cluster.mpiexec",
+        }
+    )
+    gpu_directives = (GpuDirective.ngpus, GpuDirective.none)
+    no_requeue = "PBS lets only operators requeue, so a new job is submitted"
     secrets_in_files = True
 
     def executor(self) -> type[RunExecutor]:
         from launcher.schedulers.pbs.executor import PBSRunExecutor
 
         return PBSRunExecutor
+
+    def starter(self, cluster: Cluster) -> str:
+        return "mpiexec" if cluster.mpiexec else "pbsdsh"
+
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        from launcher.schedulers.pbs import directives  # states of jobs need none of it
+
+        return directives.letters(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         from launcher.schedulers.pbs import directives  # states of jobs need none of it
@@ -74,6 +97,9 @@ class PBSScheduler(Queue, PBSDiagnosis):
         return environ.get("PBS_JOBID", "")
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
+        from launcher.environment import secrets  # only a job that submits another one needs these
+        from launcher.schedulers.pbs import pbsdsh
+
         if not run.has("environment.sh"):  # an element of an array goes on alone
             shutil.copy(run.path.parent / "environment.sh", run.path)
         if qsub := pbsdsh.find("qsub"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import GpuDirective, ResumeHow
@@ -104,3 +105,23 @@ def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | Non
 def line(name: str, value: Any) -> str:
     """An option as sbatch reads it in a #SBATCH line: like a shell, but a backslash counts within quotes too."""
     return f"--{name}" if value is True else f"--{name}=" + quote(value).replace("\\", "\\\\")
+
+
+def long_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Extra options of a profile, by their long names (`gpus_per_node` is `gpus-per-node`).
+
+    Raises:
+        ConfigError: one cannot be an option, or its value is neither text nor a number.
+    """
+    result = {}
+    for option, value in values.items():
+        long_name = option.replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z-]+", long_name):
+            raise ConfigError(
+                f"cluster.directives: {option!r} is not the long name of an option "
+                "(write `partition`, not `-p` or `--partition`)"
+            )
+        if not (value is None or isinstance(value, (str, int, float, bool))):
+            raise ConfigError(f"cluster.directives.{option}: {value!r} is neither text nor a number")
+        result[long_name] = value
+    return result

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from launcher.config.schema import GpuDirective
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
@@ -14,6 +16,7 @@ from launcher.schedulers.slurm.client import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 
 if TYPE_CHECKING:
+    from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
@@ -25,11 +28,31 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
     name = "slurm"
     title = "Slurm"
     template = "sbatch.sh.j2"
+    keys = ("partition", "qos", "constraint", "reservation", "exclude", "gpu_type", "srun_args")
+    instead = MappingProxyType(
+        {
+            "queue": "use cluster.partition",
+            "project": "use cluster.account",
+            "place": "see cluster.directives",
+            "chunk": "use cluster.constraint or cluster.directives",
+            "resources": "use cluster.directives",
+            "mpiexec": "srun starts the tasks; see cluster.srun_args",
+        }
+    )
+    gpu_directives = (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none)
 
     def executor(self) -> type[RunExecutor]:
         from launcher.schedulers.slurm.executor import SlurmExecutor
 
         return SlurmExecutor
+
+    def starter(self, cluster: Cluster) -> str:
+        return "srun"
+
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        from launcher.schedulers.slurm import directives  # states of jobs need none of it
+
+        return directives.long_names(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
         from launcher.schedulers.slurm import directives  # states of jobs need none of it

@@ -61,7 +61,7 @@ ELSEWHERE = {
     FaultCode.RETURNED_EARLY, FaultCode.LEFT, FaultCode.NOT_STARTED, FaultCode.STILL_THERE, FaultCode.NOT_JOINED,
     FaultCode.NODE_SILENT, FaultCode.LEADER_LOST, FaultCode.RENDEZVOUS_TIMEOUT, FaultCode.REFUSED, FaultCode.PREFLIGHT,
     FaultCode.CONTAINER, FaultCode.ARCHIVE, FaultCode.UNREADABLE, FaultCode.CONDITION_FAILED, FaultCode.AGENT,
-    FaultCode.UNKNOWN,
+    FaultCode.TASK_NOT_STARTED, FaultCode.TASK_UNKNOWN, FaultCode.UNKNOWN,
 }  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def test_the_version_is_ours(say: Say, line: str) -> None:
     assert say(*line.split()) == f"launcher {__version__}\n"
 
 
-@pytest.mark.parametrize(("there", "cluster"), [("qsub", "pbs"), ("sbatch", "slurm"), ("", "slurm")])
+@pytest.mark.parametrize(("there", "cluster"), [("qstat", "pbs"), ("squeue", "slurm"), ("", "slurm")])
 def test_the_name_alone_says_what_to_do_next(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, cluster: str
 ) -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from launcher.cli.multirun import CommandLine, Multirun
 from launcher.cli.search import PointFailed, Search, objectives, values_of
 from launcher.config.hydra_errors import explain
-from launcher.config.schema import BestIs, Config, Scheduler, Sweep
+from launcher.config.schema import BestIs, Config, Sweep
 from launcher.errors import ConfigError
 from launcher.runs import sweep_directory
 from launcher.sweeps.submit import Wanted
@@ -146,7 +146,7 @@ def test_a_point_with_a_secret_is_a_trial_again(
     typed = "+cluster.environment.API_TOKEN=typed-secret"
     searched, fixed = optuna_search.create_params_from_overrides(["a=interval(0,1)", typed])
     given = make_config(
-        cluster={"scheduler": Scheduler.local, "environment": {"API_TOKEN": "typed-secret"}}, runs_dir=str(tmp_path)
+        cluster={"scheduler": "local", "environment": {"API_TOKEN": "typed-secret"}}, runs_dir=str(tmp_path)
     )
     multirun = object.__new__(Multirun)
     multirun._command = CommandLine((), yes=False)

@@ -20,7 +20,7 @@ from rich.console import Console
 from launcher.cli import commands, status_rows, watch
 from launcher.cli.status_rows import Rows, Wanted
 from launcher.cli.status_table import COLUMNS, table
-from launcher.config.schema import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
 from launcher.monitoring import live
@@ -76,22 +76,22 @@ def test_how_far_a_training_is() -> None:
 @pytest.mark.parametrize(
     ("state", "told", "scheduler", "left"),
     [
-        (RunState.RUNNING, 1234, Scheduler.slurm, 1234),  # what the scheduler says counts: the limit may have changed
-        (RunState.RUNNING, None, Scheduler.slurm, 3000),
-        (RunState.RUNNING, None, Scheduler.pbs, 3000),
-        (RunState.RUNNING, None, Scheduler.local, None),
-        (RunState.QUEUED, 1234, Scheduler.slurm, None),
-        (RunState.UNKNOWN, 1234, Scheduler.slurm, None),
-        (RunState.DONE, None, Scheduler.slurm, None),
+        (RunState.RUNNING, 1234, "slurm", 1234),  # what the scheduler says counts: the limit may have changed
+        (RunState.RUNNING, None, "slurm", 3000),
+        (RunState.RUNNING, None, "pbs", 3000),
+        (RunState.RUNNING, None, "local", None),
+        (RunState.QUEUED, 1234, "slurm", None),
+        (RunState.UNKNOWN, 1234, "slurm", None),
+        (RunState.DONE, None, "slurm", None),
     ],
 )
-def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: Scheduler, left: int | None) -> None:
+def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: str, left: int | None) -> None:
     run = seen(state, event(NOW - 600, "started", job="7"), left=told, time="1h", cluster={"scheduler": scheduler})
     assert standing.standing(run, NOW).left == left
 
 
 def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not() -> None:
-    here = {"scheduler": Scheduler.local}
+    here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
     assert standing.standing(run, NOW).left is None
     assert standing.standing(run, NOW, before=(5, NOW - 7)).left == 3000
@@ -251,7 +251,7 @@ def test_pbs_is_asked_for_one_job_at_a_time_or_for_its_list(tmp_path: Path, monk
         PBS, "history",
         lambda _: asked.append("qstat -x") or {"5": SchedulerJob("5", JobState.CANCELLED, "CANCELLED")},
     )  # fmt: skip
-    plan = {"cluster": {"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus}}
+    plan = {"cluster": {"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}}
     for number in range(2):
         make(tmp_path, f"run-{number}", f"{number}.srv", **plan)
     assert {each["state"] for each in rows(tmp_path).values()} == {"lost"}
@@ -396,7 +396,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     for number in range(2):
         make(tmp_path, f"run-{number}", str(number), step=5)
     end(make(tmp_path, "done", "9"), 0, job="9")
-    here = make(tmp_path, "here", "local-x", cluster={"scheduler": Scheduler.local})
+    here = make(tmp_path, "here", "local-x", cluster={"scheduler": "local"})
     here.journal("process", pid=10**7, start=1, host="elsewhere")
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}

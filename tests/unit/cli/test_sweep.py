@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.cli import commands, sweep_change, sweep_results, sweep_status
-from launcher.config.schema import Scheduler
 from launcher.errors import LauncherError
 from launcher.monitoring.sweep import PointSeen
 from launcher.runs.directory import Run
@@ -367,7 +366,7 @@ def test_many_points_are_told_in_one_line() -> None:
 def test_a_point_keeps_its_id_and_its_place_when_it_is_resumed(tmp_path: Path) -> None:
     run = make_sweep(tmp_path / "my runs").run(3)
     assert from_overrides.place(run) == [f"runs_dir='{tmp_path}/my runs'"]
-    config = make_config(cluster={"scheduler": Scheduler.local}, runs_dir=str(tmp_path / "my runs"))
+    config = make_config(cluster={"scheduler": "local"}, runs_dir=str(tmp_path / "my runs"))
     plan = prepare(config, {}, run_id=run.id).plan
     assert (plan.run_id, plan.run_dir) == ("lr-1/3", str(run.path))
     assert plan.checkpoint_dir == f"{run.path}/checkpoints"

@@ -21,7 +21,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "check: perhaps\n", "mine.yaml: check=perhaps: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml: setup: it must be a list ([one, two])"),
         (BASE + "environment: [A]\n", "mine.yaml: a list stands where a section of its own"),
-        (BASE + "scheduler: slrum\n", "mine.yaml: scheduler=slrum: it is one of local, slurm, pbs, allocation. Did"),
+        (BASE + "scheduler: slrum\n", "mine.yaml: cluster.scheduler=slrum: there is no such scheduler. Did you mean"),
         (BASE + "required: [acount]\n", "cluster.required: there is no key cluster.acount. Did you mean account?"),
         (BASE + "limits: {time: soon}\n", "cluster.limits of the profile of cluster=mine: 'soon' is not a time"),
         ("defaults: [slurmm, _self_]\n", "mine.yaml: there is no cluster/slurmm to start from. Did you mean slurm"),

@@ -99,7 +99,7 @@ def test_a_profile_of_the_users_own_starts_from_ours(composed: Callable[..., Dic
     read = composed("workload=p2p", "cluster=mine", cluster__mine=profile)
     assert (read.cluster.name, read.cluster.scheduler, read.cluster.partition) == (
         "mine",
-        config.Scheduler.slurm,
+        "slurm",
         "gpu",
     )
     assert read.cluster.limits.time == "2:00:00"

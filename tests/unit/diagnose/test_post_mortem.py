@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config.schema import Env, Scheduler
+from launcher.config.schema import Env
 from launcher.diagnose.post_mortem import notices, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
@@ -463,7 +463,7 @@ def test_more_memory_is_named_with_what_was_used() -> None:
     )
     assert "mem=" not in steps(Kind.KILLED, fault=KILLED, memory={"largest": GIB})
     assert "mem=" not in steps(Kind.KILLED, fault=CRASHED, memory={"limit": 16 * GIB})
-    local = steps(Kind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": Scheduler.local}), memory={"largest": GIB})
+    local = steps(Kind.OUT_OF_MEMORY, plan=plan_of(cluster={"scheduler": "local"}), memory={"largest": GIB})
     assert "mem=" not in local
 
 
@@ -475,7 +475,7 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     assert "cluster.exclude=node2" in steps(Kind.NODE_LOST, host="node2")
     excluding = plan_of(cluster={"exclude": "node7"})
     assert "\"cluster.exclude='node7,node2'\"" in steps(Kind.NODE_LOST, host="node2", plan=excluding)
-    assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": Scheduler.pbs}))
+    assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": "pbs"}))
     assert "tell the site" in steps(Kind.GPU_ERROR, "NVRM: Xid 79")
     assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "CUDA error: device-side assert triggered")
     assert "signal 9" in steps(Kind.EXITED, fault=exited(137))

@@ -58,8 +58,8 @@ def test_a_start_is_told_as_a_time_and_a_wait(seconds: float, text: str) -> None
 
 def made(folder: Path, *events: str) -> Run:
     run = Run.create(folder / "r")
-    plan = plan_of(cluster={"name": "local"})
-    run.write_record(replace(plan, scheduler="local", run_id="r"), {}, {"overrides": []})
+    plan = plan_of(cluster={"name": "local", "scheduler": "local"})
+    run.write_record(replace(plan, run_id="r"), {}, {"overrides": []})
     run.journal("submitted", job="local-1")
     attempt = run.path / "attempts/0/events"
     attempt.mkdir(parents=True)

@@ -21,7 +21,8 @@ from launcher.environment import archive_on_node, archives, interpreter, snapsho
 from launcher.errors import ConfigError, RunError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
-from launcher.spec.plan import JobPlan, make_plan
+from launcher.schedulers.planning import make_plan
+from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import DDPMnist, Env, Runtime, Scheduler
+from launcher.config.schema import DDPMnist, Env, Runtime
 from launcher.environment import container_on_node, containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
 from launcher.schedulers import job_script
-from launcher.spec.plan import JobPlan, make_plan
+from launcher.schedulers.planning import make_plan
+from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config
@@ -163,7 +164,7 @@ def test_the_images_own_pythonpath_comes_behind_ours() -> None:
         ({"container": None, "python": "/opt/py"}, {}, r"env\.python is for a container"),
         ({"activate": "/env"}, {}, r"env\.activate and env\.container: ranks run in one"),
         ({"binds": ["a:b"]}, {}, r"env\.binds: 'a:b' is not /SOURCE"),
-        ({"container_runtime": Runtime.pyxis}, {"scheduler": Scheduler.pbs}, "pyxis is a plug-in of srun"),
+        ({"container_runtime": Runtime.pyxis}, {"scheduler": "pbs"}, "pyxis is a plug-in of srun"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(env: dict[str, Any], cluster: dict[str, Any], told: str) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from launcher import __version__
-from launcher.config.schema import Env, Scheduler
+from launcher.config.schema import Env
 from launcher.environment import interpreter, snapshot
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
+from launcher.schedulers.planning import make_plan
 from launcher.script.render import setup_lines
-from launcher.spec.plan import make_plan
 from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox
@@ -162,4 +162,4 @@ def test_a_run_of_this_machine_has_only_what_is_here(tmp_path: Path, key: str) -
     env = Env(**{key: f"{tmp_path}/gone/x"})
     Inputs().with_environment(make_config(env=env))  # nodes of a cluster may see it
     with pytest.raises(ConfigError, match=rf"env\.{key}={tmp_path}/gone/x is not there"):
-        Inputs().with_environment(make_config(env=env, cluster={"scheduler": Scheduler.local}))
+        Inputs().with_environment(make_config(env=env, cluster={"scheduler": "local"}))

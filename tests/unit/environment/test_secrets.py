@@ -23,7 +23,7 @@ from launcher import redaction
 from launcher.cli.submit import show
 from launcher.config import compose
 from launcher.config.points import Composer
-from launcher.config.schema import Env, Scheduler
+from launcher.config.schema import Env
 from launcher.environment import secrets
 from launcher.errors import ConfigError, SubmissionError
 from launcher.runs.directory import Run
@@ -37,7 +37,7 @@ from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
 
-BACKENDS = (Scheduler.local, Scheduler.slurm, Scheduler.pbs)
+BACKENDS = ("local", "slurm", "pbs")
 VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=30).map(
     lambda text: f"{text}-4f7a0c92"  # or it is one of the words that any script has
 )
@@ -72,7 +72,7 @@ def test_names_of_a_users_own_are_added(more: list[str], name: str, hidden: bool
 class Submitted:
     """A run or sweep that was submitted with secrets in the environment and in the profile; it never ran."""
 
-    def __init__(self, folder: Path, scheduler: Scheduler, mine: str, profiles: str, points: int = 0) -> None:
+    def __init__(self, folder: Path, scheduler: str, mine: str, profiles: str, points: int = 0) -> None:
         self.folder, self.environment = folder, dict[str, str]()
         self.python = folder / "bin/python"
         (folder / "bin").mkdir()
@@ -151,26 +151,26 @@ class Submitted:
 @given(VALUES, VALUES)
 @example('it\'s a $(secret) \\ "value"', "päss wörd & more")
 def test_no_file_of_a_run_and_nothing_that_is_shown_has_the_value_of_a_secret(
-    scheduler: Scheduler, points: int, mine: str, profiles: str
+    scheduler: str, points: int, mine: str, profiles: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Submitted(Path(folder), scheduler, mine, profiles, points)
         run.require_nothing_of(mine, profiles)
         got = {name: run.environment.get(name) for name in ("HF_TOKEN", "API_KEY")}
-        if scheduler is Scheduler.pbs:  # from a file; qsub itself may be told to hand its environment on (-V)
+        if scheduler == "pbs":  # from a file; qsub itself may be told to hand its environment on (-V)
             assert got == {"HF_TOKEN": None, "API_KEY": None}
         else:
             assert got == {"HF_TOKEN": mine, "API_KEY": profiles}
 
 
 @pytest.mark.parametrize("scheduler", BACKENDS)
-def test_a_secret_reaches_the_ranks_and_its_file_goes_with_the_run(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_a_secret_reaches_the_ranks_and_its_file_goes_with_the_run(tmp_path: Path, scheduler: str) -> None:
     mine, profiles = 'it\'s $(mine) \\ "x"', "päss wörd"
     run = Submitted(tmp_path, scheduler, mine, profiles)
     kept = list((tmp_path / "own").rglob("*.sh"))
-    assert [path.stat().st_mode & 0o777 for path in kept] == ([0o600] if scheduler is Scheduler.pbs else [])
+    assert [path.stat().st_mode & 0o777 for path in kept] == ([0o600] if scheduler == "pbs" else [])
     assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in kept)
-    given = {} if scheduler is Scheduler.pbs else run.environment
+    given = {} if scheduler == "pbs" else run.environment
     done = subprocess.run(
         ["bash", str(tmp_path / "runs/run-1/script.sh")], cwd=tmp_path, capture_output=True, text=True, timeout=30,
         check=False, env={**given, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SANDBOX": str(tmp_path),
@@ -184,7 +184,7 @@ def test_a_secret_reaches_the_ranks_and_its_file_goes_with_the_run(tmp_path: Pat
 
 
 def test_a_secret_that_did_not_reach_the_job_is_told_by_its_name(tmp_path: Path) -> None:
-    Submitted(tmp_path, Scheduler.slurm, "12345678", "87654321")
+    Submitted(tmp_path, "slurm", "12345678", "87654321")
     done = subprocess.run(
         ["bash", str(tmp_path / "runs/run-1/script.sh")], cwd=tmp_path, capture_output=True, text=True, timeout=30,
         check=False, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SANDBOX": str(tmp_path), "HOME": "/"},
@@ -194,7 +194,7 @@ def test_a_secret_that_did_not_reach_the_job_is_told_by_its_name(tmp_path: Path)
 
 
 def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
-    Submitted(tmp_path, Scheduler.slurm, "12345678", "87654321")
+    Submitted(tmp_path, "slurm", "12345678", "87654321")
     record = Run(tmp_path / "runs/run-1").record()
     assert record["overrides"] == ["cluster.environment.API_KEY=${oc.env:API_KEY}", "nodes=1"]
     assert record["config"]["cluster"]["environment"] == {"API_KEY": "(secret)", "PLAIN": "plain"}
@@ -204,7 +204,7 @@ def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
 
 
 def test_a_sweeps_points_have_files_of_their_own_on_pbs(tmp_path: Path) -> None:
-    Submitted(tmp_path, Scheduler.pbs, "12345678", "87654321", points=3)
+    Submitted(tmp_path, "pbs", "12345678", "87654321", points=3)
     sweep = next(path.parent for path in (tmp_path / "runs").glob("*/sweep.json")).resolve()
     files = [secrets.file_of(str(Sweep(sweep).run(number).path), str(tmp_path / "own")) for number in range(3)]
     assert sorted((tmp_path / "own").rglob("*.sh")) == sorted(files)

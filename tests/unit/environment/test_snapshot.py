@@ -16,7 +16,8 @@ from launcher.config.schema import Config, Env, Function, Program, Workload
 from launcher.environment import snapshot
 from launcher.errors import ConfigError, RunError
 from launcher.runs.directory import Run
-from launcher.spec.plan import JobPlan, Site, make_plan
+from launcher.schedulers.planning import make_plan
+from launcher.spec.plan import JobPlan, Site
 from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
 from tests.unit.sandbox import Sandbox

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.config.keys import opened
-from launcher.config.schema import Program, Resume, ResumeHow, Scheduler
+from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.job import requeue
 from launcher.job.requeue import What, decide
@@ -22,7 +22,7 @@ from launcher.submission.from_overrides import merged
 from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
-LOCAL = {"scheduler": Scheduler.local}
+LOCAL = {"scheduler": "local"}
 
 
 OWN = {"workload": Program("program", "m:f", seed=0, script="train.py", checkpoint="out/*")}
@@ -63,17 +63,21 @@ def test_what_becomes_of_a_run(
 @pytest.mark.parametrize(
     ("scheduler", "resume", "words"),
     [
-        (Scheduler.pbs, Resume(how=ResumeHow.requeue), "PBS lets only operators requeue"),
-        (Scheduler.local, Resume(how=ResumeHow.requeue), "resume.how=requeue is Slurm's"),
-        (Scheduler.local, Resume(how=ResumeHow.chain, max_attempts=3), "needs a scheduler that takes jobs"),
-        (Scheduler.allocation, Resume(how=ResumeHow.resubmit), "needs a scheduler that takes jobs"),
-        (Scheduler.slurm, Resume(how=ResumeHow.chain), "submits resume.max_attempts=100 jobs at once"),
-        (Scheduler.slurm, Resume(lead="1h"), "resume.lead=1h is not less than time=1h"),
-        (Scheduler.slurm, Resume(lead="soon"), "resume.lead: 'soon' is not a time"),
-        (Scheduler.slurm, Resume(max_attempts=0), "resume.max_attempts=0"),
+        ("pbs", Resume(how=ResumeHow.requeue), "PBS lets only operators requeue"),
+        (
+            "local",
+            Resume(how=ResumeHow.requeue),
+            "resume.how=requeue is for slurm alone, and the cluster is local",
+        ),
+        ("local", Resume(how=ResumeHow.chain, max_attempts=3), "needs a scheduler that takes jobs"),
+        ("allocation", Resume(how=ResumeHow.resubmit), "needs a scheduler that takes jobs"),
+        ("slurm", Resume(how=ResumeHow.chain), "submits resume.max_attempts=100 jobs at once"),
+        ("slurm", Resume(lead="1h"), "resume.lead=1h is not less than time=1h"),
+        ("slurm", Resume(lead="soon"), "resume.lead: 'soon' is not a time"),
+        ("slurm", Resume(max_attempts=0), "resume.max_attempts=0"),
     ],
 )
-def test_ways_to_go_on_that_there_are_not(scheduler: Scheduler, resume: Resume, words: str) -> None:
+def test_ways_to_go_on_that_there_are_not(scheduler: str, resume: Resume, words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         plan_of(cluster={"scheduler": scheduler}, resume=resume)
 
@@ -121,13 +125,11 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
         assert not list(run.path.glob("record-*.json"))
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.pbs, Scheduler.slurm])
-def test_an_element_of_an_array_goes_on_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler
-) -> None:
+@pytest.mark.parametrize("scheduler", ["pbs", "slurm"])
+def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
     """It has neither a record nor an environment of its own: both are the array's."""
     array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
-    plan = bare_plan(scheduler=scheduler.value, run_dir=str(array.path), checkpoint_dir=f"{array.path}/checkpoints")
+    plan = bare_plan(scheduler=scheduler, run_dir=str(array.path), checkpoint_dir=f"{array.path}/checkpoints")
     array.write_record(plan, {}, {"token": "token"})
     array.write_environment("export A=1\n")
     monkeypatch.setenv("PBS_JOBID", "7[3].server")
@@ -144,14 +146,14 @@ def test_an_element_of_an_array_goes_on_alone(
     assert requeue._resubmit(own, Attempt(element, 1)) == "8"
     assert asked[:4] == [
         own,
-        "7[3].server" if scheduler is Scheduler.pbs else "7",
+        "7[3].server" if scheduler == "pbs" else "7",
         f"{element.path}/script.sh",
         "token-3-2",
     ]
     assert f"LAUNCHER_RUN_DIR={element.path}\n" in (element.path / "script.sh").read_text()
-    assert ("HF_TOKEN" in asked[4]) == (scheduler is Scheduler.slurm)  # on PBS it comes from a file
+    assert ("HF_TOKEN" in asked[4]) == (scheduler == "slurm")  # on PBS it comes from a file
     environment = element.path / "environment.sh"
-    assert environment.exists() == (scheduler is Scheduler.pbs)
+    assert environment.exists() == (scheduler == "pbs")
     if environment.exists():
         assert environment.read_text() == "export A=1\n"
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.config.schema import Scheduler
 from launcher.errors import ConfigError
 from launcher.maintenance import pruning
 from launcher.maintenance.pruning import Old, kept_because, needs
@@ -29,7 +28,7 @@ from tests.unit.sweep_runs import end, make_sweep
 
 DAY = 86400.0
 OLD = time.time() - 40 * DAY
-HERE = plan_of(cluster={"scheduler": Scheduler.local})
+HERE = plan_of(cluster={"scheduler": "local"})
 
 
 def old(*states: str, **fields: Any) -> Old:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config.schema import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective
 from launcher.monitoring import live
 from launcher.monitoring.sweep import DAMAGED, SweepLive, counts, look_at, not_begun, summary
 from launcher.processes.groups import Process
@@ -21,7 +21,7 @@ from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
 pytestmark = pytest.mark.usefixtures("clock")  # what a scheduler has said is good for a few seconds
-HERE = plan_of(cluster={"scheduler": Scheduler.local})
+HERE = plan_of(cluster={"scheduler": "local"})
 Jobs = dict[str, JobState]
 Says = Callable[..., list[str]]
 
@@ -83,7 +83,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypa
 
 
 def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus})
+    plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus})
     sweep, asked = make_sweep(tmp_path, 4, array="150.pbs-srv", plan=plan), []
 
     def history(*_: object) -> dict[str, SchedulerJob]:

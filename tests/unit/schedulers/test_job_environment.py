@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.schema import Scheduler
+from launcher.schedulers import registry
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.pbs.environment import pbs_environment
 from tests.unit.plans import plan_of
@@ -28,21 +28,21 @@ LAUNCHERS = [
 DIRTY = {**USERS, **dict.fromkeys([*SCHEDULERS, *LAUNCHERS], "1")}
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.slurm, Scheduler.local])
-def test_only_the_users_own_variables_are_left(scheduler: Scheduler) -> None:
+@pytest.mark.parametrize("scheduler", ["slurm", "local"])
+def test_only_the_users_own_variables_are_left(scheduler: str) -> None:
     scrubbed = job_environment(DIRTY, plan_of(cluster={"scheduler": scheduler}))
     assert scrubbed.environment == USERS
     assert scrubbed.dropped == tuple(sorted([*SCHEDULERS, *LAUNCHERS]))
 
 
 def test_in_a_held_allocation_the_schedulers_variables_stay() -> None:
-    scrubbed = job_environment(DIRTY, plan_of(cluster={"scheduler": Scheduler.allocation}))
+    scrubbed = job_environment(DIRTY, plan_of(cluster={"scheduler": "allocation"}))
     assert scrubbed.environment == {**USERS, **dict.fromkeys(SCHEDULERS, "1")}
     assert scrubbed.dropped == tuple(sorted(LAUNCHERS))
 
 
-@pytest.mark.parametrize("scheduler", list(Scheduler))
-def test_functions_that_bash_exports_are_handed_on_to_nobody(scheduler: Scheduler) -> None:
+@pytest.mark.parametrize("scheduler", registry.OURS)
+def test_functions_that_bash_exports_are_handed_on_to_nobody(scheduler: str) -> None:
     """One named `cd`, or as a variable of the script, would run in its place."""
     functions = dict.fromkeys(["BASH_FUNC_cd%%", "BASH_FUNC_module%%", "BASH_FUNC_code()"], "() { :; }")
     scrubbed = job_environment({**USERS, **functions}, plan_of(cluster={"scheduler": scheduler}))
@@ -71,7 +71,7 @@ def test_a_pbs_job_gets_no_place_in_another_and_finds_the_same_server() -> None:
     scrubbed = pbs_environment(dirty)
     assert scrubbed.environment == {name: value for name, value in (USERS | OF_PBS).items() if name not in OF_A_PBS_JOB}
     assert scrubbed.dropped == tuple(sorted({*SCHEDULERS, *LAUNCHERS, *OF_A_PBS_JOB}))
-    assert job_environment(dirty, plan_of(cluster={"scheduler": Scheduler.pbs})) == scrubbed
+    assert job_environment(dirty, plan_of(cluster={"scheduler": "pbs"})) == scrubbed
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -83,8 +83,8 @@ def test_threads_are_the_users_wish_unless_a_pbs_job_set_them(inside: bool) -> N
     assert scrubbed.dropped == tuple(sorted(environ.keys() - scrubbed.environment.keys()))
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.slurm, Scheduler.local, Scheduler.allocation])
-def test_elsewhere_what_pbs_would_set_anew_is_kept(scheduler: Scheduler) -> None:
+@pytest.mark.parametrize("scheduler", ["slurm", "local", "allocation"])
+def test_elsewhere_what_pbs_would_set_anew_is_kept(scheduler: str) -> None:
     users = {"TMPDIR": "/x", "NCPUS": "4", "ENVIRONMENT": "test", "OMP_NUM_THREADS": "4"}
     assert job_environment(users, plan_of(cluster={"scheduler": scheduler})).environment == users
 

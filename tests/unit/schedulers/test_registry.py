@@ -6,14 +6,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from launcher.config.schema import Scheduler as Names
 from launcher.errors import ConfigError
 from launcher.schedulers import registry
 from launcher.schedulers.local.scheduler import LocalScheduler
 from launcher.schedulers.scheduler import Queue
 
 
-@pytest.mark.parametrize("name", [each.value for each in Names])
+@pytest.mark.parametrize("name", registry.OURS)
 def test_a_scheduler_is_found_by_its_name(name: str) -> None:
     assert registry.scheduler(name).name == name
     assert registry.scheduler(name) is registry.scheduler(name)

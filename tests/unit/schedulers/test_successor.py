@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.schema import Scheduler
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.successor import submit_after
 from tests.unit.plans import bare_plan
@@ -28,6 +27,6 @@ def test_a_job_waits_for_another_one_but_for_no_element_of_an_array(
         return "8.server"
 
     monkeypatch.setattr(PBS, "submit", submit)
-    plan = bare_plan(scheduler=Scheduler.pbs.value)
+    plan = bare_plan(scheduler="pbs")
     assert submit_after(plan, job, "script.sh", "token-1", {}, 1.0) == "8.server"
     assert asked == ["-f", "-v", "LAUNCHER_TOKEN=token-1", *waits]

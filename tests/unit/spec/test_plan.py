@@ -20,18 +20,18 @@ from launcher.config.schema import (
     GpuDirective,
     LaunchMode,
     Precision,
-    Scheduler,
     Workload,
 )
 from launcher.errors import BAD_INPUT, ConfigError
+from launcher.schedulers import registry
+from launcher.schedulers.planning import make_plan
+from launcher.schedulers.scheduler import Queue
 from launcher.spec.plan import (
     CONTROL,
-    GPU_DIRECTIVES,
     JobPlan,
     as_dict,
     check_name,
     from_dict,
-    make_plan,
 )
 from tests.unit.plans import SITE, make_config, plan_of
 
@@ -51,7 +51,7 @@ GIB = 1024**3
         ({"procs_per_node": 2, "cpus_per_proc": 3}, {"cpus_per_node": 6}),
         ({"procs_per_node": 2, "launch": {"mode": LaunchMode.tasks}}, {"launch": "tasks", "tasks_per_node": 2}),
         ({"mem": "16G", "time": "1:30:00"}, {"mem": 16 * GIB, "time": 5400}),
-        ({"cluster": {"scheduler": Scheduler.local}}, {"scheduler": "local"}),
+        ({"cluster": {"scheduler": "local"}}, {"scheduler": "local"}),
         ({"cluster": {"partition": "a,b", "qos": "q"}}, {"partition": "a,b", "account": None, "qos": "q"}),
         ({"cluster": {"gpu_directive": GpuDirective.none}}, {"gpu_directive": "none", "gpu_type": None}),
         ({"cluster": {"directives": {"mem_per_cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}},
@@ -62,8 +62,8 @@ GIB = 1024**3
         ({"cluster": {"setup": ["a\nb", "c\td"]}}, {"setup": ("a\nb", "c\td")}),
         ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"srun_args": ("--mpi=none", "a b")}),
         ({"workload": DDPMnist("n", "m:f", seed=1)}, {"kind": "DDPMnist", "workload": "n", "backend": "auto"}),
-        ({"cluster": {"scheduler": Scheduler.slurm}}, {"queued": True}),
-        ({"cluster": {"scheduler": Scheduler.allocation}}, {"queued": False}),
+        ({"cluster": {"scheduler": "slurm"}}, {"queued": True}),
+        ({"cluster": {"scheduler": "allocation"}}, {"queued": False}),
         ({"name": "a" * 64}, {"name": "a" * 64}),
         ({"name": "_a.b+c-d"}, {"name": "_a.b+c-d"}),
     ],
@@ -91,10 +91,10 @@ def test_the_site_becomes_fields() -> None:
 @pytest.mark.parametrize(
     ("cluster", "starter"),
     [
-        ({"scheduler": Scheduler.slurm}, "srun"),
-        ({"scheduler": Scheduler.pbs}, "pbsdsh"),
-        ({"scheduler": Scheduler.pbs, "mpiexec": ["mpiexec"]}, "mpiexec"),
-        ({"scheduler": Scheduler.local}, None),
+        ({"scheduler": "slurm"}, "srun"),
+        ({"scheduler": "pbs"}, "pbsdsh"),
+        ({"scheduler": "pbs", "mpiexec": ["mpiexec"]}, "mpiexec"),
+        ({"scheduler": "local"}, None),
     ],
 )
 def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: str | None) -> None:
@@ -114,8 +114,8 @@ def test_each_scheduler_has_what_starts_tasks(cluster: dict[str, Any], starter: 
 )
 def test_a_key_of_the_other_scheduler_is_refused(scheduler: str, key: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        plan_of(cluster={"scheduler": Scheduler(scheduler), key: value})
-    plan_of(cluster={"scheduler": Scheduler.local, key: value})  # nothing is submitted, so nothing is lost
+        plan_of(cluster={"scheduler": scheduler, key: value})
+    plan_of(cluster={"scheduler": "local", key: value})  # nothing is submitted, so nothing is lost
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,8 @@ def test_a_run_cannot_take_the_name_of_the_link_to_the_newest() -> None:
 
 
 CONTROLS = [chr(code) for code in range(32) if chr(code) != "\t"] + ["\x7f", "\x85", "\u2028", "\u2029"]
-TEXT_KEYS = [f.name for f in fields(Cluster) if f.type in ("str", "str | None") and f.name != "port_range"]
+OF_A_FORM = ("port_range", "scheduler")  # of these no other text is taken either
+TEXT_KEYS = [f.name for f in fields(Cluster) if f.type in ("str", "str | None") and f.name not in OF_A_FORM]
 
 
 def test_the_texts_of_a_profile_are_all_tested() -> None:
@@ -230,19 +231,20 @@ def test_control_characters_are_refused_in_what_the_machine_adds(field: str) -> 
         make_plan(make_config(), site)
 
 
-@pytest.mark.parametrize("scheduler", Scheduler)
+@pytest.mark.parametrize("scheduler", registry.OURS)
 @pytest.mark.parametrize("directive", GpuDirective)
-def test_gpus_are_asked_for_in_the_schedulers_words(scheduler: Scheduler, directive: GpuDirective) -> None:
+def test_gpus_are_asked_for_in_the_schedulers_words(scheduler: str, directive: GpuDirective) -> None:
     cluster = {"scheduler": scheduler, "gpu_directive": directive}
     assert plan_of(cluster=cluster, gpus_per_node=0).gpu_directive == directive.value  # nobody is asked for any
-    fitting = GPU_DIRECTIVES.get(scheduler, tuple(GpuDirective))
+    of_it = registry.scheduler(scheduler)
+    fitting = of_it.gpu_directives if isinstance(of_it, Queue) else tuple(GpuDirective)
     if directive in fitting:
         assert plan_of(cluster=cluster, gpus_per_node=1).gpu_directive == directive.value
         return
     with pytest.raises(ConfigError) as refusal:
         plan_of(cluster=cluster, gpus_per_node=1)
     assert str(refusal.value) == (
-        f"cluster.gpu_directive={directive.value} is no way to ask {scheduler.value} for GPUs: "
+        f"cluster.gpu_directive={directive.value} is no way to ask {scheduler} for GPUs: "
         f"use {' or '.join(each.value for each in fitting)}"
     )
 
@@ -257,20 +259,20 @@ common = {
 }
 clusters = st.one_of(
     st.fixed_dictionaries(
-        {"scheduler": st.sampled_from([Scheduler.slurm, Scheduler.local, Scheduler.allocation])},
+        {"scheduler": st.sampled_from(["slurm", "local", "allocation"])},
         optional={
             **common,
-            "gpu_directive": st.sampled_from(GPU_DIRECTIVES[Scheduler.slurm]),
+            "gpu_directive": st.sampled_from(registry.queue("slurm").gpu_directives),
             "partition": words,
             "directives": st.dictionaries(st.from_regex(r"[a-z][a-z_]{2,8}", fullmatch=True), plain, max_size=3),
             "srun_args": st.lists(words, max_size=3),
         },
     ),
     st.fixed_dictionaries(
-        {"scheduler": st.just(Scheduler.pbs)},
+        {"scheduler": st.just("pbs")},
         optional={
             **common,
-            "gpu_directive": st.sampled_from(GPU_DIRECTIVES[Scheduler.pbs]),
+            "gpu_directive": st.sampled_from(registry.queue("pbs").gpu_directives),
             "queue": words,
             "chunk": st.dictionaries(words, plain, max_size=3),
             "directives": st.dictionaries(st.sampled_from("lmMW"), plain | st.lists(words, max_size=3), max_size=3),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Scheduler
 from launcher.errors import SubmissionError
 from launcher.monitoring.live import read
 from launcher.processes.groups import Process
@@ -30,7 +29,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmStandIn:
     return commands
 
 
-def handed_over(folder: Path, scheduler: Scheduler = Scheduler.slurm) -> Submitted:
+def handed_over(folder: Path, scheduler: str = "slurm") -> Submitted:
     cluster = {"check": False, "submit_timeout": 10, "scheduler": scheduler}
     return submit(prepare(make_config(runs_dir=str(folder / "runs"), run_id="a", cluster=cluster)), {})
 
@@ -91,7 +90,7 @@ def test_a_process_of_this_machine_that_cannot_be_noted_is_ended(
     of = Process.of
     monkeypatch.setattr(Process, "of", lambda pid: started.append(of(pid)) or started[-1])
     with pytest.raises(SubmissionError, match=r"nothing was submitted: .*No space left"):
-        handed_over(tmp_path, Scheduler.local)
+        handed_over(tmp_path, "local")
     assert not (tmp_path / "runs" / "a").exists()
     assert len(started) == 1
     until(lambda: not started[0].alive(), "its process is gone")

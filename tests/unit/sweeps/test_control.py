@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective
 from launcher.errors import RunError
 from launcher.monitoring.sweep import look_at
 from launcher.runs.sweep_directory import Sweep
@@ -20,7 +20,7 @@ from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep
 
 CANCEL = {Slurm: Slurm.cancel, PBS: PBS.cancel}
-PBS_PLAN = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus})
+PBS_PLAN = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus})
 
 
 class Site:

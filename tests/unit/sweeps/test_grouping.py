@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.schema import Env, Program, Runtime, Scheduler, Workload
+from launcher.config.schema import Env, Program, Runtime, Workload
 from launcher.errors import ConfigError
 from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
@@ -57,8 +57,8 @@ LR = [{"workload": Workload("work", "my.module:main", seed=seed)} for seed in ra
         ([{"cluster": {"environment": {"A": "1"}}}, {"cluster": {"environment": {"A": "2"}}}], [(0,), (1,)]),
         ([{"cluster": {"setup": ["a"]}}, {"cluster": {"setup": ["b"]}}, {"cluster": {"setup": ["a"]}}], [(0, 2), (1,)]),
         ([{"name": "a"}, {"name": "b"}], [(0,), (1,)]),
-        ([{"cluster": {"scheduler": Scheduler.pbs}}, {}], [(0,), (1,)]),
-        ([{"cluster": {"scheduler": Scheduler.local}}, {"cluster": {"scheduler": Scheduler.local}}], [(0, 1)]),
+        ([{"cluster": {"scheduler": "pbs"}}, {}], [(0,), (1,)]),
+        ([{"cluster": {"scheduler": "local"}}, {"cluster": {"scheduler": "local"}}], [(0, 1)]),
     ],
 )
 def test_the_table(points: list[dict[str, Any]], expected: list[tuple[int, ...]]) -> None:

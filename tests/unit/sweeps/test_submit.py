@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Limits, ResumeHow, Scheduler
+from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read
 from launcher.runs import sweep_directory
@@ -357,7 +357,7 @@ def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(submit, "start_here", started.append)
     wanted = [
         *site.wanted(["seed=1 cluster=slurm", "seed=2 cluster=slurm"]),
-        *site.wanted(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": Scheduler.local}),
+        *site.wanted(["seed=1 cluster=local", "seed=2 cluster=local"], cluster={"scheduler": "local"}),
     ]
     done = submit.submit_sweep(prepare_sweep(wanted, COMMAND))
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))

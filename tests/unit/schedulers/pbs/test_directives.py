@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.schema import GpuDirective, LaunchMode, Scheduler
+from launcher.config.schema import GpuDirective, LaunchMode
 from launcher.errors import ConfigError
 from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
@@ -42,7 +42,7 @@ def request(**fields: Any) -> Request:
 
 
 def pbs_plan(*, cluster: dict[str, Any] | None = None, **keys: Any) -> JobPlan:
-    return plan_of(cluster={"scheduler": Scheduler.pbs, **(cluster or {})}, **keys)
+    return plan_of(cluster={"scheduler": "pbs", **(cluster or {})}, **keys)
 
 
 def words(statement: str) -> list[str]:

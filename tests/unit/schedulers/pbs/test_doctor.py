@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
 from launcher.schedulers.detect import Kind, Qsub
 from launcher.schedulers.pbs import diagnosis, doctor, scheduler
@@ -34,7 +34,7 @@ def test_whose_qsub_is_found_is_told(monkeypatch: pytest.MonkeyPatch, qsub: Qsub
 
 
 WORKQ = Queue("workq", True, True, False, 86400, 8, None, None, 64 * 2**30)
-SITE = Cluster(name="site", scheduler=Scheduler.pbs)
+SITE = Cluster(name="site", scheduler="pbs")
 
 
 @pytest.mark.parametrize(

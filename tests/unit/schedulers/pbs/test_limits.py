@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.facts import hosts_of, parse_nodes
 from launcher.schedulers.pbs.limits import Queue, check_nodes, check_queue
@@ -31,7 +31,7 @@ NO_DEFAULT_QUEUE = PBS_SITE[1:]
 
 
 def check_pbs(name: str | None, keys: dict[str, Any], queues: list[Queue]) -> None:
-    check_queue(plan_of(cluster={"scheduler": Scheduler.pbs, "queue": name}, **keys), queues)
+    check_queue(plan_of(cluster={"scheduler": "pbs", "queue": name}, **keys), queues)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ BUSY = PLAIN.format(name="n1", state="job-busy") + PLAIN.format(name="n2", state
     ],
 )  # fmt: skip
 def test_what_no_node_of_a_pbs_could_ever_hold_is_refused(text: str, keys: dict[str, Any], words: str | None) -> None:
-    plan = plan_of(**{**keys, "cluster": {"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus,
+    plan = plan_of(**{**keys, "cluster": {"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus,
                                           **keys.get("cluster", {})}})  # fmt: skip
     hosts = hosts_of(parse_nodes(text), plan, "workq")
     if words is None:
@@ -124,7 +124,7 @@ def test_what_no_node_of_a_pbs_could_ever_hold_is_refused(text: str, keys: dict[
     ("name", "stays"), [(None, "workq"), ("cpu", "cpu"), ("workq@pbs-srv", "workq"), ("route", None)]
 )
 def test_nodes_are_those_of_the_queue_that_the_job_stays_in(name: str | None, stays: str | None) -> None:
-    assert check_queue(plan_of(cluster={"scheduler": Scheduler.pbs, "queue": name}), PBS_SITE) == stays
+    assert check_queue(plan_of(cluster={"scheduler": "pbs", "queue": name}), PBS_SITE) == stays
 
 
 @pytest.mark.parametrize("queues", [[], NO_DEFAULT_QUEUE])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import GpuDirective, Scheduler
+from launcher.config.schema import GpuDirective
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.explanation import Waiting
 from launcher.schedulers.pbs import facts as pbs_facts
@@ -154,7 +154,7 @@ def test_an_element_of_an_array_waits_for_the_others(array: dict[str, str], kind
 def test_what_no_node_has_never_starts_whatever_pbs_says(text: str, keys: dict[str, Any], words: str) -> None:
     """PBS compares with all nodes together, and calls the rest `Not Running` for ever."""
     nodes = pbs_facts.parse_nodes(f"{NODES}     resources_available.ngpus = 2\n")
-    plan = plan_of(cluster={"scheduler": Scheduler.pbs, "gpu_directive": GpuDirective.ngpus}, **keys)
+    plan = plan_of(cluster={"scheduler": "pbs", "gpu_directive": GpuDirective.ngpus}, **keys)
     found = pending.for_ever(in_words(text), plan, nodes, "workq")
     assert found.words == words
     assert found.never == words.startswith("it can never start")
@@ -207,7 +207,7 @@ def node(name: str, *, cpus: int = 8, gpus: int = 2, mem: int = 16, state: str =
 
 
 def pbs_plan(**keys: Any) -> JobPlan:
-    cluster = {"scheduler": Scheduler.pbs, **keys.pop("cluster", {})}
+    cluster = {"scheduler": "pbs", **keys.pop("cluster", {})}
     return plan_of(cluster=cluster, **keys)
 
 

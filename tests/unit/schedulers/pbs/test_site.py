@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import Cluster, GpuDirective, Scheduler
+from launcher.config.schema import Cluster, GpuDirective
 from launcher.errors import ConfigError
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.pbs.limits import Queue
@@ -93,7 +93,7 @@ def test_a_pbs_without_gpus_or_default_queue(recorded_pbs: PBSSite) -> None:
 
 
 def cluster(**keys: Any) -> Cluster:
-    return Cluster(name="mine", scheduler=Scheduler.pbs, **keys)
+    return Cluster(name="mine", scheduler="pbs", **keys)
 
 
 def test_a_profile_that_fits_is_said_to(recorded_pbs: PBSSite) -> None:

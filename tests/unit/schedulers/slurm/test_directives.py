@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config.schema import GpuDirective, LaunchMode, Resume, ResumeHow, Scheduler
+from launcher.config.schema import GpuDirective, LaunchMode, Resume, ResumeHow
 from launcher.errors import ConfigError
 from launcher.schedulers.slurm.directives import FAMILIES, TAKEN, directives
 from launcher.script.starters import srun_arguments
@@ -141,7 +141,7 @@ def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
          "--nodes=2 --ntasks=6 --ntasks-per-node=3 --cpus-per-task=2 --unbuffered --kill-on-bad-exit=1"),
         ({"nodes": 3, "min_nodes": 2},
          "--ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=0 --no-kill"),
-        ({"cluster": {"scheduler": Scheduler.allocation, "srun_args": ["--mpi=none"]}},
+        ({"cluster": {"scheduler": "allocation", "srun_args": ["--mpi=none"]}},
          "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 --overlap "
          "--mpi=none"),
     ],

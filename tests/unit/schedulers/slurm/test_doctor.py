@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.schema import Cluster, Limits, Scheduler
+from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
 from launcher.schedulers.checks import Answer
 from launcher.schedulers.slurm import doctor
@@ -18,7 +18,7 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 NODE = NodeGroup(4, 16, 64 * 2**30, 2)
 GPU = Partition("gpu", True, 7200, None, (NODE,))
 DEBUG = Partition("debug", False, 600, 2, (NodeGroup(2, 16, 64 * 2**30, 0), NODE))
-SLURM = Cluster(name="site", scheduler=Scheduler.slurm)
+SLURM = Cluster(name="site", scheduler="slurm")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import Cluster, Scheduler
+from launcher.config.schema import Cluster
 from launcher.errors import ConfigError
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.slurm.client import Slurm
@@ -133,7 +133,7 @@ def test_the_partition_of_a_profile_is_the_default_one_or_has_gpus(
 
 
 def cluster(**keys: Any) -> Cluster:
-    return Cluster(**{"name": "mine", "scheduler": Scheduler.slurm, **keys})
+    return Cluster(**{"name": "mine", "scheduler": "slurm", **keys})
 
 
 @pytest.mark.parametrize(

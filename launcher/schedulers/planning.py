@@ -1,0 +1,84 @@
+"""From a config to a plan, with what its scheduler says to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.config import profiles
+from launcher.config.schema import OF_SOME_SCHEDULERS, Cluster, Config, ResumeHow
+from launcher.errors import ConfigError
+from launcher.schedulers import registry
+from launcher.schedulers.scheduler import Queue, Requeues, Scheduler
+from launcher.spec import plan
+from launcher.spec.plan import JobPlan, Site
+
+
+def make_plan(config: Config, site: Site) -> JobPlan:
+    """The plan of a config.
+
+    Raises:
+        ConfigError: a value cannot be used; it names the key, the value and the fix.
+    """
+    return plan.build(config, site, _Rules(scheduler_of(config.cluster)))
+
+
+def scheduler_of(cluster: Cluster) -> Scheduler:
+    """The scheduler of a profile.
+
+    Raises:
+        ConfigError: there is none of that name; with the profile's file, if the name stands there.
+    """
+    try:
+        return registry.scheduler(cluster.scheduler)
+    except ConfigError as error:
+        named = cluster.name, cluster.scheduler
+        files = [str(each.path) for each in profiles.profiles() if (each.name, each.scheduler) == named]
+        raise ConfigError(": ".join([*files, str(error)])) from None
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What one scheduler says to a config; see `launcher.spec.plan.Rules`."""
+
+    scheduler: Scheduler
+
+    @property
+    def queued(self) -> bool:
+        return self.scheduler.queued
+
+    def starter(self, cluster: Cluster) -> str | None:
+        return self.scheduler.starter(cluster)
+
+    def directives(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return self.scheduler.options(values)
+
+    def check_resume(self, how: ResumeHow) -> None:
+        name = self.scheduler.name
+        if how is ResumeHow.requeue and not isinstance(self.scheduler, Requeues):
+            able = [each.name for each in registry.schedulers() if isinstance(each, Requeues)]
+            why = self.scheduler.no_requeue if isinstance(self.scheduler, Queue) else ""
+            raise ConfigError(
+                f"resume.how=requeue is for {' and '.join(able)} alone, and the cluster is {name}: use auto"
+                + (f" ({why})" if why else "")
+            )
+        if how in (ResumeHow.chain, ResumeHow.resubmit) and not self.scheduler.queued:
+            raise ConfigError(f"resume.how={how.value} needs a scheduler that takes jobs, not {name}: use auto")
+
+    def check_keys(self, cluster: Cluster, gpus: int) -> None:
+        scheduler = self.scheduler
+        if not isinstance(scheduler, Queue):
+            return  # nothing is submitted, so nothing is lost
+        if gpus and cluster.gpu_directive not in scheduler.gpu_directives:
+            raise ConfigError(
+                f"cluster.gpu_directive={cluster.gpu_directive.value} is no way to ask {scheduler.name} for GPUs: "
+                f"use {' or '.join(each.value for each in scheduler.gpu_directives)}"
+            )
+        for key in OF_SOME_SCHEDULERS:
+            if getattr(cluster, key) and key not in scheduler.keys:
+                owners = [each.name for each in registry.schedulers() if isinstance(each, Queue) and key in each.keys]
+                raise ConfigError(
+                    f"cluster.{key} is a key for {' and '.join(owners)}, and cluster={cluster.name} is "
+                    f"{scheduler.name}: {scheduler.instead.get(key, 'leave it out')}"
+                )
