@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.notices import Form
     from launcher.schedulers.site import Site
     from launcher.spec.plan import JobPlan
 
@@ -67,6 +68,14 @@ class RemembersJobs(ABC):
     def memory(self, plan: JobPlan) -> int | None:
         """Bytes that a job of this plan may take where `history` tells what one took; None: it asks for none. Pure."""
         return plan.mem
+
+
+class WritesNotices(ABC):
+    """It writes into the output of a job that it ends."""
+
+    @abstractmethod
+    def notices(self) -> tuple[Form, ...]:
+        """The forms of what it writes, from the special to the general. Pure."""
 
 
 class ChecksItself(Scheduler):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher import errors
-from launcher.diagnose.post_mortem import notices
 from launcher.diagnose.post_mortem.verdict import Evidence
 from launcher.files import run_files
 from launcher.monitoring.live import Seen
@@ -20,8 +19,9 @@ from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.events import Fault, SetupFailed, first_fault
 from launcher.runs.output import file_names
-from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import Past, RemembersJobs
+from launcher.schedulers import notices, registry
+from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
+from launcher.schedulers.scheduler import Scheduler
 from launcher.spec.plan import JobPlan
 
 TAIL = 64 * 1024  # bytes of an output's end that are read for one line
@@ -39,7 +39,7 @@ def of(seen: Seen) -> Evidence:
     if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
         return evidence
     attempt = None if story.attempt is None else Attempt(seen.run, story.attempt)
-    return _with_texts(seen.run, attempt, None, evidence)
+    return _with_texts(seen, attempt, None, evidence)
 
 
 def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
@@ -54,12 +54,12 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
     if following is None and seen.state.over:
         evidence = of(seen)
         if not evidence.silent:
-            evidence = _with_texts(seen.run, attempt, None, evidence)
+            evidence = _with_texts(seen, attempt, None, evidence)
     else:
         events = attempt.events()
         code = _code(attempt, events)
         evidence = replace(_from_events(seen.plan, events, Evidence(_earlier(code, events))), ended=code)
-        evidence = _with_texts(seen.run, attempt, following, evidence)
+        evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
         evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
@@ -107,10 +107,10 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     )
 
 
-def _with_texts(run: Run, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
+def _with_texts(seen: Seen, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
     """With what schedulers, the job and the failed rank have written."""
-    output = output_lines(run, attempt, following)
-    found = notices.find(output)
+    output = output_lines(seen.run, attempt, following)
+    found = notices.find(output, _forms(registry.scheduler(seen.plan.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
     memory = dict(evidence.memory)
     if amounts is not None and amounts[0] and amounts[1]:
@@ -120,6 +120,13 @@ def _with_texts(run: Run, attempt: Attempt | None, following: Attempt | None, ev
     if attempt is not None and rank is not None:
         log = tuple(line for path in rank_logs(attempt, rank) for line in tail(path)[-LOG_LINES:])
     return replace(evidence, notices=found, output=tuple(output), log=log, memory=memory)
+
+
+def _forms(scheduler: Scheduler) -> list[notices.Form]:
+    """Of what may be written into the output of its jobs; an allocation may be any scheduler's."""
+    others = [] if scheduler.on_this_machine else registry.schedulers()
+    writers = [scheduler] if isinstance(scheduler, WritesNotices) else others
+    return [form for each in writers if isinstance(each, WritesNotices) for form in each.notices()]
 
 
 def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pwd
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,10 +164,7 @@ def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> flo
     """When an attempt of which no agent told the end was ended: by its script's word, or the scheduler's."""
     if ended := next((event for event in reversed(events) if event["event"] in ("stop", "ended")), None):
         return float(ended["time"])
-    for notice in evidence.notices:
-        if match := re.search(r"CANCELLED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", notice.line):
-            return time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
-    return None
+    return next((notice.time for notice in evidence.notices if notice.time is not None), None)
 
 
 def _user(ids: Sequence[str]) -> str:

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher import errors
-from launcher.diagnose.post_mortem import notices
 from launcher.failures import symptoms
 from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
 from launcher.runs.events import Fault, SetupFailed
+from launcher.schedulers import notices
 
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
 from launcher.schedulers.pbs.client import PBS
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.notices import Form
     from launcher.schedulers.pbs.site import PBSSite
     from launcher.spec.plan import JobPlan
 
 
-class PBSDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
+class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
     """PBS."""
 
     command = "qsub"
@@ -38,6 +39,11 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
 
     def memory(self, plan: JobPlan) -> int | None:
         return plan.mem and plan.mem * plan.nodes  # it tells the sum of all nodes
+
+    def notices(self) -> tuple[Form, ...]:
+        from launcher.schedulers.pbs.notices import FORMS
+
+        return FORMS
 
     def found(self) -> str:
         qsub = detect()

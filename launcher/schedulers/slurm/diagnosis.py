@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
 from launcher.schedulers.slurm.client import Slurm
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.findings import Finding
     from launcher.schedulers.explanation import Explanation, Waiting
+    from launcher.schedulers.notices import Form
     from launcher.schedulers.slurm.site import SlurmSite
 
 
-class SlurmDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
+class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite):
     """Slurm."""
 
     command = "sbatch"
@@ -34,6 +35,11 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, DescribesSite):
         from launcher.schedulers.slurm.history import history
 
         return history(Slurm(timeout), job_id)
+
+    def notices(self) -> tuple[Form, ...]:
+        from launcher.schedulers.slurm.notices import FORMS
+
+        return FORMS
 
     def found(self) -> str:
         path = shutil.which(self.command)

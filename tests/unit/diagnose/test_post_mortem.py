@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from launcher.config.schema import Env
-from launcher.diagnose.post_mortem import notices, traces
+from launcher.diagnose.post_mortem import evidence, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms
@@ -17,6 +18,9 @@ from launcher.failures.codes import FaultCode
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
 from launcher.runs.events import Accused, Fault, SetupFailed
+from launcher.schedulers import notices, registry
+from launcher.schedulers.pbs.notices import FORMS as PBS
+from launcher.schedulers.slurm.notices import FORMS as SLURM
 from tests.unit.plans import plan_of
 
 GIB = 1024**3
@@ -45,7 +49,7 @@ def failed(told: Fault | None = None, **more: Any) -> Evidence:
 
 
 def lines(*text: str) -> tuple[notices.Notice, ...]:
-    return notices.find(text)
+    return notices.find(text, [*SLURM, *PBS])
 
 
 # -- what the script and whoever waits for the tasks have noted
@@ -239,6 +243,28 @@ def test_what_a_scheduler_wrote_is_read(line: str, word: str) -> None:
 def test_how_much_memory_it_had_is_read(line: str, used: int, limit: int) -> None:
     (found,) = lines(line)
     assert (found.word, found.used, found.limit) == ("OUT_OF_MEMORY", used, limit)
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [("2026-11-21T21:09:41", time.mktime((2026, 11, 21, 21, 9, 41, 0, 0, -1))), ("21.11.", None)],
+)
+def test_when_slurm_ended_it_is_read(at: str, told: float | None) -> None:
+    """SLURM_TIME_FORMAT may write another form."""
+    (found,) = lines(f"slurmstepd-node1: error: *** JOB 2 ON node1 CANCELLED AT {at} ***")
+    assert (found.word, found.time) == ("CANCELLED", told)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "known"),
+    [("slurm", [True, False]), ("pbs", [False, True]), ("allocation", [True, True]), ("local", [False, False])],
+)
+def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: list[bool]) -> None:
+    forms = evidence._forms(registry.scheduler(scheduler))
+    told = (NOTICES[0][0], "=>> PBS: job killed: walltime 70 exceeded limit 60")
+    assert [bool(notices.find([line], forms)) for line in told] == known
+    (kernel,) = notices.find(["Memory cgroup out of memory: Killed process 7"], forms)
+    assert kernel.word == "OUT_OF_MEMORY"
 
 
 @pytest.mark.parametrize(
