@@ -33,7 +33,7 @@ help:
 	@echo "make test-torch what concerns torch, and whole runs on this machine, with the oldest torch and the newest"
 	@echo "make golden     write tests/golden/ anew: the job scripts, keys and options that tests compare with"
 	@echo "make gpu-check  what only a machine with GPUs can show, as a table; elsewhere it says so"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff, mypy, and which package may import which"
 	@echo "make chaos      a hundred faults against a run on this machine, and as many on a real Slurm"
 	@echo "make bench      every speed claim as a measured ratio; what fails is a row of the table, and the rest still runs"
 	@echo "make docs       the pages of docs/ as a site, in site/; docs/config.md from the schema"
@@ -92,6 +92,7 @@ gpu-check: $(READY)
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/mypy
 
 chaos: $(READY)
