@@ -18,8 +18,23 @@ For code that runs in ranks, and for `WorkloadHook`, which runs where a run is s
 | `WorkloadHook`, `ConfigError` | what a workload brings to its submission: checks, inputs, data sets; how it refuses |
 | `Topology`, `TopologyError` | what `init` derives this rank's place from |
 
-All of it works outside of a run as well, where nothing is reported. Importing this costs nothing: torch is loaded when
-one of the names is used.
+All of it works outside of a run as well, where nothing is reported.
+
+For scripts on the login node, which submit runs and follow them (docs/python.md):
+
+    import launcher
+    run = launcher.submit(["workload=ddp_mnist", "cluster=slurm", "nodes=2"])
+    print(run.wait(), run.metrics())
+
+| name | does |
+|---|---|
+| `submit` | submits a run from the overrides of a command line, and returns it |
+| `prepare` | a dry run: a `PreparedRun`, the very object that would be submitted |
+| `find` | a run that is there, by its name |
+| `Run` | its `id`, `path`, `state()`, `wait()`, `cancel()`, `resume()`, `metrics()`, `logs()` |
+| `RunState` | what `state()` and `wait()` return |
+
+Importing this costs nothing: torch, or Hydra, is loaded when one of the names is used.
 """
 
 from __future__ import annotations
@@ -28,8 +43,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.api import PreparedRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
     from launcher.errors import ConfigError
+    from launcher.monitoring.state import RunState
     from launcher.schedulers.topology import Topology, TopologyError
     from launcher.spec.workload_hook import WorkloadHook
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
@@ -38,17 +55,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "Topology", "TopologyError", "WorkloadHook",
-    "evaluated", "init", "progress", "rank_zero", "report", "run_dir", "stopping",
+    "Checkpointer", "ConfigError", "Env", "GlobalBatchSampler", "PreparedRun", "Run", "RunState", "Topology",
+    "TopologyError", "WorkloadHook", "evaluated", "find", "init", "prepare", "progress", "rank_zero", "report",
+    "run_dir", "stopping", "submit",
 ]  # fmt: skip
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
     "ConfigError": "launcher.errors",
     "GlobalBatchSampler": "launcher.worker.sampler",
+    "PreparedRun": "launcher.api",
+    "Run": "launcher.api",
+    "RunState": "launcher.monitoring.state",
     "Topology": "launcher.schedulers.topology",
     "TopologyError": "launcher.schedulers.topology",
     "WorkloadHook": "launcher.spec.workload_hook",
+    "find": "launcher.api",
+    "prepare": "launcher.api",
     "stopping": "launcher.worker.stopping",
+    "submit": "launcher.api",
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from launcher.config import schema
@@ -27,10 +29,22 @@ def register(held_nodes: Callable[[], int]) -> None:
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
     # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
-    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        yaml.SafeLoader.yaml_implicit_resolvers[start] = [
-            (tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers
-        ]
+    yaml.SafeLoader.yaml_implicit_resolvers = {
+        start: [(tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers]
+        for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@contextlib.contextmanager
+def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
+    """The same for a process that is not ours alone: how it reads YAML, and what its own Hydra app knows of its
+    config, is afterwards as it was."""
+    resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
+    register(held_nodes)
+    try:
+        yield
+    finally:
+        yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg = resolvers, config
 
 
 @cache

@@ -5,7 +5,7 @@ plain values, and then their configs differ in those values only, and in what re
 workload or cluster, keys that are added or deleted, references to Hydra's own settings) is composed by Hydra.
 
 Measured with 1000 points of ddp_mnist (lr and seed): 0.6 ms of CPU for each, where Hydra takes 100 ms. Turning the
-whole config into dataclasses for each point would take 20 ms, so only what has changed, and what refers to that, is.
+whole config into dataclasses anew takes 5 ms, so only what has changed, and what refers to that, is.
 """
 
 from __future__ import annotations

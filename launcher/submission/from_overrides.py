@@ -48,18 +48,27 @@ class Ready:
 
 
 def register() -> None:
-    """Makes the schema and our resolvers known to Hydra."""
-    hydra_setup.register(lambda: allocation.nodes(os.environ))
+    """Makes the schema and our resolvers known to Hydra, for the rest of this process: a command line's."""
+    hydra_setup.register(_held_nodes)
 
 
-def config_of(overrides: Sequence[str]) -> Config:
-    """The config of a run that is not submitted.
+def _held_nodes() -> int:
+    return allocation.nodes(os.environ)
+
+
+def composed_of(overrides: Sequence[str]) -> Composed:
+    """The config of one run; this process is as it was afterwards.
 
     Raises:
         ConfigError: it cannot be composed.
     """
-    register()
-    return compose.composed(overrides).config
+    with hydra_setup.registered(_held_nodes):
+        return compose.composed(overrides)
+
+
+def config_of(overrides: Sequence[str]) -> Config:
+    """The config of a run that is not submitted; raises as `composed_of` does."""
+    return composed_of(overrides).config
 
 
 def new(composed: Composed, overrides: Sequence[str]) -> Ready:
@@ -93,9 +102,8 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
         if (key := key_of(word)) in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged(record["overrides"], opened(changes))
-    register()
     with _submitted_in(run):
-        composed = compose.composed([*overrides, *place(run)])
+        composed = composed_of([*overrides, *place(run)])
         prepared = prepare(composed.config, run_id=run.id, new_snapshot=new_snapshot)
     return Ready(composed, prepared, tuple(overrides), run)
 
@@ -103,8 +111,8 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
 def secrets_again(run: Run) -> dict[str, str]:
     """The secrets that a run's config sets: of the profile, or of a variable that its overrides name. Those that
     cannot be had any more are left out."""
-    register()
-    return compose.variables([*run.record().get("overrides", []), *place(run)], run.plan().secrets)
+    with hydra_setup.registered(_held_nodes):
+        return compose.variables([*run.record().get("overrides", []), *place(run)], run.plan().secrets)
 
 
 def place(run: Run) -> list[str]:
