@@ -240,11 +240,11 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
         ConfigError: it cannot be run.
     """
     from launcher.config.hydra_errors import require_names
-    from launcher.submission import from_overrides
+    from launcher.submission import configs, from_overrides
 
     words = words_of(overrides, keys)
     require_names(words)
-    composed = from_overrides.composed_of(words)
+    composed = configs.composed(words)
     if composed.config.dry_run:
         raise ConfigError("dry_run=true: launcher.prepare(...) is a dry run; leave the key out")
     return PreparedRun(from_overrides.new(composed, words))

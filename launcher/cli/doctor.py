@@ -70,9 +70,9 @@ def config_of(cluster: str | None) -> Config:
     Raises:
         ConfigError: it cannot be composed.
     """
-    from launcher.submission import from_overrides
+    from launcher.submission import configs
 
-    return from_overrides.config_of(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])])
+    return configs.composed(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
 
 
 def line(found: Finding) -> str:

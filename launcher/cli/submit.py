@@ -21,12 +21,11 @@ from launcher.config.hydra_text import element, key_of
 from launcher.config.keys import all_keys, opened
 from launcher.config.schema import MISSING
 from launcher.errors import ConfigError, LauncherError, near
-from launcher.monitoring.live import read
 from launcher.paths import resource
 from launcher.runs.directory import Run
 from launcher.schedulers import registry
 from launcher.spec import cost
-from launcher.submission import from_overrides
+from launcher.submission import configs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +43,7 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 def main(arguments: list[str]) -> int:
     """Submits what the arguments describe; flags and settings of Hydra's own go through its command line."""
-    from_overrides.register()
+    configs.register()
     command = command_line(arguments)
     require_names(command.words)
     full = os.environ.get(FULL_ERROR) == "1"
@@ -142,6 +141,8 @@ def _require_known_options(arguments: Sequence[str]) -> None:
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
+    from launcher.submission import from_overrides  # 60 ms, not for --cfg nor for a key that there is not
+
     wanted = composed.config
     ready = from_overrides.new(composed, overrides)
     prepared = ready.prepared
@@ -164,6 +165,8 @@ def ask(ready: Ready, *, yes: bool) -> None:
     Raises:
         Declined: the user does not want it.
     """
+    from launcher.monitoring.live import read  # with `from_overrides`
+
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))
     again = ready.run is not None  # it has had a job before, and gets another one

@@ -78,11 +78,10 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     import dataclasses
 
     from launcher.schedulers.planning import make_plan
-    from launcher.submission import submit
-    from launcher.submission.from_overrides import config_of
+    from launcher.submission import configs, submit
     from launcher.submission.inputs import Inputs
 
-    config = config_of(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"])
+    config = configs.composed(["workload=collective", f"cluster={cluster}", "run_id=lint", "nodes=2"]).config
     missing: dict[str, Any] = {
         key: "made-up" for key in config.cluster.required if not getattr(config.cluster, key, None)
     }

@@ -7,16 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.config import compose, hydra_setup
-from launcher.config.compose import Composed
+from launcher.config.compose import FOR_HYDRA, Composed
 from launcher.config.hydra_text import key_of, quoted
 from launcher.config.keys import opened
-from launcher.config.schema import Config
 from launcher.errors import ConfigError, RunError
 from launcher.files.ownership import require_own
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import sweep_of
-from launcher.schedulers import allocation
+from launcher.submission import configs
 from launcher.submission.submit import Prepared, Submitted, prepare, resume, submit
 
 FIXED = ("run_id", "runs_dir", "workload", "name")  # what makes it this run
@@ -47,30 +45,6 @@ class Ready:
             return resume(self.run, self.prepared, self.composed.resolved, self.overrides)
 
 
-def register() -> None:
-    """Makes the schema and our resolvers known to Hydra, for the rest of this process: a command line's."""
-    hydra_setup.register(_held_nodes)
-
-
-def _held_nodes() -> int:
-    return allocation.nodes(os.environ)
-
-
-def composed_of(overrides: Sequence[str]) -> Composed:
-    """The config of one run; this process is as it was afterwards.
-
-    Raises:
-        ConfigError: it cannot be composed.
-    """
-    with hydra_setup.registered(_held_nodes):
-        return compose.composed(overrides)
-
-
-def config_of(overrides: Sequence[str]) -> Config:
-    """The config of a run that is not submitted; raises as `composed_of` does."""
-    return composed_of(overrides).config
-
-
 def new(composed: Composed, overrides: Sequence[str]) -> Ready:
     """A new run.
 
@@ -97,13 +71,13 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
     if "overrides" not in record:
         raise RunError(f"{run.path}/record.json does not tell how it was submitted: another version wrote it")
     for word in changes:
-        if "=" not in word or compose.FOR_HYDRA.match(word):
+        if "=" not in word or FOR_HYDRA.match(word):
             raise ConfigError(f"{word!r} is not KEY=VALUE")
         if (key := key_of(word)) in FIXED:
             raise ConfigError(f"{word}: {key} is what makes it this run; start another one instead")
     overrides = merged(record["overrides"], opened(changes))
     with _submitted_in(run):
-        composed = composed_of([*overrides, *place(run)])
+        composed = configs.composed([*overrides, *place(run)])
         prepared = prepare(composed.config, run_id=run.id, new_snapshot=new_snapshot)
     return Ready(composed, prepared, tuple(overrides), run)
 
@@ -111,8 +85,7 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
 def secrets_again(run: Run) -> dict[str, str]:
     """The secrets that a run's config sets: of the profile, or of a variable that its overrides name. Those that
     cannot be had any more are left out."""
-    with hydra_setup.registered(_held_nodes):
-        return compose.variables([*run.record().get("overrides", []), *place(run)], run.plan().secrets)
+    return configs.variables([*run.record().get("overrides", []), *place(run)], run.plan().secrets)
 
 
 def place(run: Run) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.runs.directory import Run
 from launcher.schedulers.slurm.executor import SlurmExecutor
 from launcher.spec.plan import JobPlan, Site, make_plan
-from launcher.submission import from_overrides
+from launcher.submission import configs
 
 
 def plan(folder: Path, nodes: int = 1) -> JobPlan:
@@ -20,7 +20,7 @@ def plan(folder: Path, nodes: int = 1) -> JobPlan:
 
     from launcher.paths import resource
 
-    from_overrides.register()
+    configs.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", ["workload=collective", "cluster=slurm", f"nodes={nodes}"])
     site = Site(folder.name, str(folder), sys.executable, str(Path.cwd()), str(Path.cwd()))

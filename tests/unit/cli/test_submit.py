@@ -20,14 +20,14 @@ from launcher.cli.submit import command_line, with_arguments
 from launcher.config.hydra_errors import explain
 from launcher.errors import ConfigError
 from launcher.paths import resource
-from launcher.submission import from_overrides
+from launcher.submission import configs
 
 
 @pytest.fixture(autouse=True)
 def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     resolvers = {start: list(pairs) for start, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-    from_overrides.register()
+    configs.register()
     yield
     GlobalHydra.instance().clear()
     yaml.SafeLoader.yaml_implicit_resolvers = resolvers

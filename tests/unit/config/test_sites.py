@@ -19,7 +19,7 @@ from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.schedulers import job_script
 from launcher.spec.plan import Site
-from launcher.submission import from_overrides
+from launcher.submission import configs
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
 
@@ -36,7 +36,7 @@ NODE = {
 @functools.cache
 def profile(name: str) -> Config:
     """The config of a run there, as `cluster=NAME` composes it; nobody may change it."""
-    from_overrides.register()
+    configs.register()
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         return typed(compose("config", ["workload=collective", "runs_dir=/runs", f"cluster={name}"]))
 

@@ -32,7 +32,7 @@ from launcher.schedulers.pbs import task
 from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm
 from launcher.spec.plan import JobPlan
-from launcher.submission import from_overrides, submit
+from launcher.submission import configs, submit
 from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep
 from tests.unit.plans import make_config, plan_of
 from tests.unit.sandbox import STAND_IN, Sandbox
@@ -380,7 +380,7 @@ def test_however_short_a_secret_is_no_key_may_have_it(
     """A value of three characters is found anywhere: so it is the variable that counts."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    from_overrides.register()
+    configs.register()
     words = ["workload=program", "workload.script=x.py", *words]
     if key is None:
         compose.composed(words)
@@ -393,7 +393,7 @@ def test_each_point_of_a_sweep_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch
     """The second one's config is the first one's with what differs, where another variable may be meant."""
     monkeypatch.setenv("MY_TOKEN", "abc")
     monkeypatch.setenv("OTHER", "abc")
-    from_overrides.register()
+    configs.register()
 
     def by_hydra(overrides: Sequence[str], _: int) -> DictConfig:
         return compose.by_hydra(overrides)[0]

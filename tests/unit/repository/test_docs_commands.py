@@ -24,7 +24,7 @@ from launcher.cli import commands, submit
 from launcher.cli.commands import COMMANDS
 from launcher.cli.multirun import Multirun
 from launcher.cli.options import require_action
-from launcher.submission import from_overrides
+from launcher.submission import configs
 from tests.launch import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -184,7 +184,7 @@ def parsed_only(module: str) -> Any:
         if hasattr(command, "ACTIONS"):
             require_action(module.rpartition(".")[2], arguments.action, command.ACTIONS)
         if overrides := getattr(arguments, "overrides", ()):
-            from_overrides.config_of(["workload=ddp_mnist", *overrides])
+            configs.composed(["workload=ddp_mnist", *overrides])
         return 0
 
     run.__doc__ = command.run.__doc__

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config import compose
 from launcher.errors import RunError
 from launcher.runs.directory import Run
-from launcher.submission import from_overrides
+from launcher.submission import configs, from_overrides
 from tests.unit.plans import bare_plan
 
 NAMES = [
@@ -20,9 +19,8 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_is_resumed_where_it_is(tmp_path: Path, name: str) -> None:
-    from_overrides.register()
     run = Run(tmp_path / name / "run-1")
-    composed = compose.composed(["workload=p2p", *from_overrides.place(run)])
+    composed = configs.composed(["workload=p2p", *from_overrides.place(run)])
     assert composed.config.runs_dir == str(tmp_path / name)
     assert composed.resolved["runs_dir"] == str(tmp_path / name)
 
@@ -32,7 +30,7 @@ def test_settings_for_hydras_own_command_line_do_not_keep_others_from_a_config(
 ) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     (tmp_path / "user.yaml").write_text("hydra: {verbose: true}\nnodes: 3\n")
-    assert from_overrides.config_of(["workload=p2p"]).nodes == 3
+    assert configs.composed(["workload=p2p"]).config.nodes == 3
 
 
 def test_another_attempt_begins_where_the_first_one_was_submitted_and_the_caller_stays_where_it_is(
