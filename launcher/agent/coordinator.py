@@ -8,7 +8,7 @@ Agents send to the leader:
 | `ready` | its ranks of the last round are gone: it can begin round `round` |
 | `beat` | it lives. `step`, `resumable`, `joined`, `missing` ranks, `idle` seconds, `pace`: how its ranks are |
 | `failure` | something ended its ranks: see `Failure` fields in `fail` |
-| `stop` | it was asked to stop: `level` (`end` or `warning`), `reason` |
+| `stop` | it was asked to stop: `level` (`end` or `warning`), `reason` for people, `code`, `signal` |
 | `leaving` | its ranks cannot resume and are being ended, because of `signal` |
 | `silent` | its `ranks` have done no step for launch.hang_timeout |
 | `stacks` | `reports` of its ranks, after `hang` |
@@ -23,7 +23,7 @@ The leader sends:
 | `begin` | a round begins: `round`, `members`, `port` of the store, `history` |
 | `refused` | it does not: `reason` |
 | `beat` | it lives |
-| `stop`, `warning`, `regroup` | the ranks are to save and leave: `reason` |
+| `stop`, `warning`, `regroup` | the ranks are to save and leave: `reason`, `code`, `signal` |
 | `hang` | save the stacks of your ranks |
 | `question` | a command asks something: `text` |
 | `verdict` | the first failure, and what all do about it |
@@ -40,7 +40,7 @@ from typing import Any
 
 from launcher.agent.restart_policy import History, Kind, Then, decide
 from launcher.failures import text
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Gathering, Member, RendezvousError, refused, some_of
 from launcher.worker.hangs import Blamed
@@ -339,7 +339,7 @@ class Coordinator:
         self._announced.add(level)
         if level == "stop":
             self._first_to_stop = message["reason"]
-        self.broadcast({"type": level, "reason": message["reason"]})
+        self.broadcast({**message, "type": level})
 
     def _on_leaving(self, index: int, agent: _Agent | None, message: Message, now: float) -> None:
         if agent is None:
@@ -529,7 +529,8 @@ class Coordinator:
         if waiting := self.waiting:
             self._announced.add("regroup")
             names = ", ".join(self._names[index] for index in waiting)
-            self.broadcast({"type": "regroup", "reason": f"{names} came back"})
+            returned = {"reason": f"{names} came back", "code": StopReason.NODE_RETURNED.value}
+            self.broadcast({"type": "regroup", **returned})
 
     def _look_at_ended(self) -> None:
         if self._over or not self._watching or not all(agent.ended for agent in self._agents.values()):

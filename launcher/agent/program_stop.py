@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.failures.codes import StopReason
 from launcher.files.shared_files import Ok, exists, tried
 from launcher.runs import saves
 from launcher.runs.time_left import time_left
@@ -42,7 +43,7 @@ class Minder:
         self._began = now
         self._saved = _newest_save(plan)
 
-    def cause(self, now: float) -> str | None:
+    def reason(self, now: float) -> StopReason | None:
         """Why the program is to stop now, if it is.
 
         Args:
@@ -52,10 +53,10 @@ class Minder:
             return None
         self._next = now + LOOK
         if self._watches and self._left is not None and now - self._began >= self._left - self._plan.lead:
-            return "its time is nearly up"
+            return StopReason.TIME_LIMIT
         # What cannot be read now is no stop request; there is another look in a second.
         if self._first and exists(Path(self._plan.run_dir) / "stop", patience=0) == Ok(True):
-            return "its stop file"
+            return StopReason.STOP_FILE
         return None
 
     def patience(self, now: float) -> float:

@@ -30,12 +30,12 @@ from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.answers import GONE, Desk, Process
 from launcher.failures import text
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Meeting
 from launcher.runs import directory, event_file, events
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Fault, Restart
+from launcher.runs.events import Fault, Restart, Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker import hangs
 from launcher.worker.flight_recorder import Recorders
@@ -101,6 +101,31 @@ class NextRound:
 
     history: History
     lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """Why ranks are to save and leave.
+
+    Attributes:
+        text: for people.
+        reason: the same for programs.
+        signal: by which it was asked; None: by none.
+    """
+
+    text: str
+    reason: StopReason
+    signal: str | None = None
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Request:
+        """The inverse of `fields`."""
+        return cls(message["reason"], StopReason(message.get("code", "unknown")), message.get("signal"))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a message has of it."""
+        return {"reason": self.text, "code": self.reason.value, "signal": self.signal}
 
 
 class Workers(Protocol):
@@ -182,7 +207,7 @@ class Supervisor:
         self._began = clock()
         self._phase = Phase.RUNNING
         self._exits: dict[int, WorkerExit] = {}
-        self._requests: dict[str, str] = {}  # stop, warning, regroup: the reason
+        self._requests: dict[str, Request] = {}  # stop, warning, regroup
         self._verdict: dict[str, Any] | None = None
         self._cut_off = False  # perhaps: the others may continue without this agent
         self._least = plan.min_nodes * plan.tasks_per_node
@@ -272,7 +297,7 @@ class Supervisor:
     def _handle(self, message: Message, now: float) -> None:
         kind = message["type"]
         if kind in ("stop", "warning", "regroup"):
-            self._requests.setdefault(kind, message["reason"])
+            self._requests.setdefault(kind, Request.of(message))
         elif kind == "verdict":
             self._receive_verdict(dict(message), now)
         elif kind == "over":
@@ -312,12 +337,12 @@ class Supervisor:
         elif self._phase in (Phase.RUNNING, Phase.LEAVING):
             self._pass_on(now)
 
-    def _request(self, name: str, level: str, reason: str) -> None:
-        self._requests[name] = reason
-        self._control.send({"type": "stop", "level": level, "reason": reason})
+    def _request(self, name: str, level: str, request: Request) -> None:
+        self._requests[name] = request
+        self._control.send({"type": "stop", "level": level, **request.fields})
 
-    def _was_asked(self, number: signal.Signals) -> str:
-        return text.asked_to_stop(self._me.host, number.name)
+    def _was_asked(self, number: signal.Signals) -> Request:
+        return Request(text.asked_to_stop(self._me.host, number.name), StopReason.SIGNAL, number.name)
 
     def _pass_on(self, now: float) -> None:
         """Signals the ranks that listen, once each; kills those that do not leave in time."""
@@ -341,8 +366,8 @@ class Supervisor:
     def _signal_program(self, minder: Minder, now: float) -> None:
         """Sends each rank of a program its one signal to stop, whatever the cause."""
         watches = self._phase is Phase.RUNNING and self._alive and not self._listened
-        if watches and "stop" not in self._requests and (cause := minder.cause(now)):
-            self._request("stop", "end", cause)
+        if watches and "stop" not in self._requests and (reason := minder.reason(now)):
+            self._request("stop", "end", Request(text.of_stop(reason), reason))
         asked = self._requests or self._means.signals.warns() or self._means.signals.ends()
         left = any(ended.code == errors.RESUME for ended in self._exits.values())
         if not (asked or left or self._phase is Phase.LEAVING):
@@ -410,25 +435,28 @@ class Supervisor:
         """Ranks have left to resume later."""
         left = [ended.rank for ended in self._exits.values() if ended.code == errors.RESUME]
         host = self._me.host
-        cause = self._cause_of_stop() or self._requests.get("stop") or self._requests.get("warning")
-        if cause is None:
-            ranks = ("rank " if len(left) == 1 else "ranks ") + ", ".join(map(str, sorted(left)))
-            cause = f"{ranks} on {host} left with exit code {errors.RESUME}"
-            if not left:
-                cause = f"the ranks on {host} did not leave in time"
+        request = self._requests.get("stop") or self._requests.get("warning")
+        if agreed := self._agreed_stop():
+            request = Request(agreed.cause, agreed.reason, agreed.signal)
+        if request is None:
+            request = Request(text.left(left, host), StopReason.EXIT_75 if left else StopReason.NOT_IN_TIME)
+        cause = request.text
         if self._too_late:
             cause += f"; ranks on {host} did not leave within {self._plan.grace} s and were killed"
         regroups = "regroup" in self._requests and not self._ending
         kind = Kind.REGROUP if regroups else Kind.LEFT
-        code = FaultCode.NODE_RETURNED if regroups else FaultCode.LEFT
-        self._send_failure(kind, code, self._requests["regroup"] if regroups else f"stopped: {cause}")
+        if regroups:
+            self._send_failure(kind, FaultCode.NODE_RETURNED, self._requests["regroup"].text)
+            return
+        told = {"reason": request.reason.value, "ranks": sorted(left), "signal": request.signal}
+        self._send_failure(kind, FaultCode.LEFT, f"stopped: {cause}", stop={**told, "cause": cause})
 
-    def _cause_of_stop(self) -> str | None:
-        """What the ranks themselves said about it."""
+    def _agreed_stop(self) -> Stop | None:
+        """What the ranks themselves have agreed on."""
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # the stop request counts, and not how it is worded
             entries = list(event_file.read(self._means.attempt.events_file("stop"), patience=0))
-        return str(entries[-1]["cause"]) if entries and "cause" in entries[-1] else None
+        return events.last(entries, Stop)
 
     def _report(self, kind: Kind, code: FaultCode, cause: str, now: float, **details: Any) -> None:
         """Ranks of this agent have failed: none of them is of use any more."""
@@ -481,7 +509,8 @@ class Supervisor:
         if self._phase is Phase.ENDING and self._verdict is None:
             number = int(self._means.signals.ends() or signal.SIGTERM)
             cause = text.node_lost(f"{leader.host}, which runs rank 0,")
-            cause = f"{cause}; then {self._requests.get('stop', '')}"
+            if asked := self._requests.get("stop"):
+                cause = f"{cause}; then {asked.text}"
             failure = {**self._failure(Kind.KILLED, FaultCode.NODE_ENDED, cause), "accused": [{"host": leader.host}]}
             failure |= {"listens": False, "exit_code": 128 + number, "signal": text.signal_name(number)}
             self._decide_alone(failure, now)
@@ -518,9 +547,9 @@ class Supervisor:
             with contextlib.suppress(OSError):  # nobody may be there any more who reads it
                 print(f"launcher: {cause}{at}; the ranks start again, round {number}", file=sys.stderr, flush=True)
         elif verdict["kind"] == Kind.LEFT.value:
-            if self._cause_of_stop() is None:
+            if self._agreed_stop() is None:
                 step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}
-                self._means.events("stop", cause=cause.removeprefix("stopped: "), host=self._me.host, **step)
+                self._means.events(events.of({"event": Stop.event, "host": self._me.host, **verdict["stop"], **step}))
         else:
             self._means.events(fault_of(verdict))
 

@@ -68,3 +68,27 @@ class StopReason(Code):
     NODE_RETURNED = "node_returned"  # of a round: it begins anew with a node that came back
     UNREADABLE = "unreadable"  # what it needs cannot be read now
     UNKNOWN = "unknown"
+
+
+class NextReason(Code):
+    """Why a run goes on after an attempt that stopped early, stays stopped, or is given up."""
+
+    # goes on
+    RESUMABLE = "resumable"
+    CHAIN = "chain"  # the next job of its chain waits
+    REQUEUED = "requeued"  # its job
+    RESUBMITTED = "resubmitted"  # as a new job
+    # stays
+    STOP_FILE = "stop_file"
+    CANCELLED = "cancelled"
+    RESUME_NEVER = "resume_never"
+    TIME_LIMIT = "time_limit"  # of the allocation that it runs in
+    STOP_REQUESTED = "stop_requested"  # its job was asked to end
+    SCHEDULER_ENDS = "scheduler_ends"  # its job, in a state that is given
+    NOT_SUBMITTED = "not_submitted"  # the scheduler did not take it again
+    UNREADABLE = "unreadable"  # what this is decided by
+    LAUNCHER_ERROR = "launcher_error"  # what decides this has failed itself
+    # is given up
+    NO_PROGRESS = "no_progress"  # two attempts in a row
+    MAX_ATTEMPTS = "max_attempts"
+    UNKNOWN = "unknown"

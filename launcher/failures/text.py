@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import signal
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 
 if TYPE_CHECKING:
     from launcher.agent.failures import Failure
@@ -62,6 +63,43 @@ def asked_to_stop(host: str, name: str, when: str = "") -> str:
 
 def not_joined(ranks: str, hosts: str, timeout: float) -> str:
     return f"rank {ranks} on {hosts} did not join the others within {timeout:g} s: does an import hang?"
+
+
+def left(ranks: Collection[int], host: str) -> str:
+    """Ranks of this host left with exit code 75; none of them: the others did not in time."""
+    if not ranks:
+        return f"the ranks on {host} did not leave in time"
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, sorted(ranks)))} on {host} left with exit code 75"
+
+
+_STOPS = {
+    StopReason.TIME_LIMIT: "its time is nearly up",
+    StopReason.WARNING_SIGNAL: "the scheduler's warning signal ({rank})",
+    StopReason.STOP_FILE: "its stop file",
+    StopReason.SIGNAL: "told to stop ({rank})",
+}
+
+
+def of_stop(reason: StopReason, rank: int = 0, host: str = "") -> str:
+    """Why ranks stop, as they agree on it.
+
+    Args:
+        reason: one of those that ranks know.
+        rank, host: who has seen it.
+    """
+    return _STOPS[reason].format(rank=f"rank {rank} on {host}")
+
+
+_ENDINGS = {
+    NextReason.TIME_LIMIT: "the time of its allocation is nearly up",
+    NextReason.STOP_REQUESTED: "its job was told to stop",
+    NextReason.SCHEDULER_ENDS: "{scheduler} ends its job ({state})",
+}
+
+
+def of_ending(reason: NextReason, scheduler: str = "", state: str = "") -> str:
+    """Why a scheduler ends a job."""
+    return _ENDINGS[reason].format(scheduler=scheduler, state=state)
 
 
 def of_rank(failure: Failure) -> str:

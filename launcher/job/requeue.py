@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -17,14 +18,17 @@ from launcher import errors
 from launcher.checkpoint import format as checkpoints
 from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError
+from launcher.failures import text
+from launcher.failures.codes import NextReason, StopReason
 from launcher.files.shared_files import known, passes, tried
 from launcher.formatting import plural
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Again, Stays, Stop, Stopped, every
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan
@@ -40,9 +44,37 @@ class What(IntEnum):
     GIVEN_UP = errors.NO_RETRY
 
 
-def decide(
-    plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: str | None
-) -> tuple[What, str]:
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a run.
+
+    Attributes:
+        what: it.
+        reason: why, and how.
+        why: the same for people.
+        job, step, attempts, state: see `launcher.runs.events.Again` and `Stays`.
+    """
+
+    what: What
+    reason: NextReason
+    why: str
+    job: str | None = None
+    step: int | None = None
+    attempts: int | None = None
+    state: str | None = None
+
+    @property
+    def event(self) -> Again | Stays:
+        """What is told of it."""
+        name = self.what.name.lower()
+        if self.what in (What.ELSEWHERE, What.HERE):
+            return Again(what=name, why=self.why, reason=self.reason, job=self.job)
+        return Stays(
+            what=name, why=self.why, reason=self.reason, step=self.step, attempts=self.attempts, state=self.state
+        )
+
+
+def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None, ending: Ending | None) -> Decision:
     """What becomes of a run, and why. Pure.
 
     | what is seen | the run |
@@ -62,28 +94,34 @@ def decide(
         attempt: number of the one that stopped.
         steps: how far the run was at the end of each attempt so far, this one last; -1: nothing was saved.
         marker: `stop` or `cancelled`, if there is such a file.
-        ending: why the scheduler is ending the job, in words; None: it is not.
+        ending: why the scheduler is ending the job; None: it is not.
     """
+    if marker == "cancelled":
+        return Decision(What.STAYS, NextReason.CANCELLED, "it was cancelled")
     if marker is not None:
-        return What.STAYS, "it was cancelled" if marker == "cancelled" else "its stop file"
+        return Decision(What.STAYS, NextReason.STOP_FILE, text.of_stop(StopReason.STOP_FILE))
     if plan.resume_how == ResumeHow.never.value:
-        return What.STAYS, "resume.how=never"
+        return Decision(What.STAYS, NextReason.RESUME_NEVER, "resume.how=never")
     before = [-1, *steps[:-1]]
     if len(steps) > 1 and all(now <= then for now, then in zip(steps[-2:], before[-2:], strict=True)):
+        step = max(steps[-1], 0)
+        why = (
+            f"two attempts in a row got no further than step {step}: is time={plan.time}s too short for a start, a "
+            "step and a save?"
+        )
         if plan.own_code:
-            return What.GIVEN_UP, (
+            why = (
                 f"two attempts in a row told no step and saved nothing new ({saves.described(plan)}): is "
                 f"time={plan.time}s too short for a start and a save, or does it save elsewhere (workload.checkpoint)?"
             )
-        return What.GIVEN_UP, (
-            f"two attempts in a row got no further than step {max(steps[-1], 0)}: is time={plan.time}s too short for a "
-            "start, a step and a save?"
-        )
+        return Decision(What.GIVEN_UP, NextReason.NO_PROGRESS, why, step=None if plan.own_code else step)
     if attempt + 1 >= plan.max_attempts:
-        return What.GIVEN_UP, f"it has had {plural(attempt + 1, 'attempt')} (resume.max_attempts)"
+        why = f"it has had {plural(attempt + 1, 'attempt')} (resume.max_attempts)"
+        return Decision(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, why, attempts=attempt + 1)
     if ending is not None:
-        return What.STAYS, ending
-    return (What.ELSEWHERE if plan.queued else What.HERE), "it can be resumed"
+        why = text.of_ending(ending.reason, ending.scheduler, ending.state)
+        return Decision(What.STAYS, ending.reason, why, state=ending.state or None)
+    return Decision(What.ELSEWHERE if plan.queued else What.HERE, NextReason.RESUMABLE, "it can be resumed")
 
 
 def further(ends: Sequence[tuple[int, int]]) -> list[int]:
@@ -108,23 +146,23 @@ def main(run_dir: str, told: bool) -> int:
     assert attempt is not None, "only a job script of the launcher starts this"
     run, events = attempt.run, Events(attempt, "again")
     try:
-        what, why = _what_becomes_of(attempt, events, told)
+        found = _what_becomes_of(attempt, events, told)
     except (LauncherError, OSError) as error:
         if not passes(error):
             raise
         # It may have been cancelled, or have got further than can be seen: neither is it started again nor given up.
-        what, why = What.STAYS, f"{error}; `launcher resume {run.id}` takes it up"
-    events("again" if what in (What.ELSEWHERE, What.HERE) else "stays", what=what.name.lower(), why=why)
+        found = Decision(What.STAYS, NextReason.UNREADABLE, f"{error}; `launcher resume {run.id}` takes it up")
+    events(found.event)
     words = {
-        What.ELSEWHERE: f"goes on: {why}", What.HERE: "goes on", What.STAYS: f"stays stopped: {why}",
-        What.GIVEN_UP: f"is given up: {why}",
+        What.ELSEWHERE: f"goes on: {found.why}", What.HERE: "goes on", What.STAYS: f"stays stopped: {found.why}",
+        What.GIVEN_UP: f"is given up: {found.why}",
     }  # fmt: skip
-    print(f"launcher: {run.id} {words[what]}", file=sys.stderr)
-    return what
+    print(f"launcher: {run.id} {words[found.what]}", file=sys.stderr)
+    return found.what
 
 
-def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What, str]:
-    """What becomes of the run, and why; where it goes on elsewhere, that has been done.
+def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> Decision:
+    """What becomes of the run; where it goes on elsewhere, that has been done.
 
     Raises:
         UnavailableError, OSError: what the decision needs cannot be read now.
@@ -133,18 +171,18 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> tuple[What
     plan = run.own_plan()
     saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
     preempted = _preempted(plan, attempt)
-    events("stopped", step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted)
-    stopped = [event for each in run.attempts() for event in each.events() if event["event"] == "stopped"]
-    ends = [event for event in stopped if event["step"] is not None]  # of the others nobody knows
-    steps = further([(event["step"], event.get("saved", -1)) for event in ends])
+    events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
+    stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
+    steps = further([(event.step, event.saved) for event in stopped if event.step is not None])  # else nobody knows
     marker = next(filter(run.has, ("cancelled", "stop")), None)
-    what, why = decide(plan, attempt.number, steps, marker, _ending(plan, told))
-    if what is What.ELSEWHERE:
+    found = decide(plan, attempt.number, steps, marker, _ending(plan, told))
+    if found.what is What.ELSEWHERE:
         try:
-            why = _go_on(plan, attempt)
+            return _go_on(plan, attempt)
         except LauncherError as error:
-            return What.STAYS, f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
-    return what, why
+            why = f"it could not go on by itself: {error}; `launcher resume {run.id}` does it"
+            return Decision(What.STAYS, NextReason.NOT_SUBMITTED, why)
+    return found
 
 
 def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
@@ -167,7 +205,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
 
     A program that saves in its own way, and was not stopped by us, is believed what it has told of its progress.
     """
-    if any(event["event"] == "stop" and event.get("code") == errors.UNAVAILABLE for event in attempt.events()):
+    if any(event.reason is StopReason.UNREADABLE for event in every(attempt.events(), Stop)):
         return None
     try:
         step = checkpoints.newest_step(Path(plan.checkpoint_dir))
@@ -182,14 +220,14 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     return -1 if step is None else int(step)
 
 
-def _ending(plan: JobPlan, told: bool) -> str | None:
+def _ending(plan: JobPlan, told: bool) -> Ending | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
     return registry.scheduler(plan.scheduler).ending(plan, told=told, left=left)
 
 
-def _go_on(plan: JobPlan, attempt: Attempt) -> str:
+def _go_on(plan: JobPlan, attempt: Attempt) -> Decision:
     """Has the scheduler start the run again, and says how.
 
     Raises:
@@ -197,16 +235,18 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> str:
     """
     how, scheduler = plan.resume_how, registry.scheduler(plan.scheduler)
     if how == ResumeHow.chain.value:
-        return "the next job of its chain waits for this one to end"
+        return Decision(What.ELSEWHERE, NextReason.CHAIN, "the next job of its chain waits for this one to end")
     if isinstance(scheduler, Requeues) and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
         try:
-            scheduler.requeue(os.environ["LAUNCHER_JOB_ID"])
-            return "its job was requeued"
+            job = os.environ["LAUNCHER_JOB_ID"]
+            scheduler.requeue(job)
+            return Decision(What.ELSEWHERE, NextReason.REQUEUED, "its job was requeued", job=job)
         except QueryError as error:
             if how == ResumeHow.requeue.value:
                 raise
             print(f"launcher: not requeued ({error}): a new job is submitted", file=sys.stderr)
-    return f"job {_resubmit(plan, attempt)} waits for this one to end"
+    job = _resubmit(plan, attempt)
+    return Decision(What.ELSEWHERE, NextReason.RESUBMITTED, f"job {job} waits for this one to end", job=job)
 
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:

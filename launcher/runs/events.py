@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,99 @@ class SetupFailed(Event):
     code: int | None = None
 
 
-TYPES: Mapping[str, type[Event]] = {each.event: each for each in (Fault, Restart, SetupFailed)}
+@dataclass(frozen=True, kw_only=True)
+class Stop(Event):
+    """An attempt ends early, and can be resumed.
+
+    Attributes:
+        cause: for people.
+        reason: why.
+        host, rank: who has seen it first, as far as it is known.
+        ranks: that left with exit code 75, or not in time.
+        signal: by which it was asked to stop.
+        exit_code: of agents that were killed.
+        step: steps of the run that are done.
+    """
+
+    event: ClassVar[str] = "stop"
+    cause: str
+    reason: StopReason = StopReason.UNKNOWN
+    host: str = ""
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    signal: str | None = None
+    exit_code: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequested(Event):
+    """Whoever waits for the tasks of a job was sent this signal."""
+
+    event: ClassVar[str] = "stop_requested"
+    signal: str
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """What is there of a run after an attempt that stopped early.
+
+    Attributes:
+        step: steps that are safe; -1: none; None: nobody knows.
+        saved: when a program wrote its newest file; -1: not looked for.
+        preempted: its scheduler had begun to preempt its job.
+    """
+
+    event: ClassVar[str] = "stopped"
+    step: int | None
+    saved: int
+    preempted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Event):
+    """The run goes on.
+
+    Attributes:
+        what: here, or elsewhere.
+        why: for people.
+        reason: how.
+        job: the one in which it does, if that is known.
+    """
+
+    event: ClassVar[str] = "again"
+    what: str
+    why: str = ""
+    reason: NextReason = NextReason.UNKNOWN
+    job: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stays(Event):
+    """The run stays stopped, or is given up.
+
+    Attributes:
+        what: stays, or given_up.
+        why: for people.
+        reason: why.
+        step: further than which it got in no attempt.
+        attempts: that it has had.
+        state: that the scheduler shows of its job.
+    """
+
+    event: ClassVar[str] = "stays"
+    what: str
+    why: str
+    reason: NextReason = NextReason.UNKNOWN
+    step: int | None = None
+    attempts: int | None = None
+    state: str | None = None
+
+
+TYPES: Mapping[str, type[Event]] = {
+    each.event: each for each in (Fault, Restart, SetupFailed, Stop, StopRequested, Stopped, Again, Stays)
+}
 E_ = TypeVar("E_", bound=Event)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from launcher.errors import LauncherError
+from launcher.failures.codes import NextReason
 
 
 class QueryError(LauncherError):
@@ -20,6 +21,21 @@ class AnswerLost(QueryError):
 
 class NoAnswerInTime(AnswerLost):
     """The scheduler took longer than one is ready to wait."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a scheduler ends a job.
+
+    Attributes:
+        reason: one of TIME_LIMIT (of the allocation), STOP_REQUESTED, SCHEDULER_ENDS.
+        scheduler: its name.
+        state: that it shows of the job.
+    """
+
+    reason: NextReason
+    scheduler: str = ""
+    state: str = ""
 
 
 class JobState(Enum):

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
+from launcher.failures.codes import NextReason
+from launcher.schedulers.base import Ending
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -91,7 +93,7 @@ class Scheduler(ABC):
         """
         return None
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
         """Why the scheduler is ending the job that we are in, unless it is for its wall time; None: it is not.
 
         Args:
@@ -99,7 +101,7 @@ class Scheduler(ABC):
             told: the job's script was told to stop.
             left: seconds of wall time left; infinite: it has no limit, or nobody knows.
         """
-        return "its job was told to stop" if told and left > 0 else None
+        return Ending(NextReason.STOP_REQUESTED) if told and left > 0 else None
 
 
 class Queue(Scheduler):

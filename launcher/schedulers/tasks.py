@@ -119,8 +119,9 @@ def _record(request: signal.Signals) -> None:
         Events,
         current_attempt,
     )
+    from launcher.runs.events import StopRequested
 
-    Events(current_attempt(), "spawn")("stop_requested", signal=request.name, host=socket.gethostname())
+    Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))
 
 
 def task_files() -> Path:

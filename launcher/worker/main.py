@@ -21,8 +21,10 @@ from typing import Any, get_type_hints
 
 from launcher import errors
 from launcher.config import schema
+from launcher.failures.codes import StopReason
 from launcher.own_module import own_module
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script
 
@@ -83,7 +85,8 @@ def end_attempt(error: errors.LauncherError) -> int:
     """Says why this attempt ends although a later one may go on; the exit code."""
     print(f"launcher: {error}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
-        Events(current_attempt(), "stop")("stop", cause=str(error), code=error.code)
+        reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
+        Events(current_attempt(), "stop")(Stop(cause=str(error), reason=reason))
     return error.exit_code
 
 

@@ -32,7 +32,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from launcher.failures import text
+from launcher.failures.codes import StopReason
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Stop as StopEvent
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import heartbeat
 from launcher.worker.settings import Settings, settings
@@ -49,6 +52,12 @@ MARGIN = 5.0  # for these seconds
 RAREST = 64  # steps between two agreements at most, for steps may become longer
 LOOK = 0.001  # seconds between two looks of a rank that waits for the commit of a stop or a save
 _RANKS = 1 << 32
+_REASONS = {
+    Cause.DEADLINE: StopReason.TIME_LIMIT,
+    Cause.WARNING: StopReason.WARNING_SIGNAL,
+    Cause.FILE: StopReason.STOP_FILE,
+    Cause.TERM: StopReason.SIGNAL,
+}
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ class Stop:
             )
             destroy_without_gil(self._group)
         self._work: dist.Work | None = None
+        self._agreed = Want()
         self._flags = torch.zeros(3, dtype=torch.int64)
         self._interval, self._countdown = 0, 0
         self._last: float | None = None
@@ -204,7 +214,7 @@ class Stop:
         else:
             verdict = self._agree_in_background(now, save_due)
         if verdict.stop is not None and self._env.rank == 0:
-            Events(current_attempt(), "stop")("stop", cause=verdict.stop, step=step)
+            Events(current_attempt(), "stop")(self._event(verdict.stop, step))
         self._last = time.monotonic()
         return verdict
 
@@ -290,18 +300,22 @@ class Stop:
             self._files = self._files[0], False
             with contextlib.suppress(OSError):
                 self._file("save").unlink()
-        return (
-            Verdict(self._words(agreed.cause, agreed.rank) if agreed.cause else None, agreed.save) if agreed else GO_ON
+        if not agreed:
+            return GO_ON
+        if agreed.cause:
+            self._agreed = agreed
+            return Verdict(text.of_stop(_REASONS[agreed.cause], agreed.rank, self._host_of(agreed.rank)), agreed.save)
+        return Verdict(None, agreed.save)
+
+    def _event(self, cause: str, step: int) -> StopEvent:
+        """What is told of the stop that all ranks have agreed on."""
+        rank = self._agreed.rank
+        return StopEvent(
+            cause=cause, reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank), step=step
         )
 
-    def _words(self, cause: Cause, rank: int) -> str:
-        host = self._env.hosts[self._env.node_of(rank)] if self._env.hosts else self._env.host
-        return {
-            Cause.DEADLINE: "its time is nearly up",
-            Cause.WARNING: f"the scheduler's warning signal (rank {rank} on {host})",
-            Cause.FILE: "its stop file",
-            Cause.TERM: f"told to stop (rank {rank} on {host})",
-        }[cause]
+    def _host_of(self, rank: int) -> str:
+        return self._env.hosts[self._env.node_of(rank)] if self._env.hosts else self._env.host
 
     def _file(self, name: str) -> Path:
         assert self._settings.run_dir is not None

@@ -273,8 +273,6 @@ def _setup(case: Case) -> Steps:
 
 
 def _no_progress(case: Case) -> Steps:
-    if "restarts got no further" in case.telling or "max_restarts" in case.telling:
-        return ["the first cause is named: it comes again at the same place", Step("then", case.resume())]
     return [Step("give each attempt more time", case.resume(f'time={format_hours(2 * case.plan.time)}')),
             "or save more often (checkpoint.every)"]  # fmt: skip
 

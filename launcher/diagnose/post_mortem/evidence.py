@@ -17,7 +17,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Fault, SetupFailed, first_fault
+from launcher.runs.events import Fault, SetupFailed, Stays, Stop, Stopped, StopRequested, first_fault, last
 from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
@@ -85,7 +85,7 @@ def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
 
 
 def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> Evidence:
-    last = {event["event"]: event for event in events}
+    stopped = last(events, Stopped)
     fault = first_fault(events)
     setup = ""
     if isinstance(fault, SetupFailed):
@@ -96,10 +96,10 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     return replace(
         evidence,
         fault=fault,
-        stop=last.get("stop"),
-        request=last.get("stop_requested"),
-        stays=last.get("stays"),
-        preempted=last.get("stopped", {}).get("preempted") is True,
+        stop=last(events, Stop),
+        request=last(events, StopRequested),
+        stays=last(events, Stays),
+        preempted=stopped is not None and stopped.preempted,
         scheduler=registry.scheduler(plan.scheduler).title,
         cluster=plan.cluster,
         setup=setup,

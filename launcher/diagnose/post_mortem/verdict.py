@@ -21,18 +21,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher import errors
-from launcher.failures import symptoms
-from launcher.failures.codes import FaultCode
+from launcher.failures import symptoms, text
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
 from launcher.formatting import rough_size
 from launcher.monitoring.state import RunState
-from launcher.runs.events import Fault, SetupFailed
+from launcher.runs.events import Fault, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices
 
 NEAR_LIMIT = 0.9  # part of a memory limit from which on a killed process was probably killed for it
+GIVEN_UP = {NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS}
 NODE_LOST = {FaultCode.NODE_ENDED, FaultCode.NODE_SILENT, FaultCode.LEADER_LOST}
 LEFT = {FaultCode.EXITED, FaultCode.RETURNED_EARLY, FaultCode.NO_RETRY, FaultCode.LEFT}
 # How a task ended that could not say so itself, where nothing else tells more.
@@ -93,9 +93,9 @@ class Evidence:
 
     state: RunState
     fault: Fault | SetupFailed | None = None
-    stop: Mapping[str, Any] | None = None
-    stays: Mapping[str, Any] | None = None
-    request: Mapping[str, Any] | None = None
+    stop: Stop | None = None
+    stays: Stays | None = None
+    request: StopRequested | None = None
     ended: int | None = None
     begun: bool = True
     scheduler: str = ""
@@ -154,8 +154,8 @@ class Verdict:
 
 def classify(seen: Evidence) -> Verdict:
     """The kind and the cause, by the table above."""
-    if seen.stays is not None and seen.stays.get("what") == "given_up":
-        return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays['why']}")
+    if seen.stays is not None and seen.stays.reason in GIVEN_UP:
+        return Verdict(Kind.NO_PROGRESS, f"given up: {seen.stays.why}")
     if seen.state is RunState.DONE:
         return Verdict(Kind.DONE, None)
     if seen.state is RunState.STOPPED and seen.stop is not None:
@@ -222,14 +222,14 @@ def _killed_for_memory(memory: Mapping[str, int]) -> tuple[str, bool] | None:
     return None
 
 
-def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
+def _stopped(seen: Evidence, stop: Stop) -> Verdict:
     """The ranks have saved and left, or the script found that they were all killed."""
-    told, why = str(stop["cause"]), str((seen.stays or {}).get("why", ""))
-    at = f" at step {stop['step']}" if "step" in stop else ""
-    cause = f"{told}{at}" + (f"; {why}" if why and why != told else "")
-    if "time is nearly up" in told or "warning signal" in told:
+    stays = seen.stays
+    at = f" at step {stop.step}" if stop.step is not None else ""
+    cause = f"{stop.cause}{at}" + (f"; {stays.why}" if stays and stays.why != stop.cause else "")
+    if stop.reason in (StopReason.TIME_LIMIT, StopReason.WARNING_SIGNAL):
         return Verdict(Kind.WALL_TIME, cause)
-    if "stop file" in told or "RUN/stop" in told:
+    if stop.reason is StopReason.STOP_FILE:
         return Verdict(Kind.STOPPED, cause)
     if seen.preempted:
         return Verdict(Kind.PREEMPTED, cause)
@@ -237,9 +237,9 @@ def _stopped(seen: Evidence, stop: Mapping[str, Any]) -> Verdict:
         return Verdict(_WORDS[seen.said], cause)
     if seen.cancelled:
         return Verdict(Kind.CANCELLED, cause)
-    if "all agents were killed" in told and seen.request is None:
+    if stop.reason is StopReason.KILLED and seen.request is None:
         return Verdict(Kind.KILLED, cause, sure=False)
-    if "PREEMPTED" in why:
+    if stays is not None and stays.state == "PREEMPTED":
         return Verdict(Kind.PREEMPTED, cause)
     return Verdict(Kind.STOPPED, cause)
 
@@ -249,7 +249,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     said, kind = seen.said, _WORDS.get(seen.said)
     last = next((line.strip() for line in reversed(seen.output) if line.strip()), "")
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
-    request = f"{seen.request['host']} was told to stop ({seen.request['signal']})" if seen.request else ""
+    request = text.asked_to_stop(seen.request.host, seen.request.signal) if seen.request else ""
     named = f"{seen.scheduler} says {said}" if said in TELLING else seen.word or said
     found = symptoms.telling(seen.output) if kind is None else None
     sign = found[1] if found else ""
@@ -258,7 +258,7 @@ def _without_fault(seen: Evidence) -> Verdict:
         words = [f"{request or 'no rank said why'}{code}", named, heard]
         cause: str | None = "; ".join(word for word in words if word)
     elif seen.cancelled and seen.state is RunState.CANCELLED and said not in TELLING:
-        at = f" at step {seen.stop['step']}" if seen.stop and "step" in seen.stop else ""
+        at = f" at step {seen.stop.step}" if seen.stop and seen.stop.step is not None else ""
         cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
     else:
         cause = "; ".join(word for word in (request, named) if word) or None

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Held, allocation
+from launcher.schedulers.base import Ending
 from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import Scheduler
 
@@ -54,7 +56,7 @@ class AllocationScheduler(LocalScheduler):
             )
         return found
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
         if left <= plan.lead:
-            return "the time of its allocation is nearly up"  # it ends with its shell; there is nothing to go on in
+            return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to go on in
         return super().ending(plan, told=told, left=left)

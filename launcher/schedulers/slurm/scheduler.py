@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
-from launcher.schedulers.base import QueryError
+from launcher.failures.codes import NextReason
+from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
 from launcher.schedulers.slurm.client import Slurm, array_of
@@ -67,14 +68,16 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
             return None
         return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> str | None:
+    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
         if left <= 0:
             return None
         try:
             state, reason = Slurm(JOB_TIMEOUT).word(os.environ["LAUNCHER_JOB_ID"])
         except QueryError:  # then the answer to a requeue will tell
             return None
-        return None if state == "RUNNING" or reason == "TimeLimit" else f"Slurm ends its job ({state})"
+        if state == "RUNNING" or reason == "TimeLimit":
+            return None
+        return Ending(NextReason.SCHEDULER_ENDS, "Slurm", state)
 
     def queries(self, timeout: float) -> Slurm:
         return Slurm(timeout)

@@ -24,6 +24,7 @@ from launcher.attach import requests
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
+from launcher.failures.codes import NextReason, StopReason
 from launcher.job import dependencies, requeue
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.checks import Check, Level
@@ -31,6 +32,7 @@ from launcher.preflight.verdict import Then, Verdict
 from launcher.rendezvous.membership import Rounds
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Again, Stays, Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker.reporter import Reporter
 from tests.golden.formats.golden import check
@@ -263,6 +265,23 @@ def test_a_run_whose_turn_has_come(environment: directory.Attempt, tmp_path: Pat
     environment.run.write_record(bare_plan(run_dir=str(tmp_path)), {}, {})
     assert dependencies.main() == 0
     frozen("after", tmp_path)
+
+
+WHOLE = (
+    Stop(cause="told to stop (rank 3 on node1)", reason=StopReason.SIGNAL, host="node1", rank=3, step=7),
+    Stop(cause="node1 was told to stop (SIGTERM)", reason=StopReason.SIGNAL, host="node1", signal="SIGTERM"),
+    Again(what="elsewhere", why="its job was requeued", reason=NextReason.REQUEUED, job="7"),
+    Stays(what="stays", why="Slurm ends its job (PREEMPTED)", reason=NextReason.SCHEDULER_ENDS, state="PREEMPTED"),
+    Stays(what="given_up", why="it has had 3 attempts", reason=NextReason.MAX_ATTEMPTS, attempts=3),
+    Stays(what="given_up", why="two attempts got no further than step 7", reason=NextReason.NO_PROGRESS, step=7),
+)
+
+
+def test_fields_that_the_others_have_not(tmp_path: Path) -> None:
+    tells = Events(attempt_of(tmp_path), "x")
+    for event in WHOLE:
+        tells(event)
+    frozen("whole", tmp_path)
 
 
 def test_a_question_to_the_agents(tmp_path: Path) -> None:

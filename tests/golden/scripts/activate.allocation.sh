@@ -180,12 +180,15 @@ launcher_told=
 trap 'launcher_told=told' TERM INT  # the ranks are told as well; their end is still to be recorded
 marked stop cancelled
 case $? in
-  0) launcher_stays="RUN/stop or RUN/cancelled was there before it began" ;;
-  2) launcher_stays="nobody could tell whether RUN/stop or RUN/cancelled is there" ;;
+  0)
+    launcher_stays="RUN/stop or RUN/cancelled was there before it began" launcher_reason=stop_file
+    [ ! -e "$LAUNCHER_RUN_DIR/cancelled" ] || launcher_reason=cancelled
+    ;;
+  2) launcher_stays="nobody could tell whether RUN/stop or RUN/cancelled is there" launcher_reason=unreadable ;;
   *) launcher_stays= ;;
 esac
 if [ -n "$launcher_stays" ]; then
-  event stop ", \"cause\": \"$launcher_stays\""
+  event stop ", \"cause\": \"$launcher_stays\", \"reason\": \"$launcher_reason\""
   event ended ', "code": 75'
   exit 75
 fi
@@ -271,7 +274,7 @@ case $? in
   0) read -r launcher_word <"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code" ;;
   2)
     if [ "$code" -ne 0 ]; then
-      event stop ', "cause": "nobody could read what the agents ended with"'
+      event stop ', "cause": "nobody could read what the agents ended with", "reason": "unreadable"'
       launcher_word=75
     fi
     ;;
@@ -284,7 +287,7 @@ esac
 # Killed, all of it, before anybody could say a word: there is something to go on from.
 # (255 is no signal: a container or a shell on another host that could not start.)
 if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; then
-  event stop ", \"cause\": \"all agents were killed (exit code $code)\""
+  event stop ", \"cause\": \"all agents were killed (exit code $code)\", \"reason\": \"killed\", \"exit_code\": $code"
   code=75
 fi
 event ended ", \"code\": $code"
@@ -302,7 +305,7 @@ if [ "$code" -eq 75 ]; then
       event ended ', "code": 93'
       ;;
     0 | 75) ;;
-    *) event stays ', "what": "stays", "why": "launcher.job.requeue failed: its words are in the output"' ;;
+    *) event stays ', "what": "stays", "why": "launcher.job.requeue failed: its words are in the output", "reason": "launcher_error"' ;;
   esac
 fi
 exit "$code"

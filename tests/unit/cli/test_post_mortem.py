@@ -203,7 +203,9 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
-    event_file.append(Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", step=7)
+    event_file.append(
+        Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", reason="time_limit", step=7
+    )
     code, shown = call("a")
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")

@@ -14,10 +14,10 @@ from launcher.diagnose.post_mortem import evidence, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
-from launcher.runs.events import Accused, Fault, SetupFailed
+from launcher.runs.events import Accused, Fault, SetupFailed, Stays, Stop, StopRequested
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
 from launcher.schedulers.slurm.notices import FORMS as SLURM
@@ -54,7 +54,7 @@ def lines(*text: str) -> tuple[notices.Notice, ...]:
 
 # -- what the script and whoever waits for the tasks have noted
 
-TOLD = {"event": "stop_requested", "signal": "SIGTERM", "host": "n1"}
+TOLD = StopRequested(signal="SIGTERM", host="n1")
 TOLD_WORDS = "n1 was told to stop (SIGTERM)"
 
 
@@ -68,8 +68,8 @@ TOLD_WORDS = "n1 was told to stop (SIGTERM)"
          f"{TOLD_WORDS} (exit code 143); PBS says TIMEOUT"),
         (Evidence(RunState.CANCELLED, request=TOLD, ended=143, word="CANCELLED"), Kind.CANCELLED,
          f"{TOLD_WORDS}; CANCELLED"),
-        (Evidence(RunState.STOPPED, request=TOLD, stop={"event": "stop", "cause": "all agents were killed"}),
-         Kind.STOPPED, "all agents were killed"),
+        (Evidence(RunState.STOPPED, request=TOLD, stop=Stop(cause="they were killed", reason=StopReason.KILLED)),
+         Kind.STOPPED, "they were killed"),
         (failed(fault(FaultCode.NO_FOLDER)), Kind.CONFIG_ERROR, "they say why"),
     ],
 )  # fmt: skip
@@ -397,8 +397,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (failed(ended=None, scheduler="PBS", word="FAILED (killed by SIGKILL; Job run at ... and failed)"), Kind.KILLED,
          "no rank said why; FAILED (killed by SIGKILL; Job run at ... and failed)"),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
-        (Evidence(RunState.STOPPED, ended=75, preempted=True, stop={"cause": "told to stop", "step": 7}),
-         Kind.PREEMPTED, "told to stop at step 7"),
+        (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(cause="it was asked", step=7)),
+         Kind.PREEMPTED, "it was asked at step 7"),
         (Evidence(RunState.LOST), Kind.LOST, None),
         (Evidence(RunState.LOST, scheduler="Slurm", notices=lines(BY_REQUEUE)), Kind.REQUEUED, "Slurm says REQUEUED"),
         (failed(ended=143, notices=lines(BY_REQUEUE), output=(BY_REQUEUE,)), Kind.REQUEUED,
@@ -408,7 +408,7 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True), Kind.CANCELLED, "it was cancelled before it began"),
         (Evidence(RunState.CANCELLED, begun=False, cancelled=True, word="CANCELLED (Dependency)"), Kind.CANCELLED,
          "it was cancelled before it began"),
-        (Evidence(RunState.CANCELLED, cancelled=True, word="CANCELLED", stop={"cause": "told to stop", "step": 21}),
+        (Evidence(RunState.CANCELLED, cancelled=True, word="CANCELLED", stop=Stop(cause="it was asked", step=21)),
          Kind.CANCELLED, "it was cancelled at step 21"),
         (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", word="TIMEOUT"), Kind.CANCELLED,
          "Slurm says TIMEOUT"),
@@ -423,24 +423,36 @@ def test_the_verdict(evidence: Evidence, kind: Kind, cause: str | None) -> None:
         assert verdict.cause == cause
 
 
+def stays(reason: NextReason, what: str = "stays", **more: Any) -> Stays:
+    return Stays(what=what, why="it stays so", reason=reason, **more)
+
+
+STAYS_STOPPED = "they say why at step 120; it stays so"
+
+
 @pytest.mark.parametrize(
-    ("stop", "stays", "more", "kind", "cause"),
+    ("reason", "stays", "more", "kind", "cause"),
     [
-        ("its time is nearly up", "resume.how=never", {}, Kind.WALL_TIME,
-         "its time is nearly up at step 120; resume.how=never"),
-        ("its stop file", "its stop file", {}, Kind.STOPPED, "its stop file at step 120"),
-        ("told to stop (rank 0 on node1)", "Slurm ends its job (PREEMPTED)", {}, Kind.PREEMPTED, None),
-        ("told to stop (rank 0 on node1)", "it was cancelled", {"cancelled": True}, Kind.CANCELLED, None),
-        ("told to stop (rank 0 on node1)", "", {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
-        ("all agents were killed (exit code 137)", "", {}, Kind.KILLED, None),
-        ("ranks 0, 1 on node1 left with exit code 75", "", {}, Kind.STOPPED, None),
+        (StopReason.TIME_LIMIT, stays(NextReason.RESUME_NEVER), {}, Kind.WALL_TIME, STAYS_STOPPED),
+        (StopReason.WARNING_SIGNAL, None, {}, Kind.WALL_TIME, "they say why at step 120"),
+        (StopReason.STOP_FILE, stays(NextReason.STOP_FILE), {}, Kind.STOPPED, STAYS_STOPPED),
+        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="PREEMPTED"), {}, Kind.PREEMPTED, STAYS_STOPPED),
+        (StopReason.SIGNAL, stays(NextReason.SCHEDULER_ENDS, state="COMPLETING"), {}, Kind.STOPPED, STAYS_STOPPED),
+        (StopReason.SIGNAL, stays(NextReason.CANCELLED), {"cancelled": True}, Kind.CANCELLED, None),
+        (StopReason.SIGNAL, None, {"notices": lines(BY_PREEMPTION)}, Kind.PREEMPTED, None),
+        (StopReason.KILLED, None, {}, Kind.KILLED, None),
+        (StopReason.EXIT_75, None, {}, Kind.STOPPED, None),
+        (StopReason.UNREADABLE, None, {}, Kind.STOPPED, None),
+        (StopReason.UNKNOWN, None, {}, Kind.STOPPED, None),
     ],
-)  # fmt: skip
-def test_an_attempt_that_stopped(stop: str, stays: str, more: dict[str, Any], kind: Kind, cause: str | None) -> None:
+)
+def test_an_attempt_that_stopped(
+    reason: StopReason, stays: Stays | None, more: dict[str, Any], kind: Kind, cause: str | None
+) -> None:
     verdict = classify(
         Evidence(
-            RunState.STOPPED, ended=75, scheduler="Slurm", stop={"event": "stop", "cause": stop, "step": 120},
-            stays={"event": "stays", "what": "stays", "why": stays}, **more,
+            RunState.STOPPED, ended=75, scheduler="Slurm", stop=Stop(cause=SAY, reason=reason, step=120), stays=stays,
+            **more,
         )
     )  # fmt: skip
     assert verdict.kind is kind
@@ -448,10 +460,16 @@ def test_an_attempt_that_stopped(stop: str, stays: str, more: dict[str, Any], ki
         assert verdict.cause == cause
 
 
-def test_a_run_that_was_given_up() -> None:
-    why = "two attempts in a row got no further than step 10: is time=60s too short for a start, a step and a save?"
-    verdict = classify(Evidence(RunState.FAILED, ended=93, stays={"event": "stays", "what": "given_up", "why": why}))
-    assert verdict == Verdict(Kind.NO_PROGRESS, f"given up: {why}")
+def test_a_reason_is_not_told_twice() -> None:
+    stop = Stop(cause=SAY, reason=StopReason.STOP_FILE)
+    again = Stays(what="stays", why=SAY, reason=NextReason.STOP_FILE)
+    assert classify(Evidence(RunState.STOPPED, stop=stop, stays=again)).cause == SAY
+
+
+@pytest.mark.parametrize("reason", [NextReason.NO_PROGRESS, NextReason.MAX_ATTEMPTS])
+def test_a_run_that_was_given_up(reason: NextReason) -> None:
+    verdict = classify(Evidence(RunState.FAILED, ended=93, stays=stays(reason, "given_up")))
+    assert verdict == Verdict(Kind.NO_PROGRESS, "given up: it stays so")
 
 
 def test_a_set_up_line_that_failed() -> None:

@@ -12,10 +12,12 @@ import pytest
 from launcher.config.keys import opened
 from launcher.config.schema import Program, Resume, ResumeHow
 from launcher.errors import ConfigError
+from launcher.failures.codes import NextReason
 from launcher.job import requeue
-from launcher.job.requeue import What, decide
+from launcher.job.requeue import Decision, What, decide
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
+from launcher.schedulers.base import Ending
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.submission import submit
 from launcher.submission.from_overrides import merged
@@ -23,41 +25,57 @@ from tests.unit.plans import bare_plan, plan_of
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
 LOCAL = {"scheduler": "local"}
+PREEMPTED = Ending(NextReason.SCHEDULER_ENDS, "Slurm", "PREEMPTED")
 
 
 OWN = {"workload": Program("program", "m:f", seed=0, script="train.py", checkpoint="out/*")}
 
 
 @pytest.mark.parametrize(
-    ("keys", "steps", "marker", "ending", "what", "why"),
+    ("keys", "steps", "marker", "ending", "what", "reason", "details"),
     [
-        ({}, [10], None, None, What.ELSEWHERE, "it can be resumed"),
-        ({"cluster": LOCAL}, [10], None, None, What.HERE, "it can be resumed"),
-        ({}, [10], "stop", None, What.STAYS, "its stop file"),
-        ({}, [10], "cancelled", None, What.STAYS, "it was cancelled"),
-        ({"resume": NEVER}, [10], None, None, What.STAYS, "resume.how=never"),
-        ({}, [10], None, "its job was told to stop", What.STAYS, "its job was told to stop"),
+        ({}, [10], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({"cluster": LOCAL}, [10], None, None, What.HERE, NextReason.RESUMABLE, {}),
+        ({}, [10], "stop", None, What.STAYS, NextReason.STOP_FILE, {}),
+        ({}, [10], "cancelled", None, What.STAYS, NextReason.CANCELLED, {}),
+        ({"resume": NEVER}, [10], None, None, What.STAYS, NextReason.RESUME_NEVER, {}),
+        ({}, [10], None, Ending(NextReason.STOP_REQUESTED), What.STAYS, NextReason.STOP_REQUESTED, {}),
+        ({}, [10], None, PREEMPTED, What.STAYS, NextReason.SCHEDULER_ENDS, {"state": "PREEMPTED"}),
         # No progress: once may be bad luck, twice in a row is none.
-        ({}, [-1], None, None, What.ELSEWHERE, ""),
-        ({}, [-1, -1], None, None, What.GIVEN_UP, "two attempts in a row got no further than step 0"),
-        ({}, [10, 10], None, None, What.ELSEWHERE, ""),
-        ({}, [10, 10, 10], None, None, What.GIVEN_UP, "two attempts in a row got no further than step 10"),
-        ({}, [10, 10, 11, 11], None, None, What.ELSEWHERE, ""),
-        ({}, [10, 9, 9], None, None, What.GIVEN_UP, "no further than step 9"),
-        ({}, [-1, 5, 5], None, None, What.ELSEWHERE, ""),
-        ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, ""),
-        ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, "it has had 3 attempts (resume.max_attempts)"),
-        ({}, [-1, -1], "stop", None, What.STAYS, "its stop file"),
-        (OWN, [-1, -1], None, None, What.GIVEN_UP, "saved nothing new (/runs/run-1/checkpoints, out/*): is"),
-        (OWN, [-1, 0], None, None, What.ELSEWHERE, "it can be resumed"),
+        ({}, [-1], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({}, [-1, -1], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 0}),
+        ({}, [10, 10], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({}, [10, 10, 10], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 10}),
+        ({}, [10, 10, 11, 11], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({}, [10, 9, 9], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {"step": 9}),
+        ({}, [-1, 5, 5], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({"resume": FEW}, [1, 2], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
+        ({"resume": FEW}, [1, 2, 3], None, None, What.GIVEN_UP, NextReason.MAX_ATTEMPTS, {"attempts": 3}),
+        ({}, [-1, -1], "stop", None, What.STAYS, NextReason.STOP_FILE, {}),
+        (OWN, [-1, -1], None, None, What.GIVEN_UP, NextReason.NO_PROGRESS, {}),
+        (OWN, [-1, 0], None, None, What.ELSEWHERE, NextReason.RESUMABLE, {}),
     ],
 )
 def test_what_becomes_of_a_run(
-    keys: dict[str, Any], steps: list[int], marker: str | None, ending: str | None, what: What, why: str
-) -> None:
-    decided, reason = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
-    assert decided is what
-    assert why in reason
+    keys: dict[str, Any], steps: list[int], marker: str | None, ending: Ending | None, what: What, reason: NextReason,
+    details: dict[str, Any],
+) -> None:  # fmt: skip
+    found = decide(plan_of(**keys), len(steps) - 1, steps, marker, ending)
+    assert found == Decision(what, reason, found.why, **details)
+    event = found.event
+    assert (event.event, event.reason) == ("again" if reason is NextReason.RESUMABLE else "stays", reason)
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps", "why"),
+    [
+        ({}, [10, 10, 10], "two attempts in a row got no further than step 10: is time=3600s too short for a start, a"),
+        ({"resume": FEW}, [1, 2, 3], "it has had 3 attempts (resume.max_attempts)"),
+        (OWN, [-1, -1], "saved nothing new (/runs/run-1/checkpoints, out/*): is"),
+    ],
+)
+def test_what_people_read_of_a_run_that_is_given_up(keys: dict[str, Any], steps: list[int], why: str) -> None:
+    assert why in decide(plan_of(**keys), len(steps) - 1, steps, None, None).why
 
 
 @pytest.mark.parametrize(
@@ -165,5 +183,5 @@ def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progre
     events = attempt.path / "events"
     events.mkdir(parents=True)
     assert requeue._reached(plan, attempt) == -1
-    (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "cause": "x", "code": "unavailable"}\n')
+    (events / "stop.jsonl").write_text('{"time": 1, "event": "stop", "cause": "x", "reason": "unreadable"}\n')
     assert requeue._reached(plan, attempt) is None

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.agent import program_stop
 from launcher.agent.program_stop import Minder
+from launcher.failures.codes import StopReason
 from launcher.runs import time_left
 from launcher.runs.directory import Run
 from launcher.runs.time_left import TimeLeft, judge
@@ -63,21 +64,20 @@ AHEAD = 2 * HOUR
 
 
 @pytest.mark.parametrize(
-    ("boot_id", "first", "cause"),
-    [("a", False, None), ("a", True, None), ("b", False, None), ("b", True, "its time is nearly up")],
+    ("boot_id", "first", "reason"),
+    [("a", False, None), ("a", True, None), ("b", False, None), ("b", True, StopReason.TIME_LIMIT)],
 )
 def test_an_agent_whose_clock_is_ahead_does_not_end_the_attempt_while_others_know_better(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot_id: str, first: bool, cause: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot_id: str, first: bool, reason: StopReason | None
 ) -> None:
     environ = on_a_node(monkeypatch, tmp_path, boot_id, AHEAD)
     plan = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program")
-    assert Minder(plan, environ, first=first, now=time.monotonic()).cause(time.monotonic()) == cause
+    assert Minder(plan, environ, first=first, now=time.monotonic()).reason(time.monotonic()) is reason
     monkeypatch.setattr(program_stop, "LOOK", 0.0)
     if boot_id == "a":  # and it does when the time has come
         (tmp_path / "uptime").write_text(f"{5000 + HOUR - 59} 1.0\n")
-        assert (
-            Minder(plan, environ, first=first, now=time.monotonic()).cause(time.monotonic()) == "its time is nearly up"
-        )
+        minder = Minder(plan, environ, first=first, now=time.monotonic())
+        assert minder.reason(time.monotonic()) is StopReason.TIME_LIMIT
 
 
 @pytest.mark.parametrize(

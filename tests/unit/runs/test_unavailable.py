@@ -18,6 +18,7 @@ from launcher.cli.status_rows import Rows
 from launcher.config.schema import Program
 from launcher.environment import secrets
 from launcher.errors import RESUME, RunError, UnavailableError
+from launcher.failures.codes import NextReason
 from launcher.job import dependencies as gate
 from launcher.job import requeue
 from launcher.job.requeue import What
@@ -154,11 +155,12 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
     for number in range(attempts):
         events = begin(run, "7", number=number)
         if number < attempts - 1:
-            requeue.Events(Attempt(run, number), "again")("stopped", step=number, saved=-1)
+            requeue.Events(Attempt(run, number), "again")("stopped", step=number, saved=-1, preempted=False)
         assert events
     in_attempt(run, monkeypatch, attempts - 1)
     monkeypatch.setattr(requeue, "_ending", lambda *_: None)
-    monkeypatch.setattr(requeue, "_go_on", lambda *_: "its job was requeued")
+    requeued = requeue.Decision(What.ELSEWHERE, NextReason.REQUEUED, "its job was requeued")
+    monkeypatch.setattr(requeue, "_go_on", lambda *_: requeued)
     return run
 
 

@@ -82,7 +82,7 @@ def test_a_working_directory_that_is_not_there_is_not_tried_again(sandbox: Sandb
     assert outcome.events()[-2:] == [
         {
             "event": "fault", "cause": f"its working folder {sandbox.folder}/gone cannot be entered there: submit in a "
-            "folder that all nodes share", "host": HOST, "exit_code": 93,
+            "folder that all nodes share", "code": "no_folder", "host": HOST, "ends_with": 93,
         },
         {"event": "ended", "code": 93},
     ]  # fmt: skip
