@@ -6,16 +6,20 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hydra_plugins.launcher_sweep import PointLauncher
 from launcher.cli import submit
+from launcher.cli.multirun import CommandLine
 from launcher.cli.submit import command_line, with_arguments
 from launcher.config.hydra_errors import explain
 from launcher.errors import ConfigError
@@ -147,3 +151,19 @@ def test_an_option_that_there_is_not(words: list[str], problem: str) -> None:
 @pytest.mark.parametrize("key", ["cluster.environment.A", "cluster.directives.licenses"])
 def test_keys_that_are_the_users_own_need_a_plus(key: str) -> None:
     assert f"+{key}=" in explained("workload=p2p", f"{key}=1")
+
+
+def test_another_hydra_app_is_no_command_line_of_ours() -> None:
+    """Hydra loads our plug-in in every Hydra app of the same Python; what was typed comes with our task function."""
+
+    def task(config: DictConfig) -> None:
+        """Of another app."""
+
+    context = HydraContext(config_loader=Mock(), callbacks=Mock())
+    config = OmegaConf.create({"hydra": {"sweeper": {"_target_": "BasicSweeper"}}})
+    with pytest.raises(ConfigError, match="hydra/launcher=launcher submits runs of the launcher's own command"):
+        PointLauncher().setup(hydra_context=context, task_function=task, config=config)
+    ours = PointLauncher()
+    command = command_line(["-m", "workload=p2p", "seed=1,2", "--yes"])
+    ours.setup(hydra_context=context, task_function=submit.Task(command), config=config)
+    assert ours.multirun._command == CommandLine(("-m", "workload=p2p", "seed=1,2"), yes=True)
