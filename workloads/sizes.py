@@ -11,7 +11,6 @@ from launcher.units import parse_size
 
 MOST = 1000  # sizes of one sweep
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)((?:i?B)?)", re.IGNORECASE)
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min)", re.IGNORECASE)
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "min": Decimal(60)}

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from launcher.checkpoint import files
@@ -74,23 +73,4 @@ def flat(tree: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
             found[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
-    return found
-
-
-def load(path: Path) -> dict[str, Tensor]:
-    """What `save` has written, for tests and for a look."""
-    data = bytearray(path.read_bytes())
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    types = {short: getattr(torch, name) for name, short in _TYPES.items() if hasattr(torch, name)}
-    found = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            first, last = (8 + length + offset for offset in entry["data_offsets"])
-            part = (
-                torch.frombuffer(data[first:last], dtype=torch.uint8)
-                if last > first
-                else torch.empty(0, dtype=torch.uint8)
-            )
-            found[name] = part.view(types[entry["dtype"]]).view(entry["shape"])
     return found

@@ -18,7 +18,7 @@ RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a f
 
 def all_runs(runs_dir: Path) -> list[Run]:
     """All runs, newest first, without the points of sweeps."""
-    return [Run(path) for path in folders_with(runs_dir, "record.json")]
+    return [Run(path) for path in folders_with(runs_dir, RECORDS["run"])]
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
@@ -88,11 +88,12 @@ def find(name: str, runs_dir: Path) -> Run:
         found = sweep_directory.find(sweep, runs_dir)
         sweep_directory.require_known([int(point)], found, len(found.manifest().points))
         return found.run(int(point))
-    return Run(find_folder(name, runs_dir, "record.json", "run"))
+    return Run(find_folder(name, runs_dir, "run"))
 
 
-def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
-    """The folder of a run or a sweep, which has a file `record`; see `find`."""
+def find_folder(name: str, runs_dir: Path, what: str) -> Path:
+    """The folder of a `run` or a `sweep`; see `find`."""
+    record = RECORDS[what]
     if "/" in name:
         path = Path(name).expanduser().resolve()
         if _has(path, record):
@@ -112,7 +113,7 @@ def find_folder(name: str, runs_dir: Path, record: str, what: str) -> Path:
         return link.resolve()
     if _has(runs_dir / name, record):
         return (runs_dir / name).resolve()
-    if what == "run" and _has(runs_dir / name, "sweep.json"):
+    if what == "run" and _has(runs_dir / name, RECORDS["sweep"]):
         raise RunError(f"{name} is a sweep: name one of its points ({name}/0), or see `launcher sweep --help`")
     there = names(runs_dir)  # only those whose names fit are opened, of however many there are
     matches = sorted(each for each in there if each.startswith(name) and may_have(f"{runs_dir}/{each}", record))

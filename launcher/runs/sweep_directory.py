@@ -278,7 +278,7 @@ def find(name: str, runs_dir: Path) -> Sweep:
     Raises:
         RunError: none fits, or several do.
     """
-    return Sweep(lookup.find_folder(name, runs_dir, RECORD, "sweep"))
+    return Sweep(lookup.find_folder(name, runs_dir, "sweep"))
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.launch import ROOT, Launcher
 
-EXAMPLES = ROOT / "tests" / "examples"
 local = pytest.mark.parametrize("launcher", ["local"], indirect=True)  # what is nothing of a backend's
 TELLS = """#!/bin/bash
 echo "$* $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK \

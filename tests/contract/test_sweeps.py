@@ -15,7 +15,6 @@ from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher
 
 TINY = ("workload=collective", "procs_per_node=1", "launch.rendezvous_timeout=120")
-OVER = ("done", "failed", "stopped", "cancelled", "lost")
 
 
 class Points:

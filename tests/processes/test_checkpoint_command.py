@@ -84,6 +84,25 @@ def save_large(config: str, env: Env) -> dict[str, Any]:
     return {}
 
 
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """What `safetensors.save` has written."""
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    types = {short: getattr(torch, name) for name, short in safetensors._TYPES.items() if hasattr(torch, name)}
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = (8 + length + offset for offset in entry["data_offsets"])
+            part = (
+                torch.frombuffer(data[first:last], dtype=torch.uint8)
+                if last > first
+                else torch.empty(0, dtype=torch.uint8)
+            )
+            found[name] = part.view(types[entry["dtype"]]).view(entry["shape"])
+    return found
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[500] ^= 1
@@ -168,7 +187,7 @@ def test_extract_makes_a_file_of_safetensors(call: Call, three: Path, tmp_path: 
     code, out, _ = call("extract a 20 --format safetensors")
     output = tmp_path / "a-step-000000020.safetensors"
     assert code == 0 and "3 tensors, by their dotted names" in out
-    found = safetensors.load(output)
+    found = read_safetensors(output)
     assert {
         name: (str(tensor.dtype), tuple(tensor.shape), tensor.unique().tolist()) for name, tensor in found.items()
     } == {
@@ -185,7 +204,7 @@ def test_extract_makes_a_file_of_safetensors(call: Call, three: Path, tmp_path: 
     assert len(data) == 8 + length + ends[-1][1]
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     call("extract a 20 --format safetensors --key model.bias -o part.safetensors")
-    assert list(safetensors.load(tmp_path / "part.safetensors")) == ["model.bias"]
+    assert list(read_safetensors(tmp_path / "part.safetensors")) == ["model.bias"]
     code, _, error = call("extract a 20 --format safetensors --shard 0")
     assert code == 2 and "is for the whole state" in error
 

@@ -133,10 +133,6 @@ def damaged_on_the_second_node(env: Env) -> None:
         patch.object(datasets, "find", side_effect=error).start()
 
 
-def _raise(error: Exception) -> Any:
-    raise error
-
-
 def test_a_data_set_that_is_damaged_on_one_node_ends_all_ranks() -> None:
     error = the_error(run_ranks(ddp.main, ddp_config(), 2, nnodes=2, prepare=damaged_on_the_second_node, fails=True))
     assert error == "WorkloadError: rank 1 on node1: train-images-idx3-ubyte.gz is damaged"

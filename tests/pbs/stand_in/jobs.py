@@ -15,7 +15,7 @@ Attribute = tuple[str, "str | None", str]  # name, resource, value
 PROJECT = "_pbs_project_default"
 # Substates (job.h).
 QUEUED, HELD, HELD_BY_DEPENDENCY, WAITING, STARTING, RUNNING = 10, 20, 22, 30, 41, 42
-DELIVERING, EXITED, RERUNNING, BEGUN = 51, 53, 60, 70
+DELIVERING, RERUNNING, BEGUN = 51, 60, 70
 DELETED, FINISHED, FAILED = 91, 92, 93
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tests.pbs.stand_in import errors, resources, variables
-from tests.pbs.stand_in.arguments import SERVER, Options, date_time, directive_words, equals_pairs, getopt, job_id
+from tests.pbs.stand_in.arguments import Options, date_time, directive_words, equals_pairs, getopt, job_id
 from tests.pbs.stand_in.jobs import PROJECT, Submission
 
 OPTIONS = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
@@ -309,8 +309,3 @@ def _variables(wishes: Wishes, queue: str, host: str) -> variables.Variables:
     made |= {f"PBS_O_{name}": environ[name] for name in passed if name in environ}
     made |= {"PBS_O_WORKDIR": wishes.cwd, "PBS_O_SYSTEM": os.uname().sysname, **wishes.variables}
     return made | {"PBS_O_QUEUE": queue, "PBS_O_HOST": host}
-
-
-def job_line(number: int, *, array: bool) -> str:
-    """What qsub prints."""
-    return f"{number}{'[]' * array}.{SERVER}\n"

@@ -225,10 +225,6 @@ def with_checksum(values: Any) -> Any:
     return values
 
 
-def sources(run: Run) -> list[Path]:
-    return sorted(path for path in run.path.rglob("*") if path.suffix in (".json", ".jsonl"))
-
-
 @pytest.fixture(autouse=True)
 def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its JavaScript takes most of a page's time."""

@@ -11,7 +11,6 @@ from launcher.errors import ConfigError
 from launcher.spec.limits import check_limits
 from tests.unit.plans import plan_of
 
-GIB = 1024**3
 LIMITS = Limits(nodes=4, gpus_per_node=2, cpus_per_node=8, mem_per_node="16G", time="2h")
 
 
