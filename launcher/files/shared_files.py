@@ -157,16 +157,21 @@ def tried(call: Callable[[], T], path: AnyPath, *, patience: float | None = None
     return found
 
 
-def pauses(limit: float) -> Iterator[float]:
+def pauses(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
     """For each try the seconds since the first one: at once, and after growing pauses until `limit` seconds are over.
 
-    They are random, so that a thousand ranks do not all ask a file server at the same moment.
+    They are random, so that a thousand ranks do not all ask at the same moment.
+
+    Args:
+        limit: seconds.
+        first, longest: seconds of the first pause and of the longest, at most; None: FIRST, LONGEST.
     """
-    began, pause, elapsed = time.monotonic(), FIRST, 0.0
+    began, elapsed = time.monotonic(), 0.0
+    pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
     yield elapsed
     while elapsed < limit:
         time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-        pause, elapsed = min(2 * pause, LONGEST), time.monotonic() - began
+        pause, elapsed = min(2 * pause, longest), time.monotonic() - began
         yield elapsed
 
 

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable
 
 from launcher.errors import SubmissionError
+from launcher.files.shared_files import pauses
 from launcher.schedulers.base import QueryError
 
 PATIENCE = 120.0  # seconds of retrying while the scheduler does not answer
+FIRST, LONGEST = 0.5, 20.0  # seconds between two tries
 
 
 class Refused(SubmissionError):
@@ -59,21 +61,14 @@ def submit_once(
                 return job_id
             raise
 
-    try:
-        return once()
-    except (NoAnswer, QueryError) as error:
-        print(f"launcher: no answer ({error}); trying again for up to {patience:g} s", file=sys.stderr)
-    import tenacity  # after a failure only: it is not worth its import time otherwise
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type((NoAnswer, QueryError)),
-        wait=tenacity.wait_exponential(multiplier=0.5, max=20),
-        stop=tenacity.stop_after_delay(patience),
-        reraise=True,
+    why = ""
+    for _ in pauses(patience, FIRST, LONGEST):
+        try:
+            return once()
+        except (NoAnswer, QueryError) as error:
+            if not why:
+                print(f"launcher: no answer ({error}); trying again for up to {patience:g} s", file=sys.stderr)
+            why = str(error) or type(error).__name__
+    raise SubmissionError(
+        f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({why})"
     )
-    try:
-        return retrying(once)
-    except (NoAnswer, QueryError) as error:
-        raise SubmissionError(
-            f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({error})"
-        ) from None

@@ -108,7 +108,7 @@ def test_patience_has_an_end_and_then_nobody_claims_to_know(
         Scheduler(sends, finds).submit(before=before, patience=100.0)
     assert not isinstance(error.value, Refused)
     assert 100 <= sum(clock.pauses) <= 120
-    assert clock.pauses == sorted(clock.pauses)
+    assert clock.pauses[0] <= 0.5 < clock.pauses[-1]  # they grow
     assert max(clock.pauses) <= 20
 
 
