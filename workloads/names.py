@@ -4,7 +4,8 @@ check them before anything is submitted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+
+from launcher.errors import near
 
 OPERATIONS = (
     "all_reduce",
@@ -41,9 +42,8 @@ def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tupl
         raise ValueError(f"no {what} is chosen: choose {ALL} or some of {', '.join(known)}")
     for name in names:
         if name not in known and name != ALL:
-            close = get_close_matches(name, [ALL, *known], n=3, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"{name!r} is no {what}; known are {ALL}, {', '.join(known)}.{hint}")
+            those = [ALL, *known]
+            raise ValueError(f"{name!r} is no {what}; known are {', '.join(those)}.{near(name, those)}")
     return tuple(known) if ALL in names else tuple(dict.fromkeys(names))
 
 
@@ -64,9 +64,7 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
         ValueError: the name is unknown.
     """
     if name not in known:
-        close = get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{hint}")
+        raise ValueError(f"{name!r} is no {what}; known are {', '.join(known)}.{near(name, known)}")
     return name
 
 

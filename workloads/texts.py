@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from launcher.config.schema import Backend, FSDPLm
 from launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from launcher.config.schema import FSDPLm
 
 SHIPPED = "shakespeare"
 SHIPPED_FILE = Path(__file__).resolve().parent / "shakespeare" / "shakespeare.txt.gz"
@@ -110,7 +112,7 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
             "train.invariant=true is not offered by fsdp_lm, which adds up gradients in parts of the model: leave it "
             "out, or use workload=ddp_mnist"
         )
-    if config.backend is Backend.mpi:
+    if config.backend.value == "mpi":
         raise ConfigError(
             "workload.backend=mpi: torch's MPI backend has no reduce_scatter, which fsdp_lm needs: use gloo or nccl"
         )

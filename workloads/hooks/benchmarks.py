@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING
 
 from launcher import WorkloadHook
 from launcher.errors import ConfigError
-from launcher.formatting import format_size
-from workloads import names, patterns
-from workloads.groups import check_ranks, members_of, parse_groups
-from workloads.sizes import parse_seconds, parse_sizes
 
 if TYPE_CHECKING:
     from launcher.config.schema import P2P, Collective, Config, Workload
     from launcher.spec.plan import JobPlan
-
-# Keys whose values are names, and the names there are.
-NAMED = {
-    "op": ("operation", names.OPERATIONS),
-    "pattern": ("pattern", names.PATTERNS),
-}
-# Keys that take one name.
-ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
 
 
 class Hook(WorkloadHook):
@@ -52,95 +40,7 @@ class Hook(WorkloadHook):
         return dataclasses.replace(workload, baseline=str(path)), ()
 
     def check(self, plan: JobPlan) -> None:
-        check_names(plan)
-        check_sweep(plan)
+        from workloads.hooks import benchmark_checks  # 10 ms that `launcher data` does without
 
-
-def check_names(plan: JobPlan) -> None:
-    """The names in the workload's keys, before a job waits hours in a queue to stumble over one.
-
-    Raises:
-        ConfigError: there is no such operation, pattern, group or type, or a size is none.
-    """
-    for key, value in plan.params.items():
-        try:
-            if key in ONE_OF:
-                names.choose_one(key, value, ONE_OF[key])
-            elif key in NAMED:
-                names.choose(NAMED[key][0], value, NAMED[key][1])
-            elif key == "sizes":
-                parse_sizes(value)
-            elif key == "groups":
-                for kind in parse_groups(value):
-                    check_ranks(kind, plan.world_size)
-            elif key == "budget" and value is not None:
-                parse_seconds(value)
-        except ValueError as error:
-            raise ConfigError(f"workload.{key}: {error}") from None
-
-
-def check_sweep(plan: JobPlan) -> None:
-    """The numbers of a benchmark of communication (p2p, collective), whose names have passed `check_names`.
-
-    Raises:
-        ConfigError: a size is more than a node's memory, nothing would be measured, a root does not exist, or the
-            backend is known to lack what is asked for.
-    """
-    params = plan.params
-    if params["iterations"] < 1 or params.get("warmup", 0) < 0:
-        raise ConfigError(
-            f"workload.iterations={params['iterations']}, workload.warmup={params.get('warmup', 0)}: at least 1 "
-            "iteration, and 0 to warm up"
-        )
-    if not 0 < params["tolerance"] < 1:
-        raise ConfigError(
-            f"tolerance={params['tolerance']:g}: it is the part of a speed that may be lost, more than 0 and less "
-            "than 1 (0.2)"
-        )
-    largest = max(parse_sizes(params["sizes"]))
-    on_host = plan.device == "cpu" or (plan.device == "auto" and plan.gpus_per_node == 0)
-    if on_host and plan.mem is not None and largest * plan.procs_per_node > plan.mem:
-        raise ConfigError(
-            f"workload.sizes: {format_size(largest)} on each of procs_per_node={plan.procs_per_node} is more than "
-            f"mem={format_size(plan.mem)}: use smaller sizes or more memory"
-        )
-    if "op" in params:
-        _check_operations(plan)
-    if "pattern" in params:
-        try:
-            patterns.check(params, [rank // plan.procs_per_node for rank in range(plan.world_size)])
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-
-
-def _check_operations(plan: JobPlan) -> None:
-    params = plan.params
-    operations = names.choose("operation", params["op"], names.OPERATIONS)
-    kinds = parse_groups(params["groups"])
-    node_of = [rank // plan.procs_per_node for rank in range(plan.world_size)]
-    for kind in kinds:
-        smallest = min(len(ranks) for ranks in members_of(kind, node_of))
-        if not 0 <= params["root"] < smallest:
-            has, can = ("1 rank", "0") if smallest == 1 else (f"{smallest} ranks", f"0 to {smallest - 1}")
-            raise ConfigError(
-                f"workload.root={params['root']}: the smallest group of {kind} has {has}, so a root is {can}"
-            )
-    if names.chooses_all(params["op"]):  # what cannot be run is left out
-        return
-    backend = plan.backend
-    if backend == "auto" and (plan.device == "cpu" or plan.gpus_per_node == 0):
-        backend = "gloo"
-    for operation in operations:
-        if not names.places_of(operation, params["place"]):
-            other = "in" if params["place"] == "out" else "out"
-            raise ConfigError(
-                f"workload.place={params['place']}: torch.distributed has {operation} only with place={other}: use "
-                f"that, or both"
-            )
-        backends = names.backends_for(operation, params["dtype"], params["redop"])
-        if backend != "auto" and backend not in backends:
-            of = f" with redop={params['redop']}" if operation in names.REDUCING else ""
-            raise ConfigError(
-                f"workload.op={operation}: {backend} has no {operation} of {params['dtype']}{of}; "
-                f"{', '.join(backends)} {'has' if len(backends) == 1 else 'have'} it (workload.backend)"
-            )
+        benchmark_checks.check_names(plan)
+        benchmark_checks.check_sweep(plan)

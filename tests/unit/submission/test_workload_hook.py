@@ -18,12 +18,13 @@ from launcher.config.schema import Config, Function, Workload
 from launcher.diagnose.doctor import all_checks
 from launcher.errors import ConfigError
 from launcher.findings import Level
+from launcher.paths import resource
 from launcher.spec import workload_hook
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from launcher.submission.submit import planned
 from tests.launch import ROOT
-from tests.unit.plans import SITE, make_config, plan_of
+from tests.unit.plans import SITE, hook_of, make_config, plan_of
 
 HERE = f"{__name__}:"
 
@@ -98,6 +99,11 @@ def test_an_error_of_a_hook_has_its_place() -> None:
         workload_hook.load(f"{HERE}Raises").check(plan_of(workload=Workload("work", "a:b", seed=0)))
 
 
+def test_every_hook_of_ours_is_seen_in_its_file() -> None:
+    for path in (resource("conf") / "workload").glob("*.yaml"):
+        assert workload_hook._hook_in(path) == hook_of(path.stem)
+
+
 def test_the_working_folder_is_searched_last_and_only_for_hooks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,14 +122,26 @@ def test_the_working_folder_is_searched_last_and_only_for_hooks(
 def test_a_file_whose_hook_is_broken_hides_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
     (tmp_path / "workload").mkdir()
-    for name, text in {"a": "hook: gone:Hook", "b": "hook: [", "c": "entry: a:b", "d": "hook: null"}.items():
+    texts = {
+        "a": "hook: gone:Hook",
+        "b": "entry: a:hook\n# hook: x:Y",
+        "c": "hook: null",
+        "d": "hook: 'lost:Hook' # mine",
+    }
+    for name, text in texts.items():
         (tmp_path / "workload" / f"{name}.yaml").write_text(text)
+    (tmp_path / "workload" / "e.yaml").write_bytes(b"\xff")
     known, problems = workload_hook.data_sets()
     assert {"mnist", "digits"} <= set(known)
-    first, second = problems
-    assert first.startswith(f"{tmp_path}/workload/a.yaml: workload.hook=gone:Hook: ModuleNotFoundError")
-    assert second.startswith(f"{tmp_path}/workload/b.yaml: it is no YAML")
-    assert [each.says for each in all_checks._data() if each.level is Level.PROBLEM] == [first, second]
+    words = (
+        "a.yaml: workload.hook=gone:Hook: Mod",
+        "d.yaml: workload.hook=lost:Hook: Mod",
+        "e.yaml: it cannot be read",
+    )
+    assert len(problems) == len(words)
+    for problem, each in zip(problems, words, strict=True):
+        assert problem.startswith(f"{tmp_path}/workload/{each}")
+    assert [each.says for each in all_checks._data() if each.level is Level.PROBLEM] == list(problems)
 
 
 # -- the example of docs/your-own.md
