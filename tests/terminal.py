@@ -18,6 +18,7 @@ class Terminal:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
         self._pid, self._master = pty.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background may ignore Ctrl-C
             os.chdir(cwd)
             os.execvpe(command[0], list(command), {**environ, "TERM": "dumb"})
         self._shown = ""

@@ -9,14 +9,14 @@ from tests.pbs.pbs_cluster import PbsCluster
 FINE = ("-m", "workload=collective", "workload.entry=tests.chaos.faults:fine")
 
 
-def test_arrays_are_split_where_the_site_says(launcher: Launcher, pbs_stand_in: PbsCluster) -> None:
+def test_arrays_are_split_where_the_site_says(stand_in: PbsCluster, stand_in_launcher: Launcher) -> None:
     """And one point alone is no array, of which PBS has none; each array has its share of what may run."""
-    pbs_stand_in.set(max_array_size=2, frozen=True)
-    done = launcher.submit(*FINE, "seed=range(5)", "sweep.parallelism=3", "wait=false")
+    stand_in.set(max_array_size=2, frozen=True)
+    done = stand_in_launcher.submit(*FINE, "seed=range(5)", "sweep.parallelism=3", "wait=false")
     assert done.returncode == 0, done.stdout + done.stderr
-    (sweep,) = sweep_directory.all_sweeps(launcher.runs_dir)
+    (sweep,) = sweep_directory.all_sweeps(stand_in_launcher.runs_dir)
     assert [each.points for each in sweep.submissions()] == [(0, 1), (2, 3)]
-    assert pbs_stand_in.submissions() == 3
+    assert stand_in.submissions() == 3
     jobs = [sweep.run(index).journal_events()[-1]["job"] for index in range(5)]
     numbers = [job.partition(".")[0] for job in jobs]
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3] != numbers[4]
