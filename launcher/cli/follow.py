@@ -20,6 +20,7 @@ from launcher.monitoring.state import RunState
 from launcher.runs import directory
 from launcher.runs.output import Stream
 from launcher.schedulers.query_cache import interval
+from launcher.submission.interrupts import say
 
 POLL = 0.1  # seconds between two looks at the files of a run on this machine
 # Of a write: the terminal was closed, the reader has left, or there is no room for what the user redirected.
@@ -94,7 +95,7 @@ def attend(
                     cancel(False)
                 return follow(False, signals), True
     except KeyboardInterrupt:
-        _tell(f"{name} goes on without this terminal")
+        say(f"{name} goes on without this terminal")
         return None
 
 
@@ -120,11 +121,6 @@ def _without_reader(words: str) -> None:
             os.dup2(nowhere.fileno(), 2)
 
 
-def _tell(words: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(f"launcher: {words}", file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[int]]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP end what belongs to this terminal; the signals that came are yielded.
@@ -144,11 +140,11 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
         if number == signal.SIGHUP:
             _without_terminal()
         first = len(signals) == 1
-        _tell("stopping; Ctrl-C again kills" if first else "killing")
+        say("stopping; Ctrl-C again kills" if first else "killing")
         try:
             cancel(not first)
         except (LauncherError, OSError) as error:
-            _tell(str(error))
+            say(str(error))
 
     previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

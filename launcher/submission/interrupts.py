@@ -1,17 +1,26 @@
-"""Delays Ctrl-C during a submission until the scheduler has answered, so that no job is left unrecorded."""
+"""What is said at Ctrl-C, and its delay until the scheduler has answered, so that no job is left unrecorded."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from launcher.escapes import clean
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with what is there now and what to do with it."""
+
+
+def say(words: str) -> None:
+    """Tells the user, from a signal handler too: past the buffer of sys.stderr, for a write to it that the signal has
+    interrupted cannot be entered again (RuntimeError)."""
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        os.write(2, f"launcher: {clean(words)}\n".encode())
 
 
 @contextlib.contextmanager
@@ -26,11 +35,7 @@ def held_back() -> Iterator[list[int]]:
         noted.append(number)
         if len(noted) > 1:
             raise KeyboardInterrupt
-        with contextlib.suppress(OSError):  # a terminal that is gone
-            print(
-                "launcher: interrupted: waiting for the scheduler's answer, so that the job is recorded; "
-                "Ctrl-C again leaves at once", file=sys.stderr, flush=True,
-            )  # fmt: skip
+        say("interrupted: waiting for the scheduler's answer, so that the job is recorded; Ctrl-C again leaves at once")
 
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -150,7 +150,7 @@ def test_points_that_are_being_handed_over_are_waited_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("foreground", [False, True])
 def test_ctrl_c_stops_following_or_ends_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], foreground: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], foreground: bool
 ) -> None:
     sweep, cancelled = make_sweep(tmp_path, 1), []
 
@@ -163,4 +163,4 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
     assert sweep_follow.to_the_end(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])
     said = "stopping; Ctrl-C again kills" if foreground else "goes on without this terminal"
-    assert said in capsys.readouterr().err
+    assert said in capfd.readouterr().err
