@@ -37,11 +37,8 @@ For scripts on the login node, which submit runs and follow them (docs/python.md
 Importing this costs nothing: torch, or Hydra, is loaded when one of the names is used.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here: `python -m launcher` first looks whether others can put modules into the working folder.
+TYPE_CHECKING = False  # but for type checkers, which go by the name
 if TYPE_CHECKING:
     from launcher.api import PreparedRun, Run, find, prepare, submit
     from launcher.checkpoint.checkpointer import Checkpointer
@@ -78,7 +75,9 @@ _MODULES = {
 
 if not TYPE_CHECKING:  # a checker would take any name for one of ours
 
-    def __getattr__(name: str) -> Any:
-        if name in __all__:
-            return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)

@@ -139,7 +139,7 @@ def test_a_step_may_lead_to_another_breakpoint(rank: JobPlan) -> None:
         user.send(line=line)
         shown = until_prompt(user)
         if line == "n":
-            assert "test_debug.py" in shown
+            assert "test_debugger.py" in shown
     assert "takes any Python statement" in shown
     user.send(line="c")
     assert ended() == 3
