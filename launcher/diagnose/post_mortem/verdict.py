@@ -262,7 +262,8 @@ def _without_fault(seen: Evidence) -> Verdict:
         cause = f"it was cancelled{at}" if seen.begun else "it was cancelled before it began"
     else:
         cause = "; ".join(word for word in (request, named) if word) or None
-    if seen.state is RunState.CANCELLED or (kind is None and seen.cancelled):
+    cancelled = seen.cancelled, seen.state is RunState.CANCELLED
+    if all(cancelled) or (kind is None and any(cancelled)):  # Slurm may cancel what has too much memory
         return Verdict(Kind.CANCELLED, cause)
     if kind is not None:
         return Verdict(kind, cause)

@@ -413,6 +413,8 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
         (Evidence(RunState.CANCELLED, cancelled=True, scheduler="Slurm", word="TIMEOUT"), Kind.CANCELLED,
          "Slurm says TIMEOUT"),
         (Evidence(RunState.CANCELLED, word="CANCELLED"), Kind.CANCELLED, "CANCELLED"),
+        (Evidence(RunState.CANCELLED, scheduler="Slurm", word="CANCELLED", notices=lines(BY_OOM)), Kind.OUT_OF_MEMORY,
+         "Slurm says OUT_OF_MEMORY"),
         (Evidence(RunState.DONE, ended=0), Kind.DONE, None),
     ],
 )  # fmt: skip
