@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import Launcher
+from tests.launch import ROOT, Launcher
 
 NODES = ("node1", "node2")
 # What is particular to a held allocation is in tests/cluster/test_allocation.py and tests/pbs/test_allocation.py.
-BACKENDS = ("local", "slurm", "pbs", pytest.param("allocation", marks=pytest.mark.slow))
+BACKENDS = ("local", "slurm", "pbs", "third", pytest.param("allocation", marks=pytest.mark.slow))
+THIRD = ROOT / "tests/fakes/third_scheduler"
+
+OF_THIRD = "test_runs.py"  # what is not particular to sweeps or training; the rest of the suite takes minutes more
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec and callspec.params.get("launcher") == "third" and item.path.name != OF_THIRD:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -22,6 +33,10 @@ def launcher(
     if request.param == "local":
         ran_against("local", "this machine")
         yield Launcher(tmp_path / "runs", {}, ["cluster=local"])
+        return
+    if request.param == "third":
+        ran_against("third", "a scheduler of another package, with its queue in a folder")
+        yield third(tmp_path)
         return
     if request.param == "pbs":
         pbs = request.getfixturevalue("pbs")
@@ -39,3 +54,13 @@ def launcher(
         salloc = ["salloc", "--quiet", "--nodes=2", "--cpus-per-task=2"]
         yield Launcher(tmp_path / "runs", environment, ["cluster=allocation"], salloc, NODES)
     slurm.reset()
+
+
+def third(folder: Path) -> Launcher:
+    """The launcher with a scheduler that it does not know: an entry point and a profile are all that it gets."""
+    environment = {"PYTHONPATH": f"{ROOT}:{THIRD / 'installed'}", "THIRD_QUEUE": str(folder / "queue")}
+    found = Launcher(folder / "runs", environment, ["cluster=third"])
+    profile = found.config_dir / "cluster" / "third.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("defaults: [local, _self_]\nname: third\nscheduler: third\ngpu_directive: none\n")
+    return found

@@ -145,7 +145,7 @@ def test_a_failing_set_up_line_ends_the_run_before_any_rank(launcher: Launcher) 
 def test_set_up_lines_and_the_environment_reach_every_rank(launcher: Launcher) -> None:
     value = """a "b" 'c' $(id) `id` \\ ; | & é"""
     settings = {"cluster": {"setup": ["export FROM_SETUP=yes"], "environment": {"FROM_PROFILE": value}}}
-    launcher.config_dir.mkdir()
+    launcher.config_dir.mkdir(exist_ok=True)
     (launcher.config_dir / "user.yaml").write_text(json.dumps(settings))  # JSON is YAML
     result = launcher.fault("tells_environment", FROM_SHELL="inherited")
     assert result.code == 0, result.output
