@@ -40,7 +40,8 @@ def _show(cluster: str, *, whole: bool) -> int:
     from launcher.paths import resource
     from launcher.schedulers import registry
 
-    name = registry.scheduler(_plan(cluster, None).scheduler).template
+    scheduler = registry.scheduler(_plan(cluster, None).scheduler)
+    name = scheduler.template
     if not whole:
         print(START.format(name=name), end="")
         return 0
@@ -48,6 +49,7 @@ def _show(cluster: str, *, whole: bool) -> int:
         name,
         "job.sh.j2",
         *(f"parts/{part}.sh.j2" for part in ("begin", "shared", "lease", "setup", "environment", "end")),
+        *filter(None, [scheduler.shell.ends]),
     ):
         print(f"{{# ---- {each} #}}")
         print((resource("templates") / each).read_text())

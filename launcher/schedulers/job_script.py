@@ -35,4 +35,7 @@ def context(plan: JobPlan, *, token: str) -> dict[str, Any]:
 def _parts(plan: JobPlan, token: str, array: str | None, elements: Path | None) -> render.Parts:
     scheduler = registry.scheduler(plan.scheduler)
     folder = None if elements is None else str(elements.parent)
-    return render.Parts(scheduler.template, scheduler.directives(plan, token, array, folder))
+    return render.Parts(
+        scheduler.template, scheduler.shell, scheduler.directives(plan, token, array, folder),
+        here=scheduler.on_this_machine, from_files=scheduler.secrets_in_files,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
 from launcher.schedulers.base import Ending
+from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -34,14 +35,16 @@ class Scheduler(ABC):
         name: as in cluster.scheduler.
         title: as people write it.
         template: what its scripts are made from: a file of templates/, or the whole path of another one.
+        shell: what the script of a job knows of its job.
         queued: it takes jobs, which wait until there is room.
         on_this_machine: its jobs are processes of the machine where they are submitted.
-        secrets_in_files: a job gets its secrets from a file, for what is submitted with it others can read.
+        secrets_in_files: a job gets its environment and its secrets from files, which the executor writes.
     """
 
     name: str
     title: str
     template: str
+    shell = JobShell()
     queued = False
     on_this_machine = False
     secrets_in_files = False

@@ -160,7 +160,7 @@ def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], b
 NAMES = (
     "plan", "version", "directives", "array", "elements", "arrays", "checkpoints", "setup", "environment", "start",
     "node", "again", "after", "secrets", "secrets_file", "seconds", "lease_patience", "lease_beat", "lease_look",
-    "umask", "passing", "read_patience", "read_pause", "seen", "no_workdir",
+    "umask", "shell", "passing", "read_patience", "read_pause", "seen", "no_workdir",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
 from launcher.paths import resource
 from launcher.script import starters
+from launcher.script.job_shell import JobShell
 from launcher.script.quoting import Raw, Rendered, command, quote
 from launcher.spec.plan import JobPlan
 
@@ -40,11 +41,17 @@ class Parts:
 
     Attributes:
         template: the file that the script is made from, in templates/, or with its whole path.
+        shell: what a script knows of its job.
         directives: the options of the job, as they stand in their lines (behind #SBATCH, say).
+        here: the job is a process of the machine where it is submitted.
+        from_files: the job gets its environment, and its secrets, from files.
     """
 
     template: str
+    shell: JobShell
     directives: Sequence[str] = ()
+    here: bool = False
+    from_files: bool = False
 
 
 def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> str:
@@ -71,6 +78,13 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "plan": plan,
         "version": __version__,
         "directives": [Raw(line) for line in parts.directives],
+        "shell": {
+            **{name: Raw(getattr(parts.shell, name)) for name in ("job_id", "element_id", "index", "output")},
+            "ends": parts.shell.ends,
+            "limited": parts.shell.limited,
+            "here": parts.here,
+            "from_files": parts.from_files,
+        },
         "array": array,
         "elements": elements,
         "arrays": elements and elements.parent,

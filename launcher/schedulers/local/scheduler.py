@@ -11,10 +11,13 @@ from launcher.schedulers.allocation import Held, allocation
 from launcher.schedulers.base import Ending
 from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import Scheduler
+from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.schedulers.executor import RunExecutor
     from launcher.spec.plan import JobPlan
+
+STARTED_BY_HAND = "${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"  # in an allocation of Slurm, say
 
 
 class LocalScheduler(Scheduler):
@@ -23,6 +26,7 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "this machine"
     template = "local.sh.j2"
+    shell = JobShell(job_id=STARTED_BY_HAND)
     on_this_machine = True
 
     def executor(self) -> type[RunExecutor]:
@@ -40,6 +44,7 @@ class AllocationScheduler(LocalScheduler):
     name = "allocation"
     title = "this allocation"
     template = "allocation.sh.j2"
+    shell = JobShell(job_id=STARTED_BY_HAND, ends="parts/ends_by_squeue.sh.j2", limited=False)
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:

@@ -16,6 +16,7 @@ from launcher.schedulers.pbs.client import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.scheduler import Queue
+from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -33,6 +34,10 @@ class PBSScheduler(Queue, PBSDiagnosis):
     name = "pbs"
     title = "PBS"
     template = "qsub.sh.j2"
+    shell = JobShell(
+        job_id="$PBS_JOBID", element_id=r"${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX", index="PBS_ARRAY_INDEX",
+        output="$PBS_JOBID.OU",
+    )  # fmt: skip
     keys = ("queue", "project", "place", "chunk", "resources", "mpiexec")
     instead = MappingProxyType(
         {

@@ -15,6 +15,7 @@ from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
 from launcher.schedulers.slurm.client import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
+from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
@@ -29,6 +30,10 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
     name = "slurm"
     title = "Slurm"
     template = "sbatch.sh.j2"
+    shell = JobShell(
+        job_id="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}", element_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+        index="SLURM_ARRAY_TASK_ID", ends="parts/ends_by_squeue.sh.j2",
+    )  # fmt: skip
     keys = ("partition", "qos", "constraint", "reservation", "exclude", "gpu_type", "srun_args")
     instead = MappingProxyType(
         {

@@ -18,8 +18,8 @@
 
 # Made by launcher VERSION for run array.
 # Its element of the array, and the run that this is.
-export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX" launcher_output="$PBS_JOBID.OU"
-launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0)
+export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX"
+launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0) launcher_output="$PBS_JOBID.OU"
 export LAUNCHER_RUN_DIR=/scratch/me/runs/array/"$launcher_element"
 if [ -z "$launcher_element" ] || ! ln -sfn /scratch/me/runs/array/arrays/"$launcher_output" "$LAUNCHER_RUN_DIR/$launcher_output"; then
   echo "launcher: $(hostname) does not find its element in" /scratch/me/runs/array/arrays/launcher-984a139b9b9eb150f70b-0 >&2

@@ -17,8 +17,8 @@
 
 # Made by launcher VERSION for run two-arrays.
 # Its element of the array, and the run that this is.
-export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX" launcher_output="$PBS_JOBID.OU"
-launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-0)
+export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX"
+launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-0) launcher_output="$PBS_JOBID.OU"
 export LAUNCHER_RUN_DIR=/scratch/me/runs/two-arrays/"$launcher_element"
 if [ -z "$launcher_element" ] || ! ln -sfn /scratch/me/runs/two-arrays/arrays/"$launcher_output" "$LAUNCHER_RUN_DIR/$launcher_output"; then
   echo "launcher: $(hostname) does not find its element in" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-0 >&2
@@ -330,8 +330,8 @@ exit "$code"
 
 # Made by launcher VERSION for run two-arrays.
 # Its element of the array, and the run that this is.
-export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX" launcher_output="$PBS_JOBID.OU"
-launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-1)
+export LAUNCHER_JOB_ID="${PBS_ARRAY_ID/\[\]/}_$PBS_ARRAY_INDEX"
+launcher_element=$(sed -n "$((PBS_ARRAY_INDEX + 1))p" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-1) launcher_output="$PBS_JOBID.OU"
 export LAUNCHER_RUN_DIR=/scratch/me/runs/two-arrays/"$launcher_element"
 if [ -z "$launcher_element" ] || ! ln -sfn /scratch/me/runs/two-arrays/arrays/"$launcher_output" "$LAUNCHER_RUN_DIR/$launcher_output"; then
   echo "launcher: $(hostname) does not find its element in" /scratch/me/runs/two-arrays/arrays/launcher-1d2acd7a1f649a01fef7-1 >&2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.paths import PACKAGE
+from launcher.paths import PACKAGE, resource
 from launcher.schedulers import registry
 
 SCHEDULERS = PACKAGE / "schedulers"
@@ -80,3 +80,8 @@ def test_who_does_not_ask_is_not(text: str) -> None:
 def test_no_module_asks_which_scheduler_it_is(path: Path) -> None:
     found = list(asked(path.read_text()))
     assert found == [], "make it a method or a class of launcher/schedulers/scheduler.py or diagnosis.py"
+
+
+@pytest.mark.parametrize("path", sorted(resource("templates").rglob("*.j2")), ids=lambda path: path.name)
+def test_no_template_asks_which_scheduler_it_is(path: Path) -> None:
+    assert "plan.scheduler" not in path.read_text(), "make it a field of launcher/script/job_shell.py"
