@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from launcher.diagnose.post_mortem.findings import Findings
-    from launcher.diagnose.post_mortem.verdict import Verdict
+    from launcher.diagnose.post_mortem.verdict import Codes, Verdict
     from launcher.monitoring.live import Seen
     from launcher.runs.directory import Attempt, Run
 
@@ -83,20 +83,20 @@ def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
     raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
 
 
-def _as_dict(seen: Seen, told: Findings | None, ended: list[tuple[Attempt, Verdict]]) -> dict[str, Any]:
+def _as_dict(seen: Seen, told: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
-            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause}
-            for attempt, verdict in ended
+            {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes.as_dict()}
+            for attempt, verdict, codes in ended
         ],
         "verdict": told.as_dict() if told else None,
     }  # fmt: skip
 
 
-def _print_attempts(ended: list[tuple[Attempt, Verdict]]) -> None:
+def _print_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> None:
     """A line for each attempt that is over."""
-    for attempt, verdict in ended:
+    for attempt, verdict, _ in ended:
         _wrapped(f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else ""))
     print()
 

@@ -164,7 +164,7 @@ def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     from launcher.diagnose.post_mortem.findings import verdicts
     from launcher.formatting import format_time
 
-    ends = {attempt.number: verdict for attempt, verdict in verdicts(seen)}
+    ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in seen.run.attempts():
         events = attempt.latest_events()

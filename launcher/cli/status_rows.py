@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import find_either
-from launcher.cli.text import cause, program
+from launcher.cli.text import ending, program
 from launcher.files.shared_files import passes
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
 from launcher.monitoring.live import DAMAGE, Damaged, Seen, look_at_each, readable
@@ -34,9 +34,12 @@ from launcher.runs.sweep_directory import Sweep
 RECENT = 20  # runs that are over and shown without --all
 COLUMNS = (
     "run", "state", "job", "cluster", "nodes", "ranks", "attempt", "step", "steps", "percent", "rate", "needs",
-    "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "unanswered", "answer_age", "before",
+    "elapsed", "left", "checkpoint", "checkpoint_age", "reason", "cause", "kind", "code", "stop",
+    "stays", "unanswered", "answer_age", "before",
     "updated", "directory",
 )  # fmt: skip
+CODES = ("kind", "code", "stop", "stays")  # of COLUMNS: what the cause says, for programs
+GOES_WELL = ("done", "queued", "running", "suspended")  # states without a cause
 UNREADABLE = "unreadable"
 ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
@@ -213,6 +216,7 @@ def _row_of(seen: Seen) -> dict[str, Any]:
     if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:
         before = saved_before(seen.plan.checkpoint_dir)
     far = standing(seen, now, before)
+    why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in GOES_WELL else ending(seen)
     nodes, ranks = _size(seen)
     return {
         "run": seen.run.id,
@@ -232,7 +236,8 @@ def _row_of(seen: Seen) -> dict[str, Any]:
         "checkpoint": far.saved,
         "checkpoint_age": far.saved_ago,
         "reason": seen.word or None,
-        "cause": None if seen.state.value in ("done", "queued", "running", "suspended") else cause(seen),
+        "cause": why,
+        **codes,
         "unanswered": seen.unanswered or None,
         "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
         "before": seen.before or None,

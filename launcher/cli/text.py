@@ -69,11 +69,18 @@ def plan_table(plan: JobPlan) -> str:
 
 def cause(seen: Seen) -> str | None:
     """Why the run is not going on, in a line or two; `post-mortem` says the same."""
+    return ending(seen)[0]
+
+
+def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
+    """The same, and the codes of it for programs: its `kind`, and those of `post-mortem --json`."""
     from launcher.diagnose.post_mortem.evidence import of
     from launcher.diagnose.post_mortem.verdict import classify
 
-    why = classify(of(seen)).cause
-    return None if why is None else clean(why)
+    evidence = of(seen)
+    found = classify(evidence)
+    codes = {"kind": found.kind.value, **evidence.codes.as_dict()}
+    return None if found.cause is None else clean(found.cause), codes
 
 
 def outcome(seen: Seen) -> str:

@@ -13,7 +13,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.diagnose.post_mortem import evidence as known
 from launcher.diagnose.post_mortem import traces
 from launcher.diagnose.post_mortem.advice import Case, Step, advice
-from launcher.diagnose.post_mortem.verdict import LEFT, Verdict, classify
+from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms
 from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import Seen
@@ -57,6 +57,8 @@ class Findings:
         files: what is where.
         memory: as in the evidence.
         todo: what to do.
+        codes: what is known of it, for programs.
+        fault: what agents told of the first failure.
     """
 
     attempt: int | None
@@ -75,12 +77,18 @@ class Findings:
     files: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     todo: tuple[Step, ...] = ()
+    codes: Codes = field(default_factory=Codes)
+    fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
         return {
             "attempt": self.attempt, "kind": self.verdict.kind.value, "cause": self.verdict.cause,
-            "sure": self.verdict.sure, "sign": self.verdict.sign or None, "time": self.time, "rank": self.rank,
+            "sure": self.verdict.sure, "sign": self.verdict.sign or None, **self.codes.as_dict(),
+            "exit_code": self.fault.exit_code, "signal": self.fault.signal, "exception": self.fault.exception,
+            "limit": self.fault.limit, "step": self.fault.step,
+            "accused": [{"host": each.host, "rank": each.rank} for each in self.fault.accused],
+            "time": self.time, "rank": self.rank,
             "host": self.host or None, "cancelled_by": self.by or None, "same": list(self.same),
             "followed": list(self.followed), "others": {str(rank): line for rank, line in self.others.items()},
             "restarts": list(self.restarts), "traceback": self.traceback or None, "log": list(self.log),
@@ -99,9 +107,10 @@ def ended(seen: Seen) -> list[tuple[Attempt, Attempt | None]]:
     return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
 
 
-def verdicts(seen: Seen) -> list[tuple[Attempt, Verdict]]:
+def verdicts(seen: Seen) -> list[tuple[Attempt, Verdict, Codes]]:
     """Why each attempt ended that is over, without asking the scheduler for more."""
-    return [(attempt, classify(known.of_attempt(seen, attempt, after, None))) for attempt, after in ended(seen)]
+    found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
+    return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
 def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
@@ -143,7 +152,7 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
         by=_user([past.by] if past else []), same=same, followed=followed, others=others, restarts=restarts(events),
         traceback=traces.own_frames(trace), log=() if rank is None else _log(attempt, rank, trace),
         stacks=_stacks(attempt) if fault.code is FaultCode.HANG else _crash(attempt, rank),
-        files=files, memory=evidence.memory, todo=tuple(advice(case)),
+        files=files, memory=evidence.memory, todo=tuple(advice(case)), codes=evidence.codes, fault=fault,
     )  # fmt: skip
 
 

@@ -70,6 +70,28 @@ TELLING = {*_WORDS} - {"CANCELLED"}  # for an end that no rank can know of
 
 
 @dataclass(frozen=True)
+class Codes:
+    """What agents, ranks and the script told of an end.
+
+    Attributes:
+        fault: what failed first.
+        stop: why it stopped early.
+        stays: why the run does not go on by itself.
+    """
+
+    fault: FaultCode | None = None
+    stop: StopReason | None = None
+    stays: NextReason | None = None
+
+    def as_dict(self) -> dict[str, str | None]:
+        """For programs."""
+        return {
+            "code": self.fault.value if self.fault else None, "stop": self.stop.value if self.stop else None,
+            "stays": self.stays.value if self.stays else None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What is known of one attempt; everything but the state may be missing.
 
@@ -108,6 +130,15 @@ class Evidence:
     cancelled: bool = False
     preempted: bool = False
     memory: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def codes(self) -> Codes:
+        """What is known, for programs."""
+        return Codes(
+            self.fault.code if isinstance(self.fault, Fault) else None,
+            self.stop.reason if self.stop else None,
+            self.stays.reason if self.stays else None,
+        )
 
     @property
     def silent(self) -> bool:
