@@ -417,7 +417,7 @@ class _Agent:
         told = f"round {number} goes on {' and '.join(words)}: {len(new)} of {self._control.size}"
         self._events("resized", round=number, cause=told, members=len(new), world_size=now.world_size)
         with contextlib.suppress(OSError):
-            print(f"launcher: {text}", file=sys.stderr, flush=True)
+            print(f"launcher: {told}", file=sys.stderr, flush=True)
 
 
 def preflight_fault(verdict: Verdict, meeting: Meeting, host: str) -> Fault:

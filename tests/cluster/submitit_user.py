@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 from launcher.runs.directory import Run
+from launcher.schedulers.planning import make_plan
 from launcher.schedulers.slurm.executor import SlurmExecutor
-from launcher.spec.plan import JobPlan, Site, make_plan
+from launcher.spec.plan import JobPlan, Site
 from launcher.submission import configs
 
 
