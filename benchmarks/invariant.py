@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measure import Result, interleaved, median_ratio, report
 from benchmarks.ranks import in_ranks, slowest
 from launcher import Env
-from launcher.worker.sampler import share
+from launcher.worker.global_batch import share
 from workloads.buckets import GradientBuckets
 from workloads.ddp import Net
 from workloads.invariant import InvariantGradients

@@ -14,7 +14,7 @@ HEAD = """\
 command line (`nodes=2 workload.lr=0.1`), in `~/.config/launcher/user.yaml`, or in a profile of your own; `--cfg job`
 shows what they come to together.
 
-This page is made from the schema (launcher/config.py) by `make docs`.
+This page is made from the schema (launcher/config/schema.py) by `make docs`.
 """
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from launcher.monitoring.state import RunState
     from launcher.schedulers.topology import Topology, TopologyError
     from launcher.spec.workload_hook import WorkloadHook
+    from launcher.worker.global_batch import GlobalBatchSampler
     from launcher.worker.process_group import Env, evaluated, init, progress, rank_zero, report, run_dir
-    from launcher.worker.sampler import GlobalBatchSampler
     from launcher.worker.stopping import stopping
 
 __version__ = "0.1.0"
@@ -59,7 +59,7 @@ __all__ = [
 _MODULES = {
     "Checkpointer": "launcher.checkpoint.checkpointer",
     "ConfigError": "launcher.errors",
-    "GlobalBatchSampler": "launcher.worker.sampler",
+    "GlobalBatchSampler": "launcher.worker.global_batch",
     "PreparedRun": "launcher.api",
     "Run": "launcher.api",
     "RunState": "launcher.monitoring.state",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.worker.sampler import GlobalBatchSampler
+from launcher.worker.global_batch import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
 from workloads import datasets, training
 from workloads.buckets import GradientBuckets

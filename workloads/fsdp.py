@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
-from launcher.worker.sampler import GlobalBatchSampler, share
+from launcher.worker.global_batch import GlobalBatchSampler, share
 from launcher.worker.settings import Settings, settings
 from workloads import gpt, text, texts, training
 from workloads.ranks import WorkloadError, gather, introduce, raise_together, same_everywhere, say

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.torch_compat import all_gather_single
-from launcher.worker.sampler import share
+from launcher.worker.global_batch import share
 
 T = TypeVar("T")
 Node = tuple[int, int]  # the half-open range of leaves under it

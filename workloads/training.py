@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from launcher.worker.sampler import share
+from launcher.worker.global_batch import share
 from workloads.data import Data
 from workloads.ranks import WorkloadError
 

@@ -44,14 +44,14 @@ def main(run_dir: str) -> int:
     from submitit.core.submission import process_job
 
     from launcher.agent import forks
-    from launcher.environment import archive_on_node
+    from launcher.environment import unpack_on_node
 
     began = time.monotonic()
     with forks.imports_without_collection():
         from launcher.agent.attempt import AttemptFailed  # and torch
         from launcher.runs.event_writer import current_attempt
 
-    archive_on_node.tell(time.monotonic() - began)
+    unpack_on_node.tell(time.monotonic() - began)
 
     get_logger().setLevel("CRITICAL")
     try:
@@ -65,7 +65,7 @@ def main(run_dir: str) -> int:
             attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
     finally:
-        archive_on_node.left()
+        unpack_on_node.left()
     return errors.DONE
 
 

@@ -36,7 +36,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import passes
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.verdict import Then, Verdict
+from launcher.preflight.bad_nodes import Then, Verdict
 from launcher.processes import orphans
 from launcher.rendezvous import store
 from launcher.rendezvous.protocol import LeaderLost, Meeting, Member, RendezvousError

@@ -30,7 +30,12 @@ from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
 from launcher.processes import orphans
-from launcher.rendezvous.placement import Placement, environment_of, place_variables, placements
+from launcher.rendezvous.rank_environment import (
+    Placement,
+    environment_of,
+    place_variables,
+    placements,
+)
 from launcher.worker import handover
 from launcher.worker.handover import WorkerError
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.environment import interpreter
-from launcher.environment.archive_on_node import SUFFIXES, ArchiveError, Members
+from launcher.environment.unpack_on_node import SUFFIXES, ArchiveError, Members
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.files.checksum import digest_of

@@ -2,7 +2,7 @@
 
 | runtime | the script starts on each node | which |
 |---|---|---|
-| apptainer, singularity, enroot, auto | `container_on_node RUN` | looks for the image, and enters it |
+| apptainer, singularity, enroot, auto | `container_command RUN` | looks for the image, and enters it |
 | pyxis | `srun --container-image=... python3 -m launcher.agent RUN` | needs the launcher's Python nowhere |
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.config.schema import Env, Runtime
-from launcher.environment import container_on_node
+from launcher.environment import container_command
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 
@@ -56,25 +56,25 @@ def node_command(plan: JobPlan) -> list[str]:
         ConfigError: a folder of the run cannot be seen in a container.
     """
     if plan.archive is not None:
-        return [plan.python, *own_module("launcher.environment.archive_on_node")]
+        return [plan.python, *own_module("launcher.environment.unpack_on_node")]
     if plan.container is None:
         return [plan.node_python, "-u", *own_module("launcher.agent")]
-    for folder in container_on_node.folders(plan):
+    for folder in container_command.folders(plan):
         if "," in folder or ":" in folder:
             raise ConfigError(
                 f"{folder} is seen inside of env.container, and the name of such a folder cannot have a comma or a "
                 "colon: choose another one"
             )
     if _pyxis(plan):
-        return [*container_on_node.python_inside(plan), *own_module("launcher.agent")]
-    return [plan.python, *own_module("launcher.environment.container_on_node")]
+        return [*container_command.python_inside(plan), *own_module("launcher.agent")]
+    return [plan.python, *own_module("launcher.environment.container_command")]
 
 
 def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
     """Shell lines for pyxis, each with what it is: a folder that is not there cannot be mounted."""
     return [
         (f"mkdir -p -m 700 {shlex.quote(folder)}", f"making {folder}, to be seen in env.container")
-        for folder in (container_on_node.made(plan) if _pyxis(plan) else [])
+        for folder in (container_command.made(plan) if _pyxis(plan) else [])
     ]
 
 
@@ -85,7 +85,7 @@ def before_srun(plan: JobPlan) -> list[str]:
     """
     if not _pyxis(plan):
         return []
-    hosts = [name for name in container_on_node.BREAKING if name == "PYTHONPATH" or name not in plan.environment]
+    hosts = [name for name in container_command.BREAKING if name == "PYTHONPATH" or name not in plan.environment]
     return ["env", *(word for name in hosts for word in ("-u", name))]
 
 
@@ -95,7 +95,7 @@ def srun_options(plan: JobPlan) -> list[str]:
         return []
     return [
         f"--container-image={plan.container}",
-        f"--container-mounts={','.join(container_on_node.mounts([*container_on_node.folders(plan), *plan.binds]))}",
+        f"--container-mounts={','.join(container_command.mounts([*container_command.folders(plan), *plan.binds]))}",
         f"--container-workdir={plan.workdir}",
         *plan.container_args,
     ]

@@ -6,7 +6,7 @@
 | `launcher.integrations.transformers` | the same of transformers | `launcher[transformers]` |
 
 Each has a `LauncherCallback`, and `last_checkpoint()` to go on from. Outside of a run both do nothing. They may import
-`launcher.node` and what that may import; nothing of the launcher imports them, nor the packages that they are for.
+`launcher.worker` and what is below it; nothing of the launcher imports them, nor the packages that they are for.
 """
 
 from __future__ import annotations

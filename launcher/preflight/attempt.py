@@ -23,10 +23,10 @@ from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
-from launcher.preflight import verdict as verdicts
+from launcher.preflight.bad_nodes import Node, Then, Verdict
 from launcher.preflight.checks import Check, Level
-from launcher.preflight.verdict import Node, Then, Verdict
 from launcher.rendezvous import protocol, store
 from launcher.rendezvous.protocol import LeaderLost, Meeting, Member
 from launcher.runs import directory

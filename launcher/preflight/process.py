@@ -16,8 +16,8 @@ from launcher.config.schema import Backend
 from launcher.preflight import checks, together
 from launcher.preflight.checks import Check, Level, Problem, check
 from launcher.processes import orphans
-from launcher.rendezvous.placement import place_variables
 from launcher.rendezvous.protocol import Meeting
+from launcher.rendezvous.rank_environment import place_variables
 from launcher.spec.plan import JobPlan
 from launcher.worker import process_group
 

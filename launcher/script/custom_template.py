@@ -44,9 +44,9 @@ PARTS = {
     "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
     "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
     "sign of life": (r"touch -c \"\$launcher_lease\"", "the lease counts as a dead job's after 90 s"),
-    "waiting": (r" launcher\.job\.dependencies ", "it does not wait for other runs (after)"),
+    "waiting": (r" launcher\.job\.wait_for_others ", "it does not wait for other runs (after)"),
     "ranks": (
-        r" launcher\.(agent|environment\.(archive|container)_on_node) \"\$LAUNCHER_RUN_DIR\"",
+        r" launcher\.(agent|environment\.(unpack_on_node|container_command)) \"\$LAUNCHER_RUN_DIR\"",
         "nothing starts the ranks",
     ),
     "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),

@@ -98,7 +98,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "start": starters.start(plan),
         "node": command(containers.node_command(plan)),
         "again": command([plan.python, *own_module("launcher.job.requeue")]),
-        "after": command([plan.python, *own_module("launcher.job.dependencies")]),
+        "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),
         "seconds": plan.time,
         "lease_patience": LEASE_PATIENCE,
         "lease_beat": LEASE_BEAT,

@@ -9,8 +9,8 @@
 A sweep is over when all its points are, and done when all are done.
 
 The scheduler is only told to hold the job until the other's jobs have ended, however they did (`afterany`). What
-became of the other is read from its record, by the job itself when it begins (launcher/job/dependencies.py): a job may
-end and its run go on in another, and then `afterok` would have failed for good, and PBS deleted the job that waits.
+became of the other is read from its record, by the job itself when it begins (launcher/job/wait_for_others.py): a job
+may end and its run go on in another, and then `afterok` would have failed for good, and PBS deleted the job that waits.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from launcher import Env
 from launcher.torch_compat import destroy_without_gil
-from launcher.worker.sampler import share
+from launcher.worker.global_batch import share
 from tests.processes.workload_ranks import run_ranks
 from workloads import invariant
 from workloads.invariant import InvariantGradients, Node, TreeReduction, add_up, inner_nodes, meets_in_pairs, subtrees

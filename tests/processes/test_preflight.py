@@ -25,8 +25,8 @@ from launcher.agent.signals import Signals
 from launcher.preflight import attempt, checks, together
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight
+from launcher.preflight.bad_nodes import Then
 from launcher.preflight.checks import Problem, check
-from launcher.preflight.verdict import Then
 from launcher.rendezvous.protocol import Member
 from launcher.runs import directory
 from launcher.spec.plan import JobPlan

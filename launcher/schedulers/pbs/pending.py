@@ -12,8 +12,8 @@ from launcher.schedulers.explanation import Explanation, Waiting, commands
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import limits, suggestions
 from launcher.schedulers.pbs.client import array_of, pbs_id
-from launcher.schedulers.pbs.comments import CHANGE, Comment, Kind, held, in_words
 from launcher.schedulers.pbs.facts import Facts, Node, QueueFacts
+from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, Kind, held, in_words
 from launcher.spec.plan import JobPlan
 
 RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)

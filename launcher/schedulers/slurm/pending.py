@@ -16,7 +16,7 @@ from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.client import STATES
 from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
-from launcher.schedulers.slurm.reasons import Kind, Reason, in_words
+from launcher.schedulers.slurm.pending_reasons import Kind, Reason, in_words
 from launcher.spec.plan import JobPlan
 
 TRIED = (Kind.ROOM, Kind.PARTITION, Kind.NODES, Kind.RESERVATION)  # reasons that a change of the run may end

@@ -25,10 +25,10 @@ from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
 from launcher.failures.codes import NextReason, StopReason
-from launcher.job import dependencies, requeue
+from launcher.job import requeue, wait_for_others
 from launcher.preflight.attempt import Preflight
+from launcher.preflight.bad_nodes import Then, Verdict
 from launcher.preflight.checks import Check, Level
-from launcher.preflight.verdict import Then, Verdict
 from launcher.rendezvous.membership import Rounds
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
@@ -263,7 +263,7 @@ def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_run_whose_turn_has_come(environment: directory.Attempt, tmp_path: Path) -> None:
     (tmp_path / "submitit").mkdir()
     environment.run.write_record(bare_plan(run_dir=str(tmp_path)), {}, {})
-    assert dependencies.main() == 0
+    assert wait_for_others.main() == 0
     frozen("after", tmp_path)
 
 

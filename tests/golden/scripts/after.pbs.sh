@@ -236,7 +236,7 @@ exec 9> >(trap '' TERM INT; while read -r -t 15.0 _; [ $? -gt 128 ]; do
   [ ! "$launcher_lease" -ef "$launcher_lease_of_mine" ] || touch -c "$launcher_lease"
 done)
 # What it waits for may have gone on in another job, or not come about: its record tells.
-/usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.dependencies 9>&-
+/usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.wait_for_others 9>&-
 launcher_after=$?
 case $launcher_after in
   0) ;;

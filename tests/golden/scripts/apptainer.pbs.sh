@@ -243,7 +243,7 @@ if [ -n "$launcher_told" ]; then
   (exit 143)
 else
   /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.tasks --pbsdsh 2 1 35 \
-    /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.environment.container_on_node "$LAUNCHER_RUN_DIR" 9>&-
+    /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.environment.container_command "$LAUNCHER_RUN_DIR" 9>&-
 fi
 
 code=$?

@@ -237,7 +237,7 @@ if [ -n "$launcher_told" ]; then
   (exit 143)
 else
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --unbuffered --kill-on-bad-exit=1 \
-    /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.environment.container_on_node "$LAUNCHER_RUN_DIR" 9>&-
+    /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.environment.container_command "$LAUNCHER_RUN_DIR" 9>&-
 fi
 
 code=$?

@@ -23,7 +23,7 @@ from launcher.agent.supervisor import AttemptFailed, Done, NextRound
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
 from launcher.failures.codes import FaultCode
-from launcher.preflight.verdict import Then, Verdict
+from launcher.preflight.bad_nodes import Then, Verdict
 from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read

@@ -197,8 +197,18 @@ def test_status_as_json(call: Call, tmp_path: Path) -> None:
         "run": "a", "state": "done", "job": "7", "cluster": "here", "nodes": 1, "ranks": 1, "attempt": 0, "step": None,
         "steps": None, "percent": None, "rate": None, "needs": None, "elapsed": 0, "left": None, "checkpoint": None,
         "checkpoint_age": None, "reason": None, "cause": None, "unanswered": None, "answer_age": None, "before": None,
-        "updated": row["updated"], "directory": str(run.path),
+        "kind": None, "code": None, "stop": None, "stays": None, "updated": row["updated"], "directory": str(run.path),
     }  # fmt: skip
+
+
+def test_a_run_of_a_scheduler_that_is_not_here_is_named_and_hides_no_other(call: Call, tmp_path: Path) -> None:
+    make(tmp_path, "mine", code=0)
+    theirs = make(tmp_path, "theirs")
+    record = theirs.path / "record.json"
+    record.write_text(record.read_text().replace('"scheduler": "slurm"', '"scheduler": "lsf"'))
+    told = call("status").out
+    assert "mine" in told and "done" in told
+    assert "theirs" in told and "cluster.scheduler=lsf: there is no such scheduler" in told
 
 
 def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> None:

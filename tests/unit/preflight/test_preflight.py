@@ -16,8 +16,8 @@ import torch
 from launcher import errors
 from launcher.preflight import checks, together
 from launcher.preflight.attempt import nodes_of, verdict_of
+from launcher.preflight.bad_nodes import Node, Then, Verdict, decide
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
-from launcher.preflight.verdict import Node, Then, Verdict, decide
 from launcher.rendezvous import interfaces
 from launcher.rendezvous.protocol import Member
 from tests.unit.plans import bare_plan

@@ -19,8 +19,8 @@ from launcher.config.schema import Program
 from launcher.environment import secrets
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.failures.codes import NextReason
-from launcher.job import dependencies as gate
 from launcher.job import requeue
+from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
 from launcher.monitoring.sweep import look_at
 from launcher.runs import directory, lease, live_index, saves

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError, RunError, SubmissionError
-from launcher.job import dependencies as gate
+from launcher.job import wait_for_others as gate
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import job_script
 from launcher.schedulers.base import QueryError
@@ -147,8 +147,8 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
 
 
 def test_only_the_script_of_a_run_that_waits_looks_at_others() -> None:
-    assert "launcher.job.dependencies" in job_script.script(bare_plan(after=("ok:/runs/prep",)), token="t")
-    assert "launcher.job.dependencies" not in job_script.script(bare_plan(), token="t")
+    assert "launcher.job.wait_for_others" in job_script.script(bare_plan(after=("ok:/runs/prep",)), token="t")
+    assert "launcher.job.wait_for_others" not in job_script.script(bare_plan(), token="t")
 
 
 def test_the_points_of_a_sweep_have_what_the_sweep_waits_for(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_script_begins_goes_back_to_wait_or_ends_as_it_is_told(
     code: int, ends: int, attempts: int, started: bool, tmp_path: Path
 ) -> None:
     sandbox = Sandbox(tmp_path)
-    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.job.dependencies "* ]] || exit {code}\n')
+    sandbox.python.write_text(f'#!/bin/bash\n[[ " $* " != *" launcher.job.wait_for_others "* ]] || exit {code}\n')
     outcome = sandbox.execute(sandbox.plan(after=("ok:/runs/prep",)))
     assert (outcome.code, outcome.started) == (ends, started)
     assert len(list((sandbox.run_dir / "attempts").iterdir())) == attempts

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.worker.sampler import GlobalBatchSampler, share
+from launcher.worker.global_batch import GlobalBatchSampler, share
 from workloads.data import load, read_idx
 from workloads.datasets import DatasetError, Found, find
 

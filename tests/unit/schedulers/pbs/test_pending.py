@@ -15,8 +15,8 @@ from launcher.schedulers.explanation import Waiting
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import pending, suggestions
 from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.pbs.comments import Kind, in_words
 from launcher.schedulers.pbs.facts import Node
+from launcher.schedulers.pbs.pending_reasons import Kind, in_words
 from launcher.spec.plan import JobPlan
 from tests.unit.plans import plan_of
 

@@ -13,7 +13,7 @@ from launcher.schedulers.explanation import Option, Waiting, sooner
 from launcher.schedulers.slurm import facts as slurm_facts
 from launcher.schedulers.slurm import pending, suggestions
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
-from launcher.schedulers.slurm.reasons import Kind, in_words
+from launcher.schedulers.slurm.pending_reasons import Kind, in_words
 from tests.unit.plans import plan_of
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.

@@ -1,4 +1,4 @@
-"""Runs a node's agent in a container: `python -m launcher.environment.container_on_node RUN_DIR`, started by a run's
+"""Runs a node's agent in a container: `python -m launcher.environment.container_command RUN_DIR`, started by a run's
 script.
 
 The job's variables are carried in by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a

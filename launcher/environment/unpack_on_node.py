@@ -1,5 +1,5 @@
 """Runs a node's agent with an environment unpacked on the node's own disk: `python -m
-launcher.environment.archive_on_node RUN_DIR`.
+launcher.environment.unpack_on_node RUN_DIR`.
 
 Thousands of small files that every node reads from a shared file system at once become one large file that each reads
 in sequence. The first process of a node unpacks it and the others wait; the last that leaves removes it. Each holds a

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.config.schema import DDPMnist, Env, Runtime
-from launcher.environment import container_on_node, containers
+from launcher.environment import container_command, containers
 from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.runs.directory import Run
@@ -38,7 +38,7 @@ PYXIS = {"container": "nvcr.io#nvidia/pytorch:25.01-py3", "container_runtime": R
 
 
 def words_of(plan: JobPlan, runtime: str = "apptainer", **environ: str) -> list[str]:
-    return container_on_node.command(plan, environ, runtime, lambda _: True)[0]
+    return container_command.command(plan, environ, runtime, lambda _: True)[0]
 
 
 def test_apptainer_sees_the_folders_of_the_run_and_a_gpu_where_one_is_asked_for() -> None:
@@ -48,13 +48,13 @@ def test_apptainer_sees_the_folders_of_the_run_and_a_gpu_where_one_is_asked_for(
     assert words == [
         "apptainer", "exec", "--cleanenv", "--bind", "/runs", "--bind", "/home/me", "--bind", "/code",
         "--bind", "/data/mnist", "--bind", "/local/7", "--bind", "/scratch:/s:ro", "--pwd", "/home/me", "--no-home",
-        "/images/torch.sif", "sh", "-c", container_on_node.ENTER, "/home/me", "/code", "python3", "-u",
+        "/images/torch.sif", "sh", "-c", container_command.ENTER, "/home/me", "/code", "python3", "-u",
     ]  # fmt: skip
     assert "--nv" in words_of(planned(gpus_per_node=2))
 
 
 def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
-    words, _ = container_on_node.command(planned(), {"TMPDIR": "/gone"}, "apptainer", lambda path: path != "/gone")
+    words, _ = container_command.command(planned(), {"TMPDIR": "/gone"}, "apptainer", lambda path: path != "/gone")
     assert "/gone" not in words
 
 
@@ -70,8 +70,8 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
         "checkpoint_dir": "/ckpt/x",
         "tracking_dir": "/home/me/tb",
     }  # the latter is in a folder that is bound
-    assert container_on_node.made(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
-    assert container_on_node.made(planned()) == []
+    assert container_command.made(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
+    assert container_command.made(planned()) == []
     assert "mkdir -p" not in job_script.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
     script = job_script.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
     assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
@@ -86,7 +86,7 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
     ],
 )
 def test_a_folder_within_another_is_seen_with_it(paths: list[str], kept: list[str]) -> None:
-    assert container_on_node.outermost(paths) == kept
+    assert container_command.outermost(paths) == kept
 
 
 HOSTS = (
@@ -102,7 +102,7 @@ CARRIED = (
 
 def test_the_jobs_variables_come_along_and_those_of_the_hosts_programs_do_not() -> None:
     environ = {**dict.fromkeys(HOSTS, "host"), **dict.fromkeys(CARRIED, "job"), "BASH_FUNC_module%%": "() { :; }"}
-    inside = container_on_node.carried({**environ, "PYTHONPATH": "/host"}, planned())
+    inside = container_command.carried({**environ, "PYTHONPATH": "/host"}, planned())
     assert inside == dict.fromkeys(CARRIED, "job")
 
 
@@ -110,17 +110,17 @@ def test_what_the_profile_sets_counts_inside_too() -> None:
     cluster = {"environment": {"LD_LIBRARY_PATH": "/mine", "PYTHONPATH": "/own", "API_TOKEN": "x"}}
     environ = {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x", "PYTHONPATH": "/host"}
     plan = planned(cluster=cluster)
-    assert container_on_node.carried(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
+    assert container_command.carried(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
     assert "/code:/own" in words_of(plan, **environ)
     assert "LD_LIBRARY_PATH" not in containers.before_srun(planned(cluster=cluster, env=PYXIS))
 
 
 @pytest.mark.parametrize(("runtime", "prefix"), [("apptainer", "APPTAINERENV_"), ("singularity", "SINGULARITYENV_")])
 def test_no_value_is_on_a_command_line(runtime: str, prefix: str) -> None:
-    words, environ = container_on_node.command(planned(), {"HF_TOKEN": "se cret"}, runtime, lambda _: True)
+    words, environ = container_command.command(planned(), {"HF_TOKEN": "se cret"}, runtime, lambda _: True)
     assert "se cret" not in " ".join(words)
     assert environ[f"{prefix}HF_TOKEN"] == "se cret"
-    words, environ = container_on_node.command(planned(), {"HF_TOKEN": "se cret"}, "enroot", lambda _: True)
+    words, environ = container_command.command(planned(), {"HF_TOKEN": "se cret"}, "enroot", lambda _: True)
     assert "se cret" not in " ".join(words)
     assert words[:2] == ["enroot", "start"]
     assert words[(at := words.index("HF_TOKEN")) - 1 : at + 1] == ["--env", "HF_TOKEN"]
@@ -133,10 +133,10 @@ def test_pyxis_is_told_by_srun() -> None:
         "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
         "--container-mounts=/runs:/runs,/home/me:/home/me,/code:/code,/a:/b:ro", "--container-workdir=/home/me",
     ]  # fmt: skip
-    words = ["sh", "-c", container_on_node.ENTER, "/home/me", "/code", "/opt/py", "-u", *own_module("launcher.agent")]
+    words = ["sh", "-c", container_command.ENTER, "/home/me", "/code", "/opt/py", "-u", *own_module("launcher.agent")]
     assert containers.node_command(plan) == words
     # Of the host: unset outside, for inside they may be the image's own.
-    unset = " ".join(f"-u {name}" for name in container_on_node.BREAKING)
+    unset = " ".join(f"-u {name}" for name in container_command.BREAKING)
     assert f" env {unset} srun --nodes=1 " in job_script.script(plan, token="t")
 
 
@@ -144,7 +144,7 @@ def test_the_images_own_pythonpath_comes_behind_ours() -> None:
     words = [
         "sh",
         "-c",
-        container_on_node.ENTER,
+        container_command.ENTER,
         "/",
         "/code:/own",
         "sh",
@@ -202,10 +202,10 @@ def test_the_runtime_is_what_the_node_has(keys: dict[str, Any], has: set[str], f
         return name if name in has else None
 
     if found is None:
-        with pytest.raises(container_on_node.ContainerError, match="no apptainer and no singularity on PATH"):
-            container_on_node.runtime_of(plan, which)
+        with pytest.raises(container_command.ContainerError, match="no apptainer and no singularity on PATH"):
+            container_command.runtime_of(plan, which)
     else:
-        assert container_on_node.runtime_of(plan, which) == found
+        assert container_command.runtime_of(plan, which) == found
 
 
 def started(plan: JobPlan, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -214,7 +214,7 @@ def started(plan: JobPlan, **environ: str) -> subprocess.CompletedProcess[str]:
     run.write_record(plan, {}, {})
     (run.path / "attempts/0/events").mkdir(parents=True)
     return subprocess.run(
-        [sys.executable, "-m", "launcher.environment.container_on_node", plan.run_dir],
+        [sys.executable, "-m", "launcher.environment.container_command", plan.run_dir],
         cwd=ROOT, capture_output=True, text=True,
         env={"PATH": f"{STAND_IN}:{os.environ['PATH']}", "LAUNCHER_RUN_DIR": plan.run_dir, "LAUNCHER_ATTEMPT": "0",
              "LD_LIBRARY_PATH": "/host", **environ}, timeout=60, check=False,

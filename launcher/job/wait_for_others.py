@@ -1,4 +1,4 @@
-"""Whether a run may begin that waits for others: `python -m launcher.job.dependencies RUN_DIR` in its script.
+"""Whether a run may begin that waits for others: `python -m launcher.job.wait_for_others RUN_DIR` in its script.
 
 Exit codes: 0 it may, 10 another job of it waits, 75 it was told to stop or nobody can tell what became of the others,
 93 what it waits for will not come about.
