@@ -98,7 +98,11 @@ def run(run_dir: str) -> dict[str, Any]:
         raise AttemptFailed(cause, 128 + request.number) from None
     except (errors.RunError, OSError, Overtaken, LeaderLost) as error:
         failed = failed_by(error, host)
-        code = FaultCode.UNREADABLE if isinstance(error, errors.RunError) else FaultCode.AGENT
+        code = (
+            FaultCode.UNREADABLE if isinstance(error, errors.RunError)
+            else FaultCode.LEADER_LOST if isinstance(error, (LeaderLost, Overtaken))
+            else FaultCode.AGENT
+        )  # fmt: skip
         tells(Fault(cause=str(failed), code=code, host=host, error=str(error), ends_with=failed.exit_code))
         raise failed from None
 

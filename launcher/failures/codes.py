@@ -67,6 +67,7 @@ class StopReason(Code):
     KILLED = "killed"  # all agents were, before one could say why
     NODE_RETURNED = "node_returned"  # of a round: it begins anew with a node that came back
     UNREADABLE = "unreadable"  # what it needs cannot be read now
+    EXIT_UNREAD = "exit_unread"  # the script cannot read with what its agents ended
     UNKNOWN = "unknown"
 
 

@@ -1,6 +1,6 @@
 """What the nodes of a preflight find out together: clocks, an all_reduce, and who reaches whom.
 
-They run in the same processes as `preflight_checks`.
+They run in the same processes as `preflight.checks`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ from launcher.files.shared_files import (
 )
 from launcher.runs import event_file
 
-FORMAT = 1  # of a run directory; one with a higher number is a newer launcher's
+FORMAT = 2  # of a run directory; another number is another version's
 # Fields of a record and their types; the plan's are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
@@ -272,7 +272,7 @@ class Run:
 
         Raises:
             UnavailableError: it cannot be read now.
-            RunError: there is none, it is damaged, or a newer version wrote it.
+            RunError: there is none, it is damaged, or another version wrote it.
         """
         path = f"{self.path}/{name}"
         record = known(read_json(path))
@@ -282,7 +282,7 @@ class Run:
             raise RunError(f"{path} cannot be read: it is no record of a run")
         if record.get("format", FORMAT) != FORMAT:
             raise RunError(
-                f"{path} was written by a newer version ({record.get('launcher', 'unknown')}, format "
+                f"{path} was written by another version ({record.get('launcher', 'unknown')}, format "
                 f"{record['format']}; this one knows {FORMAT}): use that one"
             )
         for key, kind in _RECORD.items():

@@ -9,7 +9,7 @@
       code/                 with env.snapshot: the code that its points run
       points                those that this machine runs, a few at a time (launcher/sweeps/local_points.py)
       cancelled             points that have not begun are not to begin
-      N/                    point N, a run like any other (launcher/runs.py); its id is SWEEP/N
+      N/                    point N, a run like any other (launcher/runs/directory.py); its id is SWEEP/N
 
 Works without torch, hydra and submitit.
 """

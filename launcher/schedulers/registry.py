@@ -8,6 +8,7 @@ The table below has ours; a package of somebody else's adds one with an entry po
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -69,14 +70,22 @@ def scheduler(name: str) -> Scheduler:
     """The scheduler of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the package that brings it is broken.
     """
     place = OURS.get(name) or _others().get(name)
     if place is None:
         raise ConfigError(
             f"cluster.scheduler={name}: there is no such scheduler.{near(name, names())} Known: {', '.join(names())}"
         )
-    found: Scheduler = _load(place)()
+    try:
+        found: Scheduler = _load(place)()
+    except (ImportError, AttributeError, TypeError) as error:
+        if name in OURS:
+            raise
+        raise ConfigError(
+            f"cluster.scheduler={name}: {place}, an entry point of another package, cannot be loaded "
+            f"({type(error).__name__}: {error}): install that package again, or remove it"
+        ) from error
     return found
 
 
@@ -93,8 +102,12 @@ def queue(name: str) -> Queue:
 
 
 def schedulers() -> list[Scheduler]:
-    """All of them, in the order of `names()`; `isinstance` tells what each can do."""
-    return [scheduler(name) for name in names()]
+    """All that can be loaded, in the order of `names()`; `isinstance` tells what each can do."""
+    found = []
+    for name in names():
+        with contextlib.suppress(ConfigError):  # another package's is broken: whoever uses it is told
+            found.append(scheduler(name))
+    return found
 
 
 def queues_here() -> dict[str, Queue]:

@@ -211,7 +211,7 @@ def rerun(
         sweep: the sweep.
         wanted: these points; None: all that need it.
         ask: is called with the points before they are submitted, and raises if they are not to be.
-        secrets: composes those that a point's config sets; see `submit_sweep.resubmit`.
+        secrets: composes those that a point's config sets; see `launcher.sweeps.submit.resubmit`.
 
     Raises:
         RunError: a wanted one is done, or not over.

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher import errors
+from launcher.errors import RESUME
 from launcher.failures import symptoms, text
 from launcher.failures.codes import FaultCode, NextReason, StopReason
 from launcher.failures.kinds import Kind
@@ -206,6 +207,8 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
     said, told = seen.said, fault.cause.rstrip(" :")
     cause = f"{told}; {seen.scheduler} says {said}" if said in TELLING and seen.silent else told
     if not seen.silent:
+        if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server that does not answer
+            return Verdict(Kind.STOPPED, cause)
         return Verdict(symptoms.kind_of(fault.error or "") or _KINDS.get(fault.code, Kind.EXCEPTION), cause)
     if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
         return Verdict(_WORDS[said], cause)
@@ -231,7 +234,7 @@ def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
     if fault.code is FaultCode.SIGNALLED:
         if fault.signal == "SIGBUS":
             return Verdict(Kind.SHARED_MEMORY, cause, sure=False)
-        return Verdict(Kind.KILLED, cause, sure=fault.signal != "SIGKILL")
+        return Verdict(Kind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
     if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
         return Verdict(symptoms.kind_of(fault.error or "") or Kind.CONNECTION_LOST, cause, sure=False)
     if fault.code is FaultCode.STOPPED_EARLY:

@@ -52,7 +52,7 @@ def find(command: str = "pbsdsh") -> str | None:
 
 
 def run(wanted: spawn.Wanted) -> int:
-    """Runs the command on the first hosts of the job and stays until it has ended on all of them; see `pbs_task`.
+    """Runs the command on the first hosts of the job and stays until it has ended on all of them (see `task`).
 
     Returns:
         The exit status of the task that failed first, else 0.

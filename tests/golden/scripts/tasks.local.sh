@@ -229,7 +229,7 @@ case $? in
   0) read -r launcher_word <"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code" ;;
   2)
     if [ "$code" -ne 0 ]; then
-      event stop ', "cause": "nobody could read what the agents ended with", "reason": "unreadable"'
+      event stop ', "cause": "nobody could read what the agents ended with", "reason": "exit_unread"'
       launcher_word=75
     fi
     ;;

@@ -40,6 +40,18 @@ def test_another_package_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.scheduler.cache_clear()
 
 
+def test_one_that_cannot_be_loaded_is_named_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("theirs", "no_such_module:Theirs", registry.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    registry._others.cache_clear()
+    try:
+        assert [each.name for each in registry.schedulers()] == [*registry.OURS]
+        with pytest.raises(ConfigError, match="theirs: no_such_module:Theirs, an entry point of another"):
+            registry.scheduler("theirs")
+    finally:
+        registry._others.cache_clear()
+
+
 def test_an_unknown_one_is_refused_with_what_could_be_meant() -> None:
     with pytest.raises(ConfigError, match=r"cluster.scheduler=slrm: .* Did you mean slurm\? Known: local, slurm, pbs"):
         registry.scheduler("slrm")
