@@ -25,7 +25,7 @@ from launcher import errors, evaluated, progress, report
 from launcher.integrations import checkpoint_dir, missing
 from launcher.integrations.values import leaves, numbers
 from launcher.runs.event_writer import current_attempt
-from launcher.worker import heartbeat, stopping
+from launcher.worker import heartbeat, rank_objects, stopping
 
 try:
     from lightning.pytorch import Callback
@@ -210,11 +210,7 @@ def take_up(trainer: Any, of_ranks: list[Any]) -> None:
 def all_generators() -> list[Any]:
     """The state of each rank's random numbers, of types that torch.load(weights_only=True) reads."""
     mine = generators()
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
-        return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+    return rank_objects.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
 
 
 def generators() -> dict[str, Any]:

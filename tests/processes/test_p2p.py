@@ -298,7 +298,7 @@ def test_sizes_that_do_not_fit_end_the_sweep() -> None:
     config = p2p_config(pattern="ring", sizes=["1K", "1M"])
     results = run(config, 2, 1, little_memory_on_rank_1)
     assert [row[1] for row in table(results)] == ["1024"]
-    assert "ring ends before 1M: it needs 7.0 MiB a rank, and 1.0 MiB are free" in results[0].printed
+    assert "ring ends before 1M: it needs 7 MiB a rank, and 1 MiB are free" in results[0].printed
     error = the_error(run(p2p_config(pattern="ring", sizes="1M"), 2, 1, little_memory_on_rank_1, fails=True))
     assert "ring ends before 1M" in error and "use smaller workload.sizes" in error
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from launcher.agent import program_stop
 from launcher.agent.program_stop import Minder
 from launcher.config.schema import Program
+from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
 from launcher.job.requeue import further
 from launcher.runs import saves
@@ -297,20 +298,20 @@ def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
     return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first, now=time.monotonic())
 
 
-@pytest.mark.parametrize(("left", "cause"), [(10.0, "its time is nearly up"), (10_000.0, None)])
-def test_a_program_is_told_before_its_time_is_up(tmp_path: Path, left: float, cause: str | None) -> None:
-    assert minding(tmp_path, left).cause(time.monotonic()) == cause
+@pytest.mark.parametrize(("left", "reason"), [(10.0, StopReason.TIME_LIMIT), (10_000.0, None)])
+def test_a_program_is_told_before_its_time_is_up(tmp_path: Path, left: float, reason: StopReason | None) -> None:
+    assert minding(tmp_path, left).reason(time.monotonic()) is reason
 
 
-@pytest.mark.parametrize(("first", "cause"), [(True, "its stop file"), (False, None)])
-def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, cause: str | None) -> None:
+@pytest.mark.parametrize(("first", "reason"), [(True, StopReason.STOP_FILE), (False, None)])
+def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, reason: StopReason | None) -> None:
     (tmp_path / "stop").touch()
-    assert minding(tmp_path, 10_000, first=first).cause(time.monotonic()) == cause
+    assert minding(tmp_path, 10_000, first=first).reason(time.monotonic()) is reason
 
 
 def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
     mine = bare_plan(run_dir=str(tmp_path), kind="Program", params=plan(script="t.py").params)
-    assert Minder(mine, {}, first=True, now=time.monotonic()).cause(time.monotonic()) is None
+    assert Minder(mine, {}, first=True, now=time.monotonic()).reason(time.monotonic()) is None
     assert Minder(mine, {}, first=True, now=time.monotonic()).patience(0.0) == mine.grace
 
 
