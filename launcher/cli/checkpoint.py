@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.options import RUN, add_runs_dir, find, folder, require_action
+from launcher.cli.options import RUN, add_runs_dir, find, folder, require_action, whole_number
 from launcher.errors import FAILED, ConfigError, near
 from launcher.formatting import brief, long_size, plural
 
@@ -28,7 +28,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
     parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
-    parser.add_argument("--shard", type=_whole, metavar="R", help="extract: only what rank R has written")
+    parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only what rank R has written")
     parser.add_argument(
         "--key", action="append", metavar="NAME", dest="keys", default=[],
         help="extract: only what has this name (model.weight, or model for all of it; may be repeated)",
@@ -64,14 +64,6 @@ def run(arguments: Namespace) -> int:
     if action == "inspect":
         return _inspect(path, manifest, arguments.as_json)
     return _extract(place, path, manifest, arguments)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        from argparse import ArgumentTypeError
-
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
 
 
 @dataclass(frozen=True)
