@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 _CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
@@ -97,3 +98,12 @@ def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
             raise ValueError(f"{text[:40]!r} names more than {most} numbers")
         found += range(low, high + 1)
     return tuple(found)
+
+
+def parse_local_time(text: str) -> float | None:
+    """Seconds since the epoch of `2026-11-21T21:10:00`, in local time, as Slurm and its daemons write it; None: it is
+    none."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None

@@ -36,7 +36,7 @@ from launcher.rendezvous.rank_environment import (
     place_variables,
     placements,
 )
-from launcher.worker import handover
+from launcher.worker import handover, hangs
 from launcher.worker.handover import WorkerError
 
 __all__ = [
@@ -93,7 +93,7 @@ class LeftOver:
 
     @classmethod
     def of(cls, rank: int, pid: int) -> LeftOver:
-        return cls(rank, pid, _state(pid))
+        return cls(rank, pid, hangs.state(pid))
 
     def __str__(self) -> str:
         why = "waits for a device or a file server" if self.state == "D" else "does not end"
@@ -516,10 +516,3 @@ def _exit_code(pid: int) -> int | None:
     except ChildProcessError:  # somebody else has waited for it
         return errors.FAILED
     return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

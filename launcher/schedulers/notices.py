@@ -7,11 +7,10 @@ own notices.py.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.units import parse_size
+from launcher.units import parse_local_time, parse_size
 
 # The state, in Slurm's words, and a pattern of the lines that stand for it, in which `at` is the time.
 Form = tuple[str, re.Pattern[str]]
@@ -52,18 +51,11 @@ def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]
 def _notice(word: str, match: re.Match[str]) -> Notice:
     line = match.string
     amounts = _AMOUNTS.search(line) if word == "OUT_OF_MEMORY" else None
-    when = _time(match.groupdict().get("at") or "")
+    when = parse_local_time(match.groupdict().get("at") or "")
     if not (amounts and int(amounts[1]) and int(amounts[3])):
         return Notice(word, line.strip(), time=when)
     used, limit = parse_size(amounts[1] + amounts[2]), parse_size(amounts[3] + amounts[4])
     return Notice(word, line.strip(), used, limit, when)
-
-
-def _time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
 
 
 def word_of(notices: Iterable[Notice]) -> str:

@@ -21,7 +21,7 @@ import pytest
 from launcher.agent import workers
 from launcher.agent.workers import Fresh, LeftOver, Placement, StartError, WorkerExit, WorkerGroup, WorkersStillThere
 from launcher.processes import orphans
-from launcher.worker import handover
+from launcher.worker import handover, hangs
 from tests.launch import ROOT
 
 Run = Callable[[Placement], Mapping[str, Any] | None]
@@ -223,7 +223,7 @@ def test_a_rank_dies_with_its_agent(tmp_path: Path) -> None:
     os.waitpid(agent, 0)
     rank = int(os.read(there, 20))
     give_up = time.monotonic() + 30
-    while workers._state(rank) not in ("", "Z"):
+    while hangs.state(rank) not in ("", "Z"):
         assert time.monotonic() < give_up
         time.sleep(0.005)
     os.close(there)
@@ -253,7 +253,7 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     group.start(ranks(2, first=6), lambda me: time.sleep(60))
     stuck, real = group.pids()[1], workers._exit_code
     monkeypatch.setattr(workers, "_exit_code", lambda pid: None if pid == stuck else real(pid))
-    monkeypatch.setattr(workers, "_state", lambda pid: "D")
+    monkeypatch.setattr(hangs, "state", lambda pid: "D")
     group.kill()
     while group.exit_codes()[0] is None:
         assert stuck in group.reap(0.001)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import getpass
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.command import ask
 from launcher.schedulers.slurm.client import Slurm, quiet_environment
-from launcher.units import parse_time
+from launcher.units import parse_local_time, parse_time
 
 NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")
 NEVER = re.compile(r"(None|\(null\)|N/A|Unknown|none|)")
@@ -172,9 +171,9 @@ def parse_pending(text: str) -> Pending:
         id=values["JobId"],
         state=values.get("JobState", ""),
         reason=_text(values.get("Reason", "")),
-        starts=when(values.get("StartTime", "")),
-        eligible=when(values.get("EligibleTime", "")),
-        submitted=when(values.get("SubmitTime", "")),
+        starts=parse_local_time(values.get("StartTime", "")),
+        eligible=parse_local_time(values.get("EligibleTime", "")),
+        submitted=parse_local_time(values.get("SubmitTime", "")),
         partition=values.get("Partition", ""),
         nodes=int(re.match(r"\d*", values.get("NumNodes", "1"))[0] or 1),  # type: ignore[index]  # 2-4: at least 2
         cpus=int(re.match(r"\d*", values.get("NumCPUs", "1"))[0] or 1),  # type: ignore[index]
@@ -244,7 +243,8 @@ def parse_reservations(text: str) -> list[Reservation]:
             who = _text(values.get("Users", "")) or _text(values.get("Accounts", ""))
             found.append(
                 Reservation(
-                    values["ReservationName"], when(values.get("StartTime", "")), when(values.get("EndTime", "")),
+                    values["ReservationName"],
+                    parse_local_time(values.get("StartTime", "")), parse_local_time(values.get("EndTime", "")),
                     _text(values.get("Nodes", "")), tuple(values.get("Flags", "").split(",")), who,
                 )
             )  # fmt: skip
@@ -264,7 +264,7 @@ def parse_limit(text: str, what: str, column: str) -> str:
 def parse_trial(text: str) -> Trial:
     """What sbatch --test-only prints, on stderr: when the job would start, or after `allocation failure` why not."""
     if match := re.search(r"Job \S+ to start at (\S+)", text):
-        return Trial(when(match[1]))
+        return Trial(parse_local_time(match[1]))
     words = re.sub(r"^(sbatch: )?(error: |fatal: )?(allocation failure: )?", "", _last_line(text))
     return Trial(None, words or "sbatch did not say why")
 
@@ -272,14 +272,6 @@ def parse_trial(text: str) -> Trial:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-def when(text: str) -> float | None:
-    """Seconds since the epoch of Slurm's `2026-11-21T21:10:00` in local time; None: it has none."""
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
 
 
 def limit_of(text: str) -> int | None:
