@@ -17,6 +17,7 @@ For test authors:
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -34,6 +35,19 @@ WIDTH = 80
 # Machines are busy: neither an example nor making one has a time limit.
 hypothesis.settings.register_profile("launcher", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("launcher")
+
+
+# -- what no test leaves to the next
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """Tests run in any order, several in one process: the one that leaves a process group behind is the one to fail."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("This test left torch's default process group behind.", pytrace=False)
 
 
 # -- the clusters

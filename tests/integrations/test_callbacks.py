@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.launch import ROOT
 
 FRAMEWORKS = ("lightning", "transformers")
 
@@ -38,18 +42,24 @@ def test_of_lightnings_checkpoints_the_last_saved_counts(tmp_path: Path) -> None
     assert last_checkpoint(tmp_path) == str(tmp_path / "launcher-step-000000007.ckpt")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_outside_of_a_run_the_training_is_its_own(
-    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import signal
+# In a process of its own: the frameworks leave a process group and variables behind.
+OUTSIDE = """
+import importlib, signal, sys
 
-    example = __import__(f"tests.examples.with_{framework}", fromlist=["train"])
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("LAUNCHER_")]:
-        monkeypatch.delenv(name)
-    before = signal.getsignal(signal.SIGTERM)
-    whole = example.train(1, 0, [], None)
-    assert example.train(1, 0, [example.LauncherCallback()], example.last_checkpoint()) == whole
-    assert signal.getsignal(signal.SIGTERM) == before
+example = importlib.import_module(f"tests.examples.with_{sys.argv[1]}")
+before = signal.getsignal(signal.SIGTERM)
+undisturbed = example.train(1, 0, [], None)
+assert example.train(1, 0, [example.LauncherCallback()], example.last_checkpoint()) == undisturbed
+assert signal.getsignal(signal.SIGTERM) == before
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_outside_of_a_run_the_callback_changes_nothing(framework: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCHER_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, framework], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
     assert not [path for path in tmp_path.rglob("*") if "step" in path.name]
