@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -419,12 +419,22 @@ def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
         run.journal("submitted", job=jobs[0], chain=jobs[1:])
 
 
-def start(run: Run, plan: JobPlan, token: str, resumed: bool) -> Job[Any]:
-    """Hands one run to its backend; `resumed`: it may have been handed over with this token already."""
+def start(
+    run: Run, plan: JobPlan, token: str, resumed: bool, held_by: Callable[[], Sequence[str]] | None = None
+) -> Job[Any]:
+    """Submits one run.
+
+    Args:
+        run: its directory.
+        plan: its plan.
+        token: what its job is found by.
+        resumed: it may have been submitted with this token already.
+        held_by: the jobs that have to end before it may start; None: those of the key `after`.
+    """
     from launcher.agent import payload
 
     executor = registry.scheduler(plan.scheduler).executor()
-    held = executor(run, plan, token, resumed=resumed, held_by=lambda: jobs_before(plan))
+    held = executor(run, plan, token, resumed=resumed, held_by=held_by or (lambda: jobs_before(plan)))
     return held.submit(payload.run, str(run.path))
 
 

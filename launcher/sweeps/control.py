@@ -117,18 +117,21 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
     try:
         arrays, alone = live_arrays(seen, sweep.submissions())
         jobs: dict[int, str] = {each.point.index: each.seen.story.job_id or "" for each in seen if each.seen}
-        for array in arrays:
-            own = [index for index in array.points if index in wanted]
-            whole = len(own) == len(array.points)
-            try:
-                for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
-                    _end(array.plan, job, members, asked)
-            finally:
-                forget(array.plan)
-        for each in alone:
-            if each.point.index in wanted:
-                asked.add(each.point.index)  # `cancel` of a run takes its own mark back
-                live.cancel(each.point.run, kill=kill)
+        for begun in (False, True):  # those first that wait for another to end
+            for array in arrays:
+                if begun != (array.pending < len(array.points)):
+                    continue
+                own = [index for index in array.points if index in wanted]
+                whole = len(own) == len(array.points)
+                try:
+                    for job, members in [(array.job, own)] if whole else [(jobs[index], [index]) for index in own]:
+                        _end(array.plan, job, members, asked)
+                finally:
+                    forget(array.plan)
+            for each in alone:
+                if each.point.index in wanted and begun == (each.state in BEGUN):
+                    asked.add(each.point.index)  # `cancel` of a run takes its own mark back
+                    live.cancel(each.point.run, kill=kill)
     except LauncherError:
         for index in runs.keys() - asked:
             runs[index].unmark("cancelled")

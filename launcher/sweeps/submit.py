@@ -26,6 +26,7 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.files import trusted_folders
 from launcher.formatting import plural
 from launcher.monitoring.live import queries, read
+from launcher.monitoring.sweep import SweepLive, look_at
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import sweep_directory
@@ -354,6 +355,27 @@ def recover(sweep: Sweep, plans: Mapping[int, JobPlan]) -> None:
                 sweep.submitted(each.token, job)
 
 
+@dataclass(frozen=True)
+class _Before:
+    """A job of a sweep that has to end before another one starts, where no more points may run at once."""
+
+    sweep: Sweep
+    scheduler: str
+    job: str
+    points: tuple[int, ...]
+
+    def live(self) -> bool:
+        return not all(each.over for each in look_at(self.sweep, SweepLive(), list(self.points)))
+
+
+def _jobs_before(plan: JobPlan, behind: _Before | None) -> list[str]:
+    """The jobs that have to end before a job of this plan may start, as they are now."""
+    jobs = jobs_before(plan)
+    if behind is not None and behind.scheduler == plan.scheduler and behind.live():
+        jobs.append(behind.job)
+    return jobs
+
+
 class _Handing:
     """Hands points over, array by array."""
 
@@ -379,8 +401,10 @@ class _Handing:
         throttles = grouping.shares(self._parallelism, [len(members) for _, members in arrays])
         left: list[int] = []
         full: list[JobPlan] = []  # groups of which the scheduler takes no more
-        for (plan, members), throttle in zip(arrays, throttles, strict=True):
-            rest = list(members) if plan in full else self._hand_over(plan, members, throttle)
+        for number, ((plan, members), throttle) in enumerate(zip(arrays, throttles, strict=True)):
+            before = number - (self._parallelism or len(arrays))  # no more arrays at once than points may run
+            behind = None if before < 0 else self._last_job(arrays[before])
+            rest = list(members) if plan in full else self._hand_over(plan, members, throttle, behind)
             full += [plan] if rest else []
             left += rest
         local = tuple(
@@ -395,14 +419,29 @@ class _Handing:
         """Most elements of one array."""
         return queries(plan).max_array_size(plan.queue) if count > 1 else None
 
-    def _hand_over(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None) -> list[int]:
-        """Hands members over, in smaller arrays where the user may have no more jobs; those that remain."""
+    def _last_job(self, array: tuple[JobPlan, tuple[int, ...]]) -> _Before | None:
+        """The last job that was submitted for these points."""
+        plan, points = array
+        found = [(job, members) for job, members in self._jobs if set(members) <= set(points)]
+        return _Before(self._sweep, plan.scheduler, *found[-1]) if found else None
+
+    def _hand_over(
+        self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None
+    ) -> list[int]:
+        """Hands members over, in smaller arrays where the user may have no more jobs; those that remain.
+
+        Args:
+            plan: of the first of them.
+            members: indices of points.
+            throttle: how many of them may run at once.
+            behind: the job that has to end before they may start.
+        """
         try:
             with self._interrupted():
                 if len(members) == 1:
-                    self._single(members[0])
+                    self._single(members[0], behind)
                 else:
-                    self._array(plan, members, throttle)
+                    self._array(plan, members, throttle, behind)
             return []
         except Refused as refused:
             if not LIMIT.search(str(refused)):
@@ -412,8 +451,9 @@ class _Handing:
                 return list(members)
             first, rest = members[: len(members) // 2], members[len(members) // 2 :]
             throttles = grouping.shares(throttle, [len(first), len(rest)])
-            left = self._hand_over(plan, first, throttles[0])
-            return [*left, *rest] if left else self._hand_over(plan, rest, throttles[1])
+            if left := self._hand_over(plan, first, throttles[0], behind):
+                return [*left, *rest]
+            return self._hand_over(plan, rest, throttles[1], self._last_job((plan, first)) if throttle == 1 else behind)
 
     @contextlib.contextmanager
     def _interrupted(self) -> Iterator[None]:
@@ -443,16 +483,16 @@ class _Handing:
             f"{refused}\n{count} other points were submitted before, as {jobs}; repeat the command to go on"
         )
 
-    def _single(self, index: int) -> None:
+    def _single(self, index: int, behind: _Before | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
         journal = run.journal_events()
         submitted = sum(entry["event"] == "submitted" for entry in journal)
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
-        job = start(run, plan, token, resumed=tried(run, token))
+        job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _jobs_before(plan, behind))
         journal_jobs(run, plan, job.job_id, token)
         self._jobs.append((job.job_id, (index,)))
 
-    def _array(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None) -> None:
+    def _array(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None) -> None:
         from launcher.agent import payload
 
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
@@ -460,7 +500,7 @@ class _Handing:
         runs = [self._sweep.run(index) for index in members]
         executor = registry.scheduler(plan.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, elements=runs,
-            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: jobs_before(plan),
+            submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: _jobs_before(plan, behind),
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])

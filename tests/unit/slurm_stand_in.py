@@ -15,6 +15,8 @@ script=${{!#}}
 array=$(sed -n 's/^#SBATCH --array=//p' "$script") comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
 last=${{array%%%*}} last=${{last#0-}} count=$(($last + 1))
 [ -n "$array" ] || count=1
+after=-
+for word; do [[ $word != --dependency=* ]] || after=${{word#*=}}; done
 if [ -e most_jobs ] && [ $(($(awk '{{n += $2}} END {{print n + 0}}' jobs) + count)) -gt "$(cat most_jobs)" ]; then
   echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size" \
     "and/or time limits)" >&2
@@ -29,12 +31,12 @@ if [ -e refusal ] && grep -q -- "$(cat refusal)" "$script"; then
   exit 1
 fi
 id=$((100 + $(wc -l <jobs)))
-echo "$id $count ${{array:--}} $comment $script" >>jobs
+echo "$id $count ${{array:--}} $comment $after $script" >>jobs
 echo "$id"
 """
 SQUEUE = r"""#!/bin/bash
 [ ! -e {folder}/down ] || exit 1
-while read -r id count array comment script; do
+while read -r id count array comment after script; do
   for ((n = 0; n < count; n++)); do
     [ "$array" = - ] && name=$id || name=${{id}}_$n
     printf '%-64s%-32s%-64s%-256s\n' "$name" PENDING Resources "$comment"
@@ -54,6 +56,7 @@ class Job:
     count: int
     array: str
     token: str
+    dependency: str
     script: Path
 
     @property
@@ -97,8 +100,8 @@ class SlurmStandIn:
 
     def jobs(self) -> list[Job]:
         """What was taken, in order."""
-        lines = [line.split(" ", 4) for line in (self.folder / "jobs").read_text().splitlines()]
-        return [Job(job, int(count), array, token, Path(script)) for job, count, array, token, script in lines]
+        lines = [line.split(" ", 5) for line in (self.folder / "jobs").read_text().splitlines()]
+        return [Job(job, int(count), *words, Path(script)) for job, count, *words, script in lines]
 
     def calls(self) -> int:
         """How often sbatch was started."""

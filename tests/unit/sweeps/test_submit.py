@@ -169,6 +169,13 @@ def test_a_throttle_is_shared_between_groups(site: Site) -> None:
     assert [job.array for job in site.slurm.jobs()] == ["0-5%2", "0-2%1"]
 
 
+def test_more_arrays_than_points_may_run_at_once_wait_for_each_other(site: Site) -> None:
+    points = [f"seed={seed} nodes={nodes}" for nodes in (1, 2, 3, 4) for seed in range(2)]
+    site.submit(points, sweep=_sweep(parallelism=2))
+    assert [job.array for job in site.slurm.jobs()] == ["0-1%1"] * 4
+    assert [job.dependency for job in site.slurm.jobs()] == ["-", "-", "afterany:100", "afterany:101"]
+
+
 def test_while_slurm_does_not_tell_nothing_is_submitted_twice(site: Site) -> None:
     done = site.submit(seeds(2))
     done.sweep.submitting("launcher-x-9", [0, 1])  # as one who was killed leaves it
