@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, python, report
+from launcher.files.run_files import write
 from launcher.runs import event_file
-from launcher.runs.directory import Run, write
+from launcher.runs.directory import Run
 from launcher.spec.plan import from_dict
 
 STEPS = 4690

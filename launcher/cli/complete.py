@@ -65,8 +65,8 @@ def _install(shell: str) -> int:
     """Writes the script beside the user's settings, and one line into what the shell reads when it starts."""
     from pathlib import Path
 
+    from launcher.files.run_files import write
     from launcher.paths import user_config_dir
-    from launcher.runs.directory import write
 
     home = Path(os.environ.get("HOME", "~")).expanduser()
     folder = user_config_dir()

@@ -106,11 +106,11 @@ def reference(run: Run) -> str:
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
-    """The sweep meant by `name`; see `sweeps.find`."""
+    """The sweep meant by `name`; see `lookup.find_sweep`."""
     from launcher.paths import default_runs_dir
-    from launcher.runs import sweep_directory  # not for --help
+    from launcher.runs import lookup  # not for --help
 
-    return sweep_directory.find(name, runs_dir or default_runs_dir())
+    return lookup.find_sweep(name, runs_dir or default_runs_dir())
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
@@ -130,11 +130,11 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
             return lookup.find(name, folder)
         except RunError as error:
             try:
-                return sweep_directory.find(name, folder)
+                return lookup.find_sweep(name, folder)
             except RunError:
                 raise error from None
     if known(exists(folder / name / sweep_directory.RECORD)):
-        return sweep_directory.find(name, folder)
+        return lookup.find_sweep(name, folder)
     there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
     matches = sorted(
         each

@@ -25,7 +25,8 @@ from launcher.monitoring.sweep import (
 )
 from launcher.paths import default_runs_dir
 from launcher.runs.events import Fault
-from launcher.runs.sweep_directory import Sweep, all_sweeps, differing, label
+from launcher.runs.lookup import all_sweeps
+from launcher.runs.sweep_directory import Sweep, differing, label
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all

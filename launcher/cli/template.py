@@ -61,12 +61,12 @@ def _lint(cluster: str, path: str | None) -> int:
 
     from launcher.cli.text import print_columns
     from launcher.schedulers import job_script
-    from launcher.script import custom_template
+    from launcher.script import lost_parts
 
     plan = _plan(cluster, path)
     if plan.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
-    lost = custom_template.of_plan(with_everything(plan), partial(job_script.script, token="token"))  # noqa: S106
+    lost = lost_parts.of_plan(with_everything(plan), partial(job_script.script, token="token"))  # noqa: S106
     if not lost:
         print(f"{plan.template}: no errors, and all that ours has")
         return 0

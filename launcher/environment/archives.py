@@ -24,8 +24,8 @@ from launcher.environment.unpack_on_node import SUFFIXES, ArchiveError, Members
 from launcher.errors import ConfigError, RunError
 from launcher.files import run_files
 from launcher.files.checksum import digest_of
+from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
-from launcher.runs.directory import write
 
 LEFT_OUT = ("/share/man/", "/pip-selfcheck")  # of no use in a job
 

@@ -6,11 +6,8 @@ so that its traceback is seen.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 from launcher.files.shared_files import PASSING
 
@@ -74,14 +71,3 @@ def explain(error: OSError) -> str | None:
 
 def _path(name: str | bytes | int) -> str:
     return f"descriptor {name}" if isinstance(name, int) else os.fsdecode(name)
-
-
-@contextlib.contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """OSErrors inside that tell of no file, as those of write and fsync, tell of this one."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise

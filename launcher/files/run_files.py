@@ -165,6 +165,12 @@ def _require_regular(status: os.stat_result, path: AnyPath) -> None:
 # -- writing
 
 
+def write(path: Path, text: str, *, sync: bool = True) -> Path:
+    """Writes a text whole or not at all: a reader never sees half of it. Returns its path."""
+    with naming(path):
+        return replace(path, os.fsencode(text), sync=sync)  # what came from the environment need not be UTF-8
+
+
 def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
     """Writes a file of the owner alone, whole or not at all: a reader never sees half of it. Returns its path.
 
@@ -215,6 +221,17 @@ def _beside(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """OSErrors inside that tell of no file, as those of write and fsync, tell of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def temporary_name(name: str) -> str:

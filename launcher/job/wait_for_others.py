@@ -25,6 +25,7 @@ from launcher.job.requeue import resubmit
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Fault
+from launcher.runs.journal import journal_events
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
 from launcher.spec.plan import JobPlan
@@ -100,7 +101,7 @@ def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | No
     jobs = dependencies.jobs_of(others)
     if not jobs or plan.resume_how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None
-    number = sum(event["event"] == "submitting" for event in attempt.run.journal_events())
+    number = sum(event["event"] == "submitting" for event in journal_events(attempt.run))
     try:
         return resubmit(
             plan, attempt.run, f"w{number}",

@@ -28,6 +28,7 @@ from launcher.files.shared_files import passes
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
@@ -121,7 +122,7 @@ class Live:
     def job(self, run: Run, plan: JobPlan, story: Story) -> tuple[JobState | None, str, bool]:
         """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""
         if not plan.queued:
-            process = Process.started(run.journal_events())
+            process = Process.started(journal_events(run))
             if process is None:
                 return None, "", True
             if not process.here():
@@ -300,7 +301,7 @@ class Live:
     def _end(self, run: Run, plan: JobPlan, story: Story, kill: bool) -> None:
         """Ends the run's job, and those of its chain; raises as `cancel` does."""
         if not plan.queued:
-            process = Process.started(run.journal_events())
+            process = Process.started(journal_events(run))
             if process is not None and not process.here():
                 raise RunError(f"{run.id} runs on {process.host}: cancel it there")
             if process is not None:
@@ -338,10 +339,10 @@ def read(run: Run) -> Story:
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
     if last is None:
-        return tell(run.journal_events(), None, ())
+        return tell(journal_events(run), None, ())
     events = last.latest_events()
     recorded = any(event["event"] == "ended" for event in events)
-    return tell(run.journal_events(), last.number, events, None if recorded else last.exit_code())
+    return tell(journal_events(run), last.number, events, None if recorded else last.exit_code())
 
 
 def look(run: Run, live: Live, known: tuple[JobPlan, Story] | None = None) -> Seen:

@@ -32,6 +32,7 @@ from launcher.monitoring.live import (
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan
@@ -144,7 +145,7 @@ def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -
     if run.path in live.done or done(run):
         live.done.add(run.path)
         return PointSeen(point, RunState.DONE.value)
-    events = run.journal_events()
+    events = journal_events(run)
     if not cancelled and _waits_here(run, asked, events):
         return PointSeen(point, WAITING)
     if not any(event["event"] in ("submitting", "process", "submitted") for event in events):

@@ -24,6 +24,7 @@ from launcher.runs import unreadable
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Run
 from launcher.runs.health import preflights, stragglers
+from launcher.runs.journal import journal_events
 
 LOG_LINES = 200
 LOG_BYTES = 256 * 1024  # of the output's end that are read
@@ -104,7 +105,7 @@ def collect(seen: Seen, cause: str | None) -> RunData:
         cause=None if seen.state.value == "done" else cause,
         record=run.record(),
         attempts=attempts,
-        timeline=timeline(run.journal_events(), attempts, None if seen.state.over else now),
+        timeline=timeline(journal_events(run), attempts, None if seen.state.over else now),
         curves=tuple(curves(events for _, events in attempts)),
         paces=paces,
         health=_health(seen, [events for _, events in attempts], paces),

@@ -48,7 +48,6 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.files import locks, ownership, run_files, shared_secret
 from launcher.files.json_types import misfit
-from launcher.files.os_errors import naming
 from launcher.files.shared_files import (
     Ok,
     Outcome,
@@ -60,7 +59,7 @@ from launcher.files.shared_files import (
     read_text,
     tried,
 )
-from launcher.runs import event_file
+from launcher.runs import event_file, live_index
 
 FORMAT = 2  # of a run directory; another number is another version's
 # Fields of a record and their types; the plan's are those of JobPlan.
@@ -192,7 +191,7 @@ class Run:
 
         values = {"format": FORMAT, "plan": as_dict(plan), "config": config, **facts}
         text = json.dumps(values, indent=1 if sync else None)
-        write(self.path / "record.json", text, sync=sync)
+        run_files.write(self.path / "record.json", text, sync=sync)
 
     def mark(self, name: str) -> None:
         """Makes a file whose being there is all that it says (`cancelled`)."""
@@ -239,8 +238,6 @@ class Run:
     def journal(self, event: str, *, sync: bool = True, **values: Any) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
         if event == "submitting":
-            from launcher.runs import live_index
-
             live_index.add(self.path.parent if self.is_point else self.path)
         event_file.append(self.path / "journal.jsonl", event, sync=sync, **values)
 
@@ -257,13 +254,11 @@ class Run:
                 run_files.make_folder(folder)
                 if folder != self.path.parent:
                     _relink(folder / self.id, self.path)
-                    from launcher.runs import live_index
-
                     live_index.add_to(folder, self.id)
                 _relink(folder / "latest", self.path)
 
     def _write(self, name: str, text: str) -> Path:
-        return write(self.path / name, text)
+        return run_files.write(self.path / name, text)
 
     # -- what everybody reads
 
@@ -331,15 +326,6 @@ class Run:
             return None
         metrics = known(found)
         return metrics if isinstance(metrics, dict) else None
-
-    def journal_events(self) -> list[dict[str, Any]]:
-        """What the submitter did; of a point also what it did with the whole sweep."""
-        own = list(event_file.read(f"{self.path}/journal.jsonl"))
-        if not self.is_point:
-            return own
-        from launcher.runs.sweep_directory import submitted_with
-
-        return sorted([*submitted_with(self), *own], key=lambda event: float(event["time"]))
 
     def attempts(self) -> list[Attempt]:
         """All attempts, in order.
@@ -508,12 +494,6 @@ def only_submitter(folder: Path) -> Iterator[None]:
 def being_submitted(folder: Path) -> bool:
     """Whether somebody submits what is in this folder now."""
     return locks.is_held(folder / SUBMITTING)
-
-
-def write(path: Path, text: str, *, sync: bool = True) -> Path:
-    """Writes a text whole or not at all: a reader never sees half of it. Returns its path."""
-    with naming(path):
-        return run_files.replace(path, os.fsencode(text), sync=sync)  # what came from the environment need not be UTF-8
 
 
 def _relink(link: Path, target: Path) -> None:

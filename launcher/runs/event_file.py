@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
-from launcher.files.os_errors import naming
+from launcher.files.run_files import naming
 from launcher.files.shared_files import known, tried
 from launcher.formatting import long_size
 from launcher.runs import events

@@ -99,10 +99,8 @@ def take_back(path: Path) -> None:
 
 def count(sweep: Path, number: Mapping[str, int]) -> None:
     """Keeps how many points of a sweep came to what; it is over for good."""
-    from launcher.runs.directory import write
-
     with contextlib.suppress(OSError):
-        write(sweep / COUNTS, json.dumps(number), sync=False)
+        run_files.write(sweep / COUNTS, json.dumps(number), sync=False)
 
 
 def counted(sweep: Path) -> dict[str, int] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.errors import RunError, near
 from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, known, tried
 from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep, require_known
 
 RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a folder of each kind is known
 
@@ -19,6 +20,11 @@ RECORDS = {"run": "record.json", "sweep": "sweep.json"}  # the file by which a f
 def all_runs(runs_dir: Path) -> list[Run]:
     """All runs, newest first, without the points of sweeps."""
     return [Run(path) for path in folders_with(runs_dir, RECORDS["run"])]
+
+
+def all_sweeps(runs_dir: Path) -> list[Sweep]:
+    """All sweeps, newest first."""
+    return [Sweep(path) for path in folders_with(runs_dir, RECORDS["sweep"])]
 
 
 def folders_with(folder: Path, name: str) -> list[Path]:
@@ -83,12 +89,19 @@ def find(name: str, runs_dir: Path) -> Run:
     """
     sweep, slash, point = name.rpartition("/")
     if slash and point.isdecimal() and not Path(name).expanduser().exists():
-        from launcher.runs import sweep_directory  # they are found in the same ways
-
-        found = sweep_directory.find(sweep, runs_dir)
-        sweep_directory.require_known([int(point)], found, len(found.manifest().points))
+        found = find_sweep(sweep, runs_dir)
+        require_known([int(point)], found, len(found.manifest().points))
         return found.run(int(point))
     return Run(find_folder(name, runs_dir, "run"))
+
+
+def find_sweep(name: str, runs_dir: Path) -> Sweep:
+    """The sweep meant by an id, a unique beginning of one, `latest`, or the path of its directory.
+
+    Raises:
+        RunError: none fits, or several do.
+    """
+    return Sweep(find_folder(name, runs_dir, "sweep"))
 
 
 def find_folder(name: str, runs_dir: Path, what: str) -> Path:

@@ -20,9 +20,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ from launcher.config.hydra_text import key_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import exists, known, read_json, read_text, tried
+from launcher.files.shared_files import exists, known, read_json, read_text
 from launcher.formatting import ranges
-from launcher.runs import directory, event_file, live_index, lookup
+from launcher.runs import directory, event_file, live_index
 from launcher.runs.directory import Run
 from launcher.units import parse_ranges
 
@@ -139,7 +138,7 @@ class Sweep:
 
     def write(self, manifest: Manifest) -> None:
         """Writes the manifest, whole or not at all."""
-        directory.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
+        run_files.write(self.path / RECORD, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1))
 
     def manifest(self) -> Manifest:
         """The manifest.
@@ -242,43 +241,6 @@ class Sweep:
             (self.path / "cancelled").touch(mode=0o600)
         else:
             (self.path / "cancelled").unlink(missing_ok=True)
-
-
-def submitted_with(run: Run) -> Iterator[dict[str, Any]]:
-    """The journal's entries of arrays that this run was an element of; none unless it is a point of a sweep."""
-    sweep = sweep_of(run)
-    if sweep is None:
-        return
-    journal = sweep.path / "journal.jsonl"
-    if (status := known(tried(journal.stat, journal))) is not None:
-        yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
-
-
-@lru_cache(maxsize=4)
-def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
-    """Entries for each point, of a journal that has not grown since: whoever looks at all points reads it once."""
-    entries: dict[int, list[dict[str, Any]]] = {}
-    for each in sweep.submissions():
-        for index in each.points:
-            found = entries.setdefault(index, [])
-            found.append({"time": each.time, "event": "submitting", "token": each.token})
-            if each.job is not None:
-                found.append({"time": each.time, "event": "submitted", "job": each.job_of(index)})
-    return entries
-
-
-def all_sweeps(runs_dir: Path) -> list[Sweep]:
-    """All sweeps, newest first."""
-    return [Sweep(path) for path in lookup.folders_with(runs_dir, RECORD)]
-
-
-def find(name: str, runs_dir: Path) -> Sweep:
-    """The sweep meant by an id, a unique beginning of one, `latest`, or the path of its directory.
-
-    Raises:
-        RunError: none fits, or several do.
-    """
-    return Sweep(lookup.find_folder(name, runs_dir, "sweep"))
 
 
 def canonical(overrides: Iterable[str]) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from typing import Any
 from submitit.core import core, utils
 
 from launcher.errors import SubmissionError, UnavailableError
-from launcher.files.os_errors import naming
+from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, known
-from launcher.runs.directory import Run, write
+from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.schedulers import job_script
 from launcher.schedulers.base import JobState, QueryError, parts
 from launcher.schedulers.idempotent_submit import submit_once
@@ -180,7 +181,7 @@ class RunExecutor(core.PicklingExecutor):
 
 def begun_job(run: Run) -> str | None:
     """The id of a job that has begun the run, and of which its journal does not know that it was submitted."""
-    journal = run.journal_events()
+    journal = journal_events(run)
     known = {job for each in journal if each["event"] == "submitted" for job in (each["job"], *each.get("chain", ()))}
     for attempt in reversed(run.attempts()):
         started = next((event for event in attempt.events() if event["event"] == "started"), None)

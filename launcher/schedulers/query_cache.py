@@ -148,7 +148,7 @@ class Shared:
         ]
         values = {"format": FORMAT, "asked": answer.asked, "told": answer.told, "took": answer.took,
                   "problem": answer.problem, "jobs": jobs}  # fmt: skip
-        from launcher.runs.directory import write
+        from launcher.files.run_files import write
 
         with contextlib.suppress(OSError):
             write(self._file, json.dumps(values), sync=False)

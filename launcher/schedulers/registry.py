@@ -19,7 +19,7 @@ from launcher.schedulers.scheduler import Queue, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.schedulers.tasks import Wanted
+    from launcher.schedulers.task_group import Wanted
 
 GROUP = "launcher.schedulers"
 OURS = {

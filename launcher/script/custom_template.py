@@ -1,4 +1,4 @@
-"""A template of the user's own (cluster.template): looked at before it is used, and compared with ours.
+"""A template of the user's own (cluster.template), looked at before it is used; `lost_parts` compares it with ours.
 
 Values are quoted for the shell wherever a template prints them. Within quotes of the template's own that would undo
 itself: in `"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be run. And in some places
@@ -8,7 +8,7 @@ bash evaluates what a word comes to, quoted or not: `a[$(...)]` runs a command i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,44 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
-from launcher.script import render
+from launcher.script import templates
 from launcher.script.shell_text import ShellText
 
 if TYPE_CHECKING:
     import jinja2
-
-    from launcher.spec.plan import JobPlan
-
-# The parts of a script that are ours, by lines that only they have, and what a run is without them.
-PARTS = {
-    "private files": (r"^umask 077$", "what the script writes can be read by others"),
-    "lease": (r"^until .*ln \"\$launcher_lease_of_mine\" \"\$launcher_lease\"", "two jobs of one run may run at once"),
-    "attempts": (
-        r"^until .*mkdir \"\$LAUNCHER_RUN_DIR/attempts/",
-        "status, logs and resume do not know of the attempt",
-    ),
-    "done once": (r"^reads grep -q '\"event\": \"ended\"", "a run that is done may be done again"),
-    "stop files": (r"^marked .*cancelled$", "a cancelled run may begin"),
-    "deadline": (r"^(?!ends_in\(\)).*\bends_in \S", "ranks do not save before the wall time is up"),
-    "folder": (r"^cd .*\|\| \{$", "ranks start in another folder"),
-    "shell's variables": (r"^\. .*/environment\.sh", "the job has nothing of your shell's environment"),
-    "secrets of the job": (r"^ *\. \"\$LAUNCHER_SECRETS_FILE\"", "secrets do not reach the ranks"),
-    "set-up": (r"^setup_failed\(\)", "cluster.setup and env have no effect"),
-    "srun's environment": (r"^unset SLURM_EXPORT_ENV", "ranks get no variables at a site with sbatch --export=NONE"),
-    "secrets that are there": (r"^if \[ ! -v \S+ \]; then$", "ranks begin without a secret that did not come along"),
-    "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
-    "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
-    "sign of life": (r"touch -c \"\$launcher_lease\"", "the lease counts as a dead job's after 90 s"),
-    "waiting": (r" launcher\.job\.wait_for_others ", "it does not wait for other runs (after)"),
-    "ranks": (
-        r" launcher\.(agent|environment\.(unpack_on_node|container_command)) \"\$LAUNCHER_RUN_DIR\"",
-        "nothing starts the ranks",
-    ),
-    "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),
-    "going on": (r" launcher\.job\.requeue ", "it does not go on after a stop (requeue, resubmit)"),
-    "secrets removed": (r"rm -f \"\$LAUNCHER_SECRETS_FILE\"", "the file with the secrets stays"),
-    "exit code": (r"^exit \"\$code\"$", "the scheduler does not see how it ended"),
-}
 
 
 @dataclass(frozen=True)
@@ -66,14 +33,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.what}"
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A part of ours that a script does not have."""
-
-    part: str
-    then: str
 
 
 def found(name: str) -> Path:
@@ -104,7 +63,7 @@ def problems(path: Path) -> list[Problem]:
     of the user's own that it extends, includes or imports are looked at as well."""
     ours = resource("templates")
     wrong: list[Problem] = []
-    files, known = [str(path)], {*NAMES, *render.environment().globals}
+    files, known = [str(path)], {*NAMES, *templates.environment().globals}
     seen: set[str] = set()
     while files:
         if (each := files.pop(0)) not in seen and (each == str(path) or not (ours / each).is_relative_to(ours)):
@@ -119,7 +78,7 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
     import jinja2
     from jinja2 import meta, nodes
 
-    environment = render.environment()
+    environment = templates.environment()
     try:
         source = Path(path).read_text()
         tree = environment.parse(source, filename=path)
@@ -173,7 +132,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     import jinja2
 
     try:
-        return str(render.template(template).render(values))
+        return str(templates.template(template).render(values))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"cluster.template: {error.filename}:{error.lineno}: {error.message}") from None
     except jinja2.TemplateNotFound as error:
@@ -250,51 +209,3 @@ def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Ite
                 )  # fmt: skip
         else:
             words.append(text)
-
-
-# -- what it lost
-
-
-def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
-    """The parts and options of our script that another one of the same plan does not have. Pure."""
-    missing = [
-        Lost(part, then)
-        for part, (pattern, then) in PARTS.items()
-        if re.search(pattern, ours, re.MULTILINE) and not re.search(pattern, theirs, re.MULTILINE)
-    ]
-    options = [line for line in _directives(ours) if line not in _directives(theirs)]
-    missing += [Lost(line, "the job does not ask for it") for line in options]
-    for line, what in render.setup_lines(plan):
-        if line not in theirs:
-            missing.append(Lost(what, "it is not run"))
-    for name, value in plan.environment.items():
-        word = f"unset {name}" if value is None else f"export {name}="
-        if word not in theirs:
-            missing.append(Lost(word.rstrip("="), "cluster.environment has no effect"))
-    return missing
-
-
-def _directives(script: str) -> list[str]:
-    return [line for line in script.splitlines() if re.match(r"#[A-Z]+ -", line)]
-
-
-def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
-    """What the user should know of a plan with a template of one's own; see `of_plan`."""
-    if plan.template is None:
-        return ()
-    parts = [each.part for each in of_plan(plan, script)]
-    if not parts:
-        return ()
-    return (f"cluster.template={plan.template} lacks {', '.join(parts)}: `template lint` tells more",)
-
-
-def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
-    """`lost` for a plan with a template of one's own.
-
-    Args:
-        plan: the plan.
-        script: makes a plan's script.
-    """
-    from dataclasses import replace
-
-    return lost(plan, script(plan), script(replace(plan, template=None)))

@@ -1,32 +1,23 @@
-"""From a plan to the script that the scheduler gets. Pure: the same plan and token give the same text.
-
-Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
-that off. Control characters never get through, quoted or not.
-"""
+"""From a plan to the script that the scheduler gets. Pure: the same plan and token give the same text."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import __version__
 from launcher.environment import containers, interpreter, secrets
 from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
-from launcher.paths import resource
-from launcher.script import starters
+from launcher.script import custom_template, starters, templates
 from launcher.script.job_shell import JobShell
-from launcher.script.quoting import Raw, Rendered, command, quote
+from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
-
-if TYPE_CHECKING:
-    import jinja2
 
 LEASE_BEAT = 15  # seconds between two signs of life of whoever holds a run's lease
 LEASE_LOOK = 2  # seconds between two looks of whoever waits for it
@@ -66,9 +57,7 @@ def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: P
     assert (array is None) == (elements is None)
     values = context(plan, parts, array=array, elements=elements)
     if plan.template is None:
-        return str(template(parts.template).render(values))
-    from launcher.script import custom_template
-
+        return str(templates.template(parts.template).render(values))
     return custom_template.rendered(plan.template, values)
 
 
@@ -136,56 +125,3 @@ def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
     if array is not None:
         return Raw(quote(secrets.folder_of(plan.run_dir, plan.secrets_dir)) + '/"$launcher_element".sh')
     return Raw(quote(secrets.file_of(plan.run_dir, plan.secrets_dir)))
-
-
-def template(name: str) -> jinja2.Template:
-    """A template of the folder templates/, in which every printed value is quoted.
-
-    A name that is a path (of `cluster.template`) is that file, which may extend and include those of the folder.
-    """
-    return _environment(resource("templates")).get_template(name)
-
-
-def environment() -> jinja2.Environment:
-    """What templates are made with."""
-    return _environment(resource("templates"))
-
-
-def raw(value: Any) -> Raw:
-    """The filter `raw`, for what is shell code already (`directives`, `setup`, `start`, ...).
-
-    Raises:
-        ValueError: it is not.
-    """
-    if isinstance(value, Raw):
-        return value
-    raise ValueError(f"{str(value)!r} is a value and no shell code: leave the filter raw out, and it is quoted")
-
-
-@functools.cache
-def _environment(folder: Path) -> jinja2.Environment:
-    import jinja2  # 15 ms, and only a submission needs it
-
-    class Environment(jinja2.Environment):
-        # What a block comes to passes `finalize` again where another template prints it.
-        concat = staticmethod(lambda parts: Rendered("".join(parts)))
-
-    def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
-        own = Path(name)
-        path = own if own.is_absolute() else folder / name
-        try:
-            return path.read_text(), str(path), lambda: not own.is_absolute()
-        except OSError:
-            return None
-
-    environment = Environment(
-        loader=jinja2.FunctionLoader(load),
-        finalize=quote,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["raw"] = raw
-    return environment

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, RunError, near
-from launcher.files import ownership
+from launcher.files import ownership, run_files
 from launcher.files.shared_files import known, names, read_text
 from launcher.monitoring import sweep as sweep_live
 from launcher.monitoring.live import queries, read
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepLive
-from launcher.runs import directory, lookup, sweep_directory
+from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
@@ -136,7 +136,7 @@ def _find(name: str, runs_dir: Path, told: str) -> Path:
         return lookup.find(name, runs_dir).path
     except RunError as error:
         with contextlib.suppress(RunError):
-            return sweep_directory.find(name, runs_dir).path
+            return lookup.find_sweep(name, runs_dir).path
         raise ConfigError(f"{told}: {error}") from None
 
 
@@ -246,7 +246,7 @@ def held_by(plan: JobPlan) -> list[str]:
         if other.word is not Word.NEVER and ownership.is_own(other.path):
             with contextlib.suppress(OSError):  # then it looks itself, when it begins
                 (other.path / FOLLOWERS).mkdir(mode=0o700, exist_ok=True)
-                directory.write(other.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
+                run_files.write(other.path / FOLLOWERS / plan.run_id.replace("/", "_"), plan.run_dir)
     return jobs_of(others)
 
 

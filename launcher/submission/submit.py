@@ -34,6 +34,7 @@ from launcher.paths import default_runs_dir
 from launcher.processes.groups import Process
 from launcher.runs import live_index
 from launcher.runs.directory import Run, new_id, token_of
+from launcher.runs.journal import journal_events
 from launcher.runs.lookup import find
 from launcher.schedulers import job_script, registry
 from launcher.schedulers.allocation import Held, require_room
@@ -41,6 +42,7 @@ from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.schedulers.successor import submit_after
+from launcher.script import lost_parts
 from launcher.spec import limits
 from launcher.spec.plan import JobPlan, Site, as_dict, check_name
 from launcher.submission.inputs import Inputs
@@ -97,9 +99,7 @@ def prepare(
     token = token_of(plan.run_dir)
     job_script.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
     if plan.template is not None:
-        from launcher.script import custom_template
-
-        notes += custom_template.notes(plan, functools.partial(job_script.script, token=token))
+        notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
     fields = as_dict(plan)
     fields["workload"] = fields.pop("params")  # as the user calls it
@@ -263,7 +263,7 @@ def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[Non
             raise
         if plan.queued and tried(run, token):
             raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
-        if process := Process.started(run.journal_events()):
+        if process := Process.started(journal_events(run)):
             process.signal(signal.SIGKILL)
         raise Refused(f"nothing was submitted: {words}", surely=True) from None
 
@@ -290,7 +290,7 @@ def _interrupted(run: Run) -> Iterator[None]:
 
 def tried(run: Run, token: str) -> bool:
     """Whether a scheduler may have got the run's job with this token."""
-    return any(entry["event"] == "submitting" and entry["token"] == token for entry in run.journal_events())
+    return any(entry["event"] == "submitting" and entry["token"] == token for entry in journal_events(run))
 
 
 def _remove(run: Run) -> None:
@@ -373,7 +373,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
             )
         require_over(run, Live())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
-        journal = run.journal_events()
+        journal = journal_events(run)
         token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
         tried_before = tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)

@@ -15,6 +15,7 @@ from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
 from launcher.files import locks
 from launcher.files.shared_files import LONGEST
 from launcher.processes.groups import Process
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 
 LOCK = ".points"  # the file that the one at work has locked
@@ -80,7 +81,7 @@ def _look(sweep: Sweep) -> tuple[list[int], int]:
     waiting, running, cancelled = [], 0, sweep.cancelled()
     for index, since in sweep.asked().items():
         run = sweep.run(index)
-        events = run.journal_events()
+        events = journal_events(run)
         process = Process.started(events)
         running += process is not None and process.alive()
         begun = any(event["event"] == "process" and event["time"] >= since for event in events)

@@ -31,6 +31,7 @@ from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, only_submitter, token_of
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import parts
@@ -485,7 +486,7 @@ class _Handing:
 
     def _single(self, index: int, behind: _Before | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
-        journal = run.journal_events()
+        journal = journal_events(run)
         submitted = sum(entry["event"] == "submitted" for entry in journal)
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
         job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _jobs_before(plan, behind))

@@ -12,67 +12,21 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launcher.redaction import HIDDEN, secret, without_password
 from launcher.runs.directory import Attempt
+from launcher.worker.tracker import PATIENCE, About, Entry, Tracker
+from launcher.worker.tracking_mlflow import MLflow
+from launcher.worker.tracking_tensorboard import TensorBoard
+from launcher.worker.tracking_wandb import WandB
 
 QUEUE = 10_000  # entries that may wait
 BATCH = 200  # of them that are handed on at once
 FAILURES = 3  # in a row, after which a tracker is given up
-PATIENCE = 5.0  # seconds that the end of the work waits for what is still in the queue
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Numbers of one step; `moment` is in seconds since the epoch."""
-
-    step: int
-    moment: float
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class About:
-    """What a tracker is told of a run.
-
-    Attributes:
-        run_id, attempt: the run's id, and this attempt's number.
-        folder: the run directory.
-        experiment: name under which runs that belong together are kept.
-        uri: MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow beside the run.
-        log_dir: TensorBoard's.
-        config: the config, flat (`workload.lr`).
-        tags: what else is to be known (job, hosts, ...).
-        project, entity, mode, group: W&B's; an empty entity or group is W&B's to choose.
-    """
-
-    run_id: str
-    attempt: int
-    folder: Path
-    experiment: str
-    uri: str
-    log_dir: Path
-    config: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    project: str = ""
-    entity: str | None = None
-    mode: str = "offline"
-    group: str | None = None
-
-
-class Tracker(Protocol):
-    """One kind of tracker. All its methods are called in one thread, and may raise anything."""
-
-    def log(self, entries: Sequence[Entry]) -> None:
-        """Takes entries, in order; the first call tells it that there is something to track."""
-
-    def close(self, done: bool) -> None:
-        """No more will come; `done`: the work has come to its end."""
 
 
 class Tracking:
@@ -249,23 +203,12 @@ def of(attempt: Attempt) -> Tracking | None:
             tags={name: value for name, value in tags.items() if value},
         )
 
-    def tensorboard() -> Tracker:
-        from launcher.worker.tracking_tensorboard import TensorBoard
+    known: dict[str, Callable[[About], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
-        return TensorBoard(about())
+    def made(name: str) -> Callable[[], Tracker]:
+        return lambda: known[name](about())
 
-    def mlflow() -> Tracker:
-        from launcher.worker.tracking_mlflow import MLflow
-
-        return MLflow(about())
-
-    def wandb() -> Tracker:
-        from launcher.worker.tracking_wandb import WandB
-
-        return WandB(about())
-
-    known: dict[str, Callable[[], Tracker]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
-    return Tracking({name: known[name] for name in plan.track})
+    return Tracking({name: made(name) for name in plan.track})
 
 
 def _say(words: str) -> None:

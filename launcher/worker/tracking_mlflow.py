@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.runs import directory
-from launcher.worker.tracking import About, Entry
+from launcher.files import run_files
+from launcher.worker.tracker import About, Entry
 
 # What a network that does not answer may cost in one call, in seconds and tries. Without these: minutes.
 ENVIRONMENT = {
@@ -71,7 +71,7 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._new_experiment()
             made = self._client.create_run(number, run_name=self._about.run_id, tags=self._tags())
             run = made.info.run_id
-            directory.write(self._about.folder / RUN, f"{self._about.uri} {run}\n")
+            run_files.write(self._about.folder / RUN, f"{self._about.uri} {run}\n")
             self._log_parameters(run)
         else:
             self._client.update_run(run, status="RUNNING")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.files import run_files
-from launcher.worker.tracking import About, Entry
+from launcher.worker.tracker import About, Entry
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -12,10 +12,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.files import run_files
 from launcher.files.shared_files import known, read_text
-from launcher.runs import directory
-from launcher.worker import tracking
-from launcher.worker.tracking import About, Entry
+from launcher.worker import tracker
+from launcher.worker.tracker import About, Entry
 
 RUN = "wandb_run"  # file in the run directory, in JSON: the run's id there, its rows, the last step of each metric
 STEP = "step"  # the metric that W&B draws all others over
@@ -67,7 +67,7 @@ class WandB:
             resume="allow", mode=about.mode, dir=str(about.folder), config=dict(about.config),
             settings=self._wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
-                finish_timeout=tracking.PATIENCE, **PATIENCE,
+                finish_timeout=tracker.PATIENCE, **PATIENCE,
             ),
         )  # fmt: skip
         for prefix in ("train", "eval", "result"):
@@ -77,7 +77,7 @@ class WandB:
 
     def _keep(self) -> None:
         text = json.dumps({"id": self._id, "rows": self._rows, "last": self._last})
-        directory.write(self._about.folder / RUN, text + "\n", sync=False)
+        run_files.write(self._about.folder / RUN, text + "\n", sync=False)
 
 
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from launcher.own_module import own_module
 from launcher.runs import event_file
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs.client import short
 from tests.cluster.slurm_cluster import SlurmCluster
@@ -136,7 +137,7 @@ class Siege:
         """The scheduler has only jobs that sweeps know of."""
         if self.queue is None:
             return
-        journals = [entry for point in sweep.points() for entry in point.run.journal_events()]
+        journals = [entry for point in sweep.points() for entry in journal_events(point.run)]
         attempts = [attempt for point in sweep.points() for attempt in point.run.attempts()]
         # One that began before its submitter could say so is known from that.
         events = [*journals, *(event for attempt in attempts for event in attempt.events())]

@@ -17,7 +17,7 @@ import sys
 import time
 from types import TracebackType
 
-from launcher.schedulers import tasks as spawn
+from launcher.schedulers import task_group
 
 NODES = 3
 HOSTS = tuple(f"10.213.0.{node + 1}" for node in range(NODES))
@@ -118,13 +118,13 @@ class Namespaces:
 
 def main(arguments: list[str]) -> int:
     prefix, *command = arguments
-    received = spawn.listen()
+    received = task_group.listen()
     os.environ["LAUNCHER_JOB"] = os.environ["LAUNCHER_JOB_ID"]
     tasks = [
         subprocess.Popen(["ip", "netns", "exec", f"{prefix}-{node}", *command], env={**os.environ, **place})
-        for node, place in enumerate(spawn.environments(HOSTS, 1))
+        for node, place in enumerate(task_group.environments(HOSTS, 1))
     ]
-    return spawn.watch(tasks, received, 10, pause=0.1, go_on=True)
+    return task_group.watch(tasks, received, 10, pause=0.1, go_on=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
 
 pytestmark = pytest.mark.timeout(400)
@@ -77,7 +78,7 @@ class Runs:
 
     def job(self, name: str) -> str:
         run = Run(self.launcher.runs_dir / name)
-        return next(str(event["job"]) for event in run.journal_events() if event["event"] == "submitted")
+        return next(str(event["job"]) for event in journal_events(run) if event["event"] == "submitted")
 
     def asleep(self, name: str, ranks: int = 1) -> None:
         """Waits until the ranks of a run are at work."""

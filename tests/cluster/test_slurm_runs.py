@@ -16,6 +16,7 @@ import pytest
 
 from launcher.monitoring.live import read
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
 
 SBATCH = shutil.which("sbatch") or "sbatch"
@@ -63,7 +64,7 @@ def test_submission_tells_what_to_type_next_and_leaves(launcher: Launcher) -> No
     done = launcher.submit("workload=collective", "workload.entry=tests.chaos.faults:fine", "nodes=2")
     assert done.returncode == 0, done.stderr
     run = launcher.last()
-    job_id = next(event["job"] for event in run.journal_events() if event["event"] == "submitted")
+    job_id = next(event["job"] for event in journal_events(run) if event["event"] == "submitted")
     for words in (run.id, str(run.path), f"job        {job_id} on slurm", f"status {run.id}", f"cancel {run.id}"):
         assert words in done.stdout
     assert (launcher.runs_dir / "latest").resolve() == run.path
@@ -75,7 +76,7 @@ def test_the_script_holds_every_key_once_and_slurm_understood_it(launcher: Launc
         "cpus_per_proc=2", "mem=1G", "time=1h30m", "gpus_per_node=2", "name=full+words.1", "workload.device=cpu",
         "+cluster.directives.nice=5", "+cluster.directives.mem-per-cpu=300M", "cluster.constraint=null",
     )  # fmt: skip
-    job_id = next(event["job"] for event in launcher.last().journal_events() if event["event"] == "submitted")
+    job_id = next(event["job"] for event in journal_events(launcher.last()) if event["event"] == "submitted")
     shown = slurm.run("scontrol", "show", "job", job_id)
     for words in ("JobName=full+words.1", "NumNodes=2", "CPUs/Task=4", "TimeLimit=01:30:00", "MinMemoryCPU=300M",
                   "Comment=launcher-"):  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from tests.launch import Launcher
 
 ENDS, FAULTS = "tests.chaos.ends", "tests.chaos.faults"
@@ -70,7 +71,7 @@ def test_ends_on_pbs(launcher: Launcher) -> None:
     submit(launcher, "raises", f"{ENDS}:raises", "nodes=2")
     submit(launcher, "killed", f"{FAULTS}:is_killed", "procs_per_node=2")
     launcher.until(lambda: asleep(deleted), "it is asleep")
-    job = next(event["job"] for event in deleted.journal_events() if event["event"] == "submitted")
+    job = next(event["job"] for event in journal_events(deleted) if event["event"] == "submitted")
     subprocess.run(["qdel", job], env=launcher.environ, check=True)
     assert examined(launcher, "raises")["kind"] == "exception"
     assert examined(launcher, "killed")["kind"] == "killed"

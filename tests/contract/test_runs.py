@@ -14,6 +14,7 @@ import pytest
 
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.terminal import Terminal
 
@@ -259,7 +260,7 @@ def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: s
             process.stdout.readline()
             process.stdout.close()
             assert process.wait(60) == 130
-    leader = Process.started(Run(launcher.runs_dir / "a").journal_events())
+    leader = Process.started(journal_events(Run(launcher.runs_dir / "a")))
     assert leader is not None
     launcher.until(lambda: not leader.alive(), "it has ended")
     assert launcher.status()["state"] == "cancelled"

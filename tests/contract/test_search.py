@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.sweep_directory import Sweep, all_sweeps
+from launcher.runs.lookup import all_sweeps
+from launcher.runs.sweep_directory import Sweep
 from tests.launch import PYTHON, ROOT, Launcher, until
 
 pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'launcher[optuna]'")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs import lookup, sweep_directory
+from launcher.runs import lookup
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from tests.launch import Launcher
@@ -22,7 +22,7 @@ class Points:
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
-        (self.sweep,) = sweep_directory.all_sweeps(launcher.runs_dir)
+        (self.sweep,) = lookup.all_sweeps(launcher.runs_dir)
 
     def run(self, index: int) -> Run:
         return self.sweep.run(index)
@@ -86,7 +86,7 @@ def test_a_grid_is_submitted_and_each_of_its_points_is_a_run(launcher: Launcher)
 
     _, again = sweep(launcher, *reversed(grid))
     assert "4 points had been submitted before: 4 done" in again
-    assert len(sweep_directory.all_sweeps(launcher.runs_dir)) == 1
+    assert len(lookup.all_sweeps(launcher.runs_dir)) == 1
     assert points.attempts() == [1] * 4
 
 
@@ -149,7 +149,7 @@ def test_a_point_that_is_stopped_goes_on_alone(launcher: Launcher) -> None:
 def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
     done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    points = [point.run for point in sweep_directory.all_sweeps(launcher.runs_dir)[0].points()]
+    points = [point.run for point in lookup.all_sweeps(launcher.runs_dir)[0].points()]
     assert [(run.plan().scheduler, (run.result() or {})["world_size"]) for run in points] == [("allocation", 2)] * 2
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.runs import sweep_directory
+from launcher.runs import lookup
+from launcher.runs.journal import journal_events
 from tests.launch import Launcher
 from tests.pbs.pbs_cluster import PbsCluster
 
@@ -14,10 +15,10 @@ def test_arrays_are_split_where_the_site_says(stand_in: PbsCluster, stand_in_lau
     stand_in.set(max_array_size=2, frozen=True)
     done = stand_in_launcher.submit(*FINE, "seed=range(5)", "sweep.parallelism=3", "wait=false")
     assert done.returncode == 0, done.stdout + done.stderr
-    (sweep,) = sweep_directory.all_sweeps(stand_in_launcher.runs_dir)
+    (sweep,) = lookup.all_sweeps(stand_in_launcher.runs_dir)
     assert [each.points for each in sweep.submissions()] == [(0, 1), (2, 3)]
     assert stand_in.submissions() == 3
-    jobs = [sweep.run(index).journal_events()[-1]["job"] for index in range(5)]
+    jobs = [journal_events(sweep.run(index))[-1]["job"] for index in range(5)]
     numbers = [job.partition(".")[0] for job in jobs]
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3] != numbers[4]
     assert [job.partition("_")[2] for job in jobs] == ["0", "1", "0", "1", ""]

@@ -13,6 +13,7 @@ from submitit.core import core
 
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.job_environment import job_environment
 
@@ -31,7 +32,7 @@ class LocalJob(core.Job[Any]):
 
     @property
     def _process(self) -> Process | None:
-        return Process.started(Run(Path(self.paths.folder).parent).journal_events())
+        return Process.started(journal_events(Run(Path(self.paths.folder).parent)))
 
     @property
     def state(self) -> str:

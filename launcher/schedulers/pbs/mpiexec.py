@@ -12,7 +12,7 @@ import sys
 
 from launcher import errors
 from launcher.processes import guard
-from launcher.schedulers import tasks
+from launcher.schedulers import task_group
 from launcher.schedulers.pbs import task
 
 SCRIPT = """\
@@ -25,7 +25,7 @@ exec {command}
 """
 
 
-def run(wanted: tasks.Wanted) -> int:
+def run(wanted: task_group.Wanted) -> int:
     """Runs `WORDS bash SCRIPT` and stays until it has ended; WORDS are mpiexec and its arguments.
 
     Returns:
@@ -47,6 +47,6 @@ def run(wanted: tasks.Wanted) -> int:
         print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
         return errors.NO_RETRY
     try:
-        return tasks.watch([process], wanted.told, wanted.grace, pause=0.1)
+        return task_group.watch([process], wanted.told, wanted.grace, pause=0.1)
     finally:
         environment.remove()  # it may hold secrets, and nobody needs it any more

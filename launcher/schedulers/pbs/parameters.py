@@ -13,7 +13,7 @@ from launcher import __version__, paths
 from launcher.errors import ConfigError, near
 from launcher.own_module import own_module
 from launcher.schedulers.pbs import directives as qsub
-from launcher.script import render, starters
+from launcher.script import starters, templates
 from launcher.script.quoting import Raw, command
 from launcher.units import parse_size, parse_time
 
@@ -142,7 +142,7 @@ class Parameters:
             array = f"{indices[0]}-{indices[-1]}{limit}"
         tasks = self.nodes * self.tasks_per_node
         options = qsub.options(self._request(f"{whole}/", token, array))
-        return render.template("qsub_function.sh.j2").render(
+        return templates.template("qsub_function.sh.j2").render(
             version=__version__,
             directives=[Raw(qsub.line(letter, value)) for letter, value in options],
             array=array,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import errors
-from launcher.schedulers import tasks as spawn
+from launcher.schedulers import task_group
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import task as pbs_task
 
@@ -51,7 +51,7 @@ def find(command: str = "pbsdsh") -> str | None:
     return shutil.which(command, path=os.pathsep.join(folders))
 
 
-def run(wanted: spawn.Wanted) -> int:
+def run(wanted: task_group.Wanted) -> int:
     """Runs the command on the first hosts of the job and stays until it has ended on all of them (see `task`).
 
     Returns:
@@ -70,7 +70,7 @@ def run(wanted: spawn.Wanted) -> int:
         )
         return errors.NO_RETRY
     hosts = list(lines)
-    places = spawn.environments(hosts, tasks_per_node)
+    places = task_group.environments(hosts, tasks_per_node)
     folder.mkdir()
     environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
     pbs_task.write_script(folder, environment, os.getcwd(), wanted.command)
@@ -82,4 +82,4 @@ def run(wanted: spawn.Wanted) -> int:
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
-        return spawn.watch(tasks, wanted.told, wanted.grace, pause=max(0.1, 0.01 * len(tasks)), go_on=wanted.go_on)
+        return task_group.watch(tasks, wanted.told, wanted.grace, pause=max(0.1, 0.01 * len(tasks)), go_on=wanted.go_on)

@@ -23,6 +23,7 @@ from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 from workloads import datasets
@@ -304,7 +305,7 @@ def test_logs_of_a_rank_that_is_not_there(
 def test_what_is_over_cannot_be_cancelled(call: Call, tmp_path: Path) -> None:
     run = make(tmp_path, code=0)
     assert call("cancel", "a") == Answer(0, "a is over already: done\n", "")
-    assert "cancelled" not in [event["event"] for event in run.journal_events()]
+    assert "cancelled" not in [event["event"] for event in journal_events(run)]
 
 
 # -- data

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__ as command_line
-from launcher.files.os_errors import explain, naming
+from launcher.files.os_errors import explain
+from launcher.files.run_files import naming
 
 
 @pytest.mark.parametrize(

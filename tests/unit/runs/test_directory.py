@@ -17,6 +17,7 @@ import pytest
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run, new_id
+from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
 from tests.unit.plans import plan_of
 
@@ -58,7 +59,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert run.result() == {"loss": 0.5, "名": "größe"}
     run.journal("submitting", token="t")
     run.journal("submitted", job="7")
-    assert [(event["event"], event.get("job")) for event in run.journal_events()] == [
+    assert [(event["event"], event.get("job")) for event in journal_events(run)] == [
         ("submitting", None),
         ("submitted", "7"),
     ]

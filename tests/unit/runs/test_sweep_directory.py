@@ -15,6 +15,7 @@ from launcher.errors import ConfigError, RunError
 from launcher.monitoring.state import tell
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import (
     Manifest,
     Sweep,
@@ -200,16 +201,16 @@ def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected
     run = sweep.run(2)
     assert run.is_point
     assert run.id == "lr-1/2"
-    assert tell(run.journal_events(), None, ()).job_id == expected
-    assert sweep.run(1).journal_events() == []
+    assert tell(journal_events(run), None, ()).job_id == expected
+    assert journal_events(sweep.run(1)) == []
     run.journal("cancelled")
-    assert tell(run.journal_events(), None, ()).cancelled
+    assert tell(journal_events(run), None, ()).cancelled
     hand_over(sweep, [1, 2], "80", "t-2")
-    story = tell(run.journal_events(), None, ())
+    story = tell(journal_events(run), None, ())
     assert (story.job_id, story.cancelled) == ("80_1", False)
     begin(run, "80_1")
     run.journal("submitted", job="90")  # it was resubmitted alone
-    assert tell(run.journal_events(), None, ()).job_id == "90"
+    assert tell(journal_events(run), None, ()).job_id == "90"
 
 
 @pytest.mark.parametrize("run_id", ["7", "2026"])
@@ -242,16 +243,16 @@ def test_points_that_this_machine_is_to_run(tmp_path: Path) -> None:
 
 def test_sweeps_and_points_are_found(tmp_path: Path) -> None:
     sweep, other = make_sweep(tmp_path, name="lr-1"), make_sweep(tmp_path, name="lr-2")
-    assert {each.id for each in sweep_directory.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
+    assert {each.id for each in lookup.all_sweeps(tmp_path)} == {"lr-1", "lr-2"}
     assert lookup.all_runs(tmp_path) == []
-    assert sweep_directory.find("lr-1", tmp_path) == sweep
-    assert sweep_directory.find(str(other.path), tmp_path) == other
+    assert lookup.find_sweep("lr-1", tmp_path) == sweep
+    assert lookup.find_sweep(str(other.path), tmp_path) == other
     assert lookup.find("lr-2/3", tmp_path).path == other.path / "3"
     for name, words in [
         ("lr", "fits 2 sweeps"), ("lx-1", "Did you mean lr-1"), ("latest", "no latest sweep"), ("lr-1/9", "0 to 3"),
     ]:  # fmt: skip
         with pytest.raises(RunError, match=words):
-            lookup.find(name, tmp_path) if "/" in name else sweep_directory.find(name, tmp_path)
+            lookup.find(name, tmp_path) if "/" in name else lookup.find_sweep(name, tmp_path)
     Run(sweep.path).link(tmp_path)
     with pytest.raises(RunError, match=r"latest is lr-1, a sweep: name one of its points \(lr-1/0\)"):
         lookup.find("latest", tmp_path)

@@ -26,6 +26,7 @@ from launcher.monitoring.sweep import look_at
 from launcher.runs import directory, lease, live_index, saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import not_begun
+from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import executor as executor_module
@@ -267,7 +268,7 @@ def test_a_sweep_that_cannot_be_read_is_not_made_anew(tmp_path: Path, server: Fi
     sweep = make_sweep(tmp_path, 2)
     before = (sweep.path / "sweep.json").read_bytes()
     server.fail("sweep.json")
-    for read in (sweep.recorded, sweep.manifest, sweep.points, sweep.run(0).journal_events):
+    for read in (sweep.recorded, sweep.manifest, sweep.points, lambda: journal_events(sweep.run(0))):
         with pytest.raises(UnavailableError):
             read()
     with pytest.raises(UnavailableError):

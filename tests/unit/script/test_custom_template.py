@@ -16,8 +16,8 @@ from launcher.paths import resource
 from launcher.runs.directory import Run
 from launcher.schedulers import job_script, registry
 from launcher.schedulers.planning import make_plan
-from launcher.script import custom_template, render
-from launcher.script.custom_template import Lost
+from launcher.script import custom_template, lost_parts, templates
+from launcher.script.lost_parts import Lost
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from tests.unit.plans import SITE, make_config
@@ -93,7 +93,7 @@ def test_values_outside_of_quotes_are_fine(tmp_path: Path, text: str) -> None:
 
 def ran(folder: Path, source: str, value: str) -> bool:
     """Whether a value of a template ran as a command where it stands."""
-    template = render.environment().from_string(source)
+    template = templates.environment().from_string(source)
     script = template.render(value=value)
     subprocess.run(["/bin/bash", "-c", f"a=(1 2)\n{script}"], cwd=folder, capture_output=True, check=False, timeout=30)
     pwned = folder / "pwned"
@@ -195,20 +195,20 @@ def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(t
     script = (sandbox.folder / "script.sh").read_text()
     assert "#SBATCH --nice=5\n" in script
     assert "#SBATCH --nodes=1\n" in script
-    assert custom_template.of_plan(plan, SCRIPT) == []
+    assert lost_parts.of_plan(plan, SCRIPT) == []
 
 
 def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
     plan = with_everything(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
-    lost = custom_template.of_plan(plan, SCRIPT)
+    lost = lost_parts.of_plan(plan, SCRIPT)
     parts = {each.part for each in lost}
-    assert parts >= set(custom_template.PARTS) - {"ranks", *OF_PBS}
+    assert parts >= set(lost_parts.PARTS) - {"ranks", *OF_PBS}
     assert "ranks" not in parts
     assert {"set-up line 1 of the cluster's profile", "export A", "#SBATCH --job-name=job"} <= parts
     assert "#SBATCH --nodes=1" not in parts
     assert Lost("export A", "cluster.environment has no effect") in lost
-    (told,) = custom_template.notes(plan, SCRIPT)
+    (told,) = lost_parts.notes(plan, SCRIPT)
     assert "lacks private files, lease" in told
 
 
@@ -220,19 +220,19 @@ def test_every_name_is_known() -> None:
 def test_every_part_is_in_ours(scheduler: str) -> None:
     """Or lint would not see that one is lost."""
     script = SCRIPT(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)))
-    missing = {each.part for each in custom_template.lost(make_plan(make_config(), SITE), "", script)}
+    missing = {each.part for each in lost_parts.lost(make_plan(make_config(), SITE), "", script)}
     others = {"pbs": {OF_SRUN}, "slurm": OF_PBS, "allocation": {*OF_PBS, OF_SRUN},
               "local": {*OF_PBS, OF_SRUN}}  # fmt: skip
-    assert set(custom_template.PARTS) - missing == others[scheduler]
+    assert set(lost_parts.PARTS) - missing == others[scheduler]
 
 
 @pytest.mark.parametrize("env", [{"container": "/a.sif"}, {"archive": "/a.tar"}])
 def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: dict[str, str]) -> None:
     path = write(tmp_path, EXTENDS + "{% block start %}\nsrun python x.py\n{% endblock %}\n")
     plan = dataclasses.replace(planned(path), **env)  # type: ignore[arg-type]
-    assert custom_template.of_plan(plan, SCRIPT) == [Lost("ranks", "nothing starts the ranks")]
+    assert lost_parts.of_plan(plan, SCRIPT) == [Lost("ranks", "nothing starts the ranks")]
     path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
-    assert custom_template.of_plan(plan, SCRIPT) == []
+    assert lost_parts.of_plan(plan, SCRIPT) == []
 
 
 def test_the_names_are_those_that_a_template_gets() -> None:

@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.own_module import own_module
 from launcher.schedulers import job_script
 from launcher.schedulers.pbs import directives as qsub
-from launcher.script import render, starters
+from launcher.script import render, starters, templates
 from launcher.spec.plan import CONTROL, JobPlan
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Outcome, Sandbox
@@ -208,12 +208,12 @@ def test_a_variable_of_a_template_that_does_not_exist_is_an_error(tmp_path: Path
 
     (tmp_path / "t.j2").write_text("{{ plan.no_such_thing }}")
     with pytest.raises(UndefinedError):
-        render._environment(tmp_path).get_template("t.j2").render(plan=bare_plan())
+        templates._environment(tmp_path).get_template("t.j2").render(plan=bare_plan())
 
 
 def test_templates_quote_by_default_and_no_filter_turns_it_off(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("{{ a }}|{{ a | safe }}|{{ a | upper }}|{{ [a][0] }}|{{ a ~ '' }}")
-    text = render._environment(tmp_path).get_template("t.j2").render(a="$(x)")
+    text = templates._environment(tmp_path).get_template("t.j2").render(a="$(x)")
     assert text == "'$(x)'|'$(x)'|'$(X)'|'$(x)'|'$(x)'"
 
 

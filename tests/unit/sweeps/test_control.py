@@ -11,6 +11,7 @@ import pytest
 from launcher.config.schema import GpuDirective
 from launcher.errors import RunError
 from launcher.monitoring.sweep import look_at
+from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS, short
@@ -66,7 +67,7 @@ def test_an_array_is_cancelled_by_one_command_when_all_that_lives_of_it_is_meant
     assert site.told == told
     assert marked(sweep, 4) == list(cancelled) == [index for index in points or range(4) if index]
     assert sweep.cancelled() is (points is None)
-    assert all("cancelled" in [entry["event"] for entry in sweep.run(index).journal_events()] for index in cancelled)
+    assert all("cancelled" in [entry["event"] for entry in journal_events(sweep.run(index))] for index in cancelled)
 
 
 def test_an_array_of_pbs_is_cancelled_by_its_id_with_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read
-from launcher.runs import sweep_directory
+from launcher.runs import lookup
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import submit
@@ -370,4 +370,4 @@ def test_points_of_several_clusters(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert (done.jobs, done.local) == ((("100", (0, 1)),), (2, 3))
     assert started == [done.sweep]
     assert list(done.sweep.asked()) == [2, 3]
-    assert sweep_directory.all_sweeps(site.folder / "runs") == [done.sweep]
+    assert lookup.all_sweeps(site.folder / "runs") == [done.sweep]

@@ -24,7 +24,7 @@ from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
 from launcher.schedulers.pbs import task as pbs_task
 from launcher.schedulers.pbs.task import PATIENCE, Handed, PbsTask, exports
-from launcher.schedulers.tasks import Wanted
+from launcher.schedulers.task_group import Wanted
 from tests.unit.faults import FileServer
 
 

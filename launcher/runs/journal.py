@@ -1,0 +1,47 @@
+"""What the submitter did with a run: its journal, and of a point also what that of its sweep has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from launcher.files.shared_files import known, tried
+from launcher.runs import event_file
+from launcher.runs.directory import Run
+from launcher.runs.sweep_directory import Sweep, sweep_of
+
+
+def journal_events(run: Run) -> list[dict[str, Any]]:
+    """What the submitter did; of a point also what it did with the whole sweep.
+
+    Raises:
+        UnavailableError: it cannot be read now.
+    """
+    own = list(event_file.read(f"{run.path}/journal.jsonl"))
+    if not run.is_point:
+        return own
+    return sorted([*_submitted_with(run), *own], key=lambda event: float(event["time"]))
+
+
+def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
+    """The journal's entries of arrays that this run was an element of; none unless it is a point of a sweep."""
+    sweep = sweep_of(run)
+    if sweep is None:
+        return
+    journal = sweep.path / "journal.jsonl"
+    if (status := known(tried(journal.stat, journal))) is not None:
+        yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
+
+
+@lru_cache(maxsize=4)
+def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, Any]]]:
+    """Entries for each point, of a journal that has not grown since: whoever looks at all points reads it once."""
+    entries: dict[int, list[dict[str, Any]]] = {}
+    for each in sweep.submissions():
+        for index in each.points:
+            found = entries.setdefault(index, [])
+            found.append({"time": each.time, "event": "submitting", "token": each.token})
+            if each.job is not None:
+                found.append({"time": each.time, "event": "submitted", "job": each.job_of(index)})
+    return entries

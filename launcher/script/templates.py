@@ -1,0 +1,71 @@
+"""The templates of job scripts, by jinja2.
+
+Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
+that off. Control characters never get through, quoted or not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.paths import resource
+from launcher.script.quoting import Raw, Rendered, quote
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of the folder templates/, in which every printed value is quoted.
+
+    A name that is a path (of `cluster.template`) is that file, which may extend and include those of the folder.
+    """
+    return _environment(resource("templates")).get_template(name)
+
+
+def environment() -> jinja2.Environment:
+    """What templates are made with."""
+    return _environment(resource("templates"))
+
+
+def raw(value: Any) -> Raw:
+    """The filter `raw`, for what is shell code already (`directives`, `setup`, `start`, ...).
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Raw):
+        return value
+    raise ValueError(f"{str(value)!r} is a value and no shell code: leave the filter raw out, and it is quoted")
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2  # 15 ms, and only a submission needs it
+
+    class Environment(jinja2.Environment):
+        # What a block comes to passes `finalize` again where another template prints it.
+        concat = staticmethod(lambda parts: Rendered("".join(parts)))
+
+    def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        own = Path(name)
+        path = own if own.is_absolute() else folder / name
+        try:
+            return path.read_text(), str(path), lambda: not own.is_absolute()
+        except OSError:
+            return None
+
+    environment = Environment(
+        loader=jinja2.FunctionLoader(load),
+        finalize=quote,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["raw"] = raw
+    return environment

@@ -1,0 +1,80 @@
+"""What our modules import: never in a circle, inside functions neither."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT
+
+PACKAGES = ("launcher", "workloads", "hydra_plugins", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module imports: of which module, in which line, and whether a function does it."""
+
+    of: str
+    line: int
+    in_function: bool
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Our modules by their names."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imports(source: str) -> Iterator[Import]:
+    """What a module imports when it runs, without what it does for type checkers alone."""
+    return _imports(ast.parse(source), in_function=False)
+
+
+def _imports(node: ast.AST, *, in_function: bool) -> Iterator[Import]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Import):
+        for each in node.names:
+            yield Import(each.name, node.lineno, in_function)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0 and node.module, "modules are named from the top"
+        for each in node.names:
+            whole = f"{node.module}.{each.name}"
+            yield Import(whole if whole in modules() else node.module, node.lineno, in_function)
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, in_function=in_function or is_function)
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, if there are any."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("text", ["import launcher.errors", "def f():\n    from launcher import errors"])
+def test_an_import_is_seen_wherever_it_stands(text: str) -> None:
+    assert [each.of for each in imports(text)] == ["launcher.errors"]
+    assert circle({"launcher.errors": {"a"}, "a": {each.of for each in imports(text)}})
+
+
+def test_an_import_for_type_checkers_is_none() -> None:
+    assert list(imports("if TYPE_CHECKING:\n    from launcher import errors")) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        name: {each.of for each in imports(path.read_text()) if each.of in modules()}
+        for name, path in modules().items()
+    }
+    assert circle(graph) == [], "move what both need to a module of its own"
