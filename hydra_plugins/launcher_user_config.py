@@ -12,7 +12,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from launcher.paths import GROUPS, is_ours, user_config_dir
-from launcher.user_settings import parts
+from launcher.user_settings import hydra_configs
 
 SCHEME = "launcher-user"
 
@@ -30,7 +30,7 @@ class LauncherUserFiles(FileConfigSource):
             return loaded
         values: Any = OmegaConf.to_container(loaded.config)
         groups = GROUPS if "/" not in config_path else ()
-        return dataclasses.replace(loaded, config=OmegaConf.merge({}, *parts(values, groups)))
+        return dataclasses.replace(loaded, config=OmegaConf.merge({}, *hydra_configs(values, groups)))
 
 
 class LauncherUserConfig(SearchPathPlugin):

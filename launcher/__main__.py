@@ -1,4 +1,4 @@
-"""`python -m launcher COMMAND ...`, or overrides of the config to submit a run. Loads nothing before it knows which."""
+"""`python -m launcher COMMAND ...`, or overrides of the config to submit a run. Imports only what the command needs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import sys
 from launcher.files import writers
 
 ABOUT = {"-h", "--help", "--version"}
-IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value, which may stand in front of a command, too
+IN_FRONT = ("-m", "--multirun", "--yes")  # options without a value; a command may follow them
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command line and returns its exit code (launcher/errors.py lists them)."""
+    """Runs a command line and returns its exit code (listed in launcher/errors.py)."""
     arguments = sys.argv[1:] if argv is None else argv
-    # A command makes many objects and hardly any garbage. Looking for some took a fifth of a submission's time.
+    # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(100_000)
     from launcher.cli.screen import Cleaned
 
     with Cleaned():
-        return _told(arguments)
+        return _report_errors(arguments)
 
 
-def _told(arguments: list[str]) -> int:
-    """Runs one command line; what goes wrong is told in a line."""
+def _report_errors(arguments: list[str]) -> int:
+    """Runs a command line; prints errors that the user can fix as one line, and returns the exit code."""
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # here, where somebody can still say that there is no room for it
+        sys.stdout.flush()  # here, so that a full disk is reported below
         return code
     except LauncherError as error:
         print(f"launcher: {error}", file=sys.stderr)
@@ -38,7 +38,7 @@ def _told(arguments: list[str]) -> int:
         if str(error):
             print(f"launcher: {error}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
         _discard_output()
         return DONE
     except OSError as error:
@@ -51,7 +51,7 @@ def _told(arguments: list[str]) -> int:
         _discard_output()
         return FAILED
     finally:
-        gc.freeze()  # or the interpreter looks once more at exit
+        gc.freeze()  # or the collector runs once more at exit
 
 
 def _run(arguments: list[str]) -> int:
@@ -71,7 +71,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Drops what cannot be written to standard output, or the interpreter would try again and complain at its end."""
+    """Drops buffered output that cannot be written, or the interpreter would try again at exit, and report an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -79,14 +79,14 @@ def _discard_output() -> None:
 
 
 def note_on_folder(folder: str = ".") -> str | None:
-    """What to say of `python -m launcher`, typed in a folder where others can leave modules; None: nobody can."""
+    """A warning about `python -m launcher` in a folder where others can leave modules; None if nobody else can."""
     try:
         found = os.stat(folder)
-    except OSError:  # it is gone
+    except OSError:  # the folder is gone
         return None
     user = os.geteuid()
     if found.st_uid in (0, user):
-        shared = found.st_mode & 0o022  # else nobody needs to know who is in the group
+        shared = found.st_mode & 0o022  # otherwise the group's members do not matter
         group = writers.private_group(user) if shared else -1
         if not (shared and writers.others(found.st_mode, found.st_gid, group, writers.has_list(folder))):
             return None

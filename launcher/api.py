@@ -1,7 +1,7 @@
-"""Runs for scripts on the login node: `submit` one, `find` one, wait for it, read its metrics, resume it.
+"""The Python API for scripts on the login node: submit or find a run, wait for it, read its metrics, resume it.
 
-The same as the command line, from the same overrides: nothing is asked, and nothing is printed (but for a line on
-standard error when a scheduler does not answer for seconds). What goes wrong is raised as an error of launcher.errors.
+It takes the same overrides as the command line, asks no questions, and prints nothing, except a line on standard error
+when a scheduler takes seconds to respond. Errors are those of launcher.errors.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 Overrides = str | Sequence[str] | Mapping[str, Any]
 
-FIRST, SLOWER, SLOWEST = 0.1, 1.2, 15.0  # seconds between two looks at a run, and how they become more
+FIRST, SLOWER, SLOWEST = 0.1, 1.2, 15.0  # seconds between polls: the first pause, its growth factor, the longest pause
 
 
 class Run:
-    """A run, by its directory: everything is read anew when it is asked for."""
+    """A run that was submitted. Every method and property reads the run's current files."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """
         Args:
-            path: its directory.
+            path: the run's directory.
         """
         self._run = directory.Run(Path(path).absolute())
 
@@ -55,49 +55,49 @@ class Run:
 
     @property
     def id(self) -> str:
-        """By which every command knows it; SWEEP/7 of a sweep's point."""
+        """The run's id, as commands take it; SWEEP/7 for a point of a sweep."""
         return self._run.id
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """The run's directory."""
         return self._run.path
 
     @property
     def plan(self) -> JobPlan:
-        """What its scheduler is asked for, and what its ranks run.
+        """The plan: what the scheduler was asked for, and what the ranks run.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: the run's record cannot be read.
         """
         return self._run.plan()
 
     def state(self) -> RunState:
-        """What it does now: its record first, then its scheduler, which is asked no more often than commands ask it.
+        """The run's state now. Its scheduler is asked no more often than by commands, which share its replies.
 
         Raises:
-            RunError: the record cannot be read.
+            RunError: the run's record cannot be read.
         """
         return look(self._run, Live(share=True)).state
 
     def wait(self, timeout: float | None = None) -> RunState:
-        """Waits until it is over, also through attempts that it begins by itself.
+        """Waits until the run is over, including attempts that follow by requeue or resubmission.
 
         Args:
-            timeout: seconds after which it is waited for no longer; None: none.
+            timeout: seconds to wait at most; None: no limit.
 
         Returns:
-            Its state; after `timeout` one whose `over` is False.
+            The run's state; after `timeout` it may be one whose `over` is False.
 
         Raises:
-            RunError: the record is damaged.
+            RunError: the run's record is damaged.
         """
         live, pause = Live(share=True), FIRST
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 state = look(self._run, live).state
-            except UnavailableError:  # nothing follows from it, and later it can be read
+            except UnavailableError:  # transient: a later poll may be able to read it
                 state = RunState.UNKNOWN
             left = pause if until is None else until - time.monotonic()
             if state.over or left <= 0:
@@ -106,11 +106,11 @@ class Run:
             pause = min(pause * SLOWER, SLOWEST)
 
     def cancel(self) -> None:
-        """Ends it: its ranks get SIGTERM, and SIGKILL after launch.grace seconds. One that is over stays as it is.
+        """Cancels the run: its ranks get SIGTERM, and SIGKILL after launch.grace seconds. Does nothing if it is over.
 
         Raises:
-            RunError: it is somebody else's, or runs on another machine.
-            QueryError: the scheduler does not answer.
+            RunError: the run belongs to another user, or runs on another machine.
+            QueryError: the scheduler does not respond.
         """
         require_own(self.path, "cancel it")
         if sweep := sweep_of(self._run):
@@ -123,40 +123,37 @@ class Run:
             live.cancel(self._run)
 
     def resume(self, overrides: Overrides = (), *, new_snapshot: bool = False, **keys: Any) -> Run:
-        """Another attempt, from the newest checkpoint; everything stays as it was but for what is given.
+        """Submits another attempt, which continues from the newest checkpoint, and returns this run.
 
         Args:
-            overrides: what is to be different; as for `submit`.
-            new_snapshot: with env.snapshot: of the code as it is now.
-            keys: the same.
-
-        Returns:
-            This run.
+            overrides: the settings to change, as for `submit`; all others stay.
+            new_snapshot: with env.snapshot, whether to run the code as it is now.
+            keys: more settings to change, as for `submit`.
 
         Raises:
-            ConfigError: it cannot be run that way.
-            RunError: it is done, not over, or somebody else's.
-            SubmissionError: the scheduler refused, or did not answer.
+            ConfigError: the run cannot continue with these settings.
+            RunError: the run is done, is not over yet, or belongs to another user.
+            SubmissionError: the scheduler refused, or did not respond.
         """
         from launcher.submission import from_overrides
 
-        from_overrides.again(self._run, words_of(overrides, keys), new_snapshot=new_snapshot).submit()
+        from_overrides.again(self._run, as_overrides(overrides, keys), new_snapshot=new_snapshot).submit()
         return self
 
     def metrics(self) -> dict[str, Any]:
-        """What rank 0 returned or reported; empty while there is nothing.
+        """The metrics that rank 0 has returned or reported; empty if there are none yet.
 
         Raises:
-            UnavailableError: it cannot be read now.
+            UnavailableError: the file cannot be read now.
         """
         return self._run.result() or {}
 
     def logs(self, ranks: Sequence[int] = (), *, attempt: int | None = None) -> Iterator[str]:
-        """What it has printed so far, line by line, `[3] ` in front of those of rank 3; attempt after attempt.
+        """The lines that the run has printed so far, attempt by attempt; those of rank 3 begin with `[3] `.
 
         Args:
-            ranks: only of these; empty: of all.
-            attempt: only of this one, from 0 up; None: of all.
+            ranks: the ranks to include; empty: all.
+            attempt: the attempt to include, from 0 up; None: all.
         """
         for text in Stream(self._run, attempt=attempt, ranks=ranks).new(last=True):
             yield from text.decode(errors="replace").removesuffix("\n").split("\n")
@@ -164,33 +161,33 @@ class Run:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that has passed every check of a submission: what `submit` hands over, to the letter."""
+    """A run that has passed every check of a submission, as returned by a dry run. `submit` submits exactly this."""
 
     _ready: Ready
 
     @property
     def id(self) -> str:
-        """That it will have."""
+        """The id that the run will have."""
         return self._ready.prepared.plan.run_id
 
     @property
     def path(self) -> Path:
-        """The directory that it will have."""
+        """The directory that the run will have."""
         return Path(self._ready.prepared.plan.run_dir)
 
     @property
     def config(self) -> Config:
-        """As it was composed."""
+        """The composed config."""
         return self._ready.composed.config
 
     @property
     def plan(self) -> JobPlan:
-        """What the scheduler will be asked for, and what the ranks will run."""
+        """The plan: what the scheduler will be asked for, and what the ranks will run."""
         return self._ready.prepared.plan
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, as the command line prints it."""
+        """Notes for the user, as the command line prints them."""
         return self._ready.prepared.notes
 
     @property
@@ -201,48 +198,48 @@ class PreparedRun:
         return job_script.script(self.plan, token=self._ready.prepared.token)
 
     def submit(self) -> Run:
-        """Hands it over; again, it returns the run that is there.
+        """Submits the run. Idempotent: a second call returns the run of the first one.
 
         Raises:
-            ConfigError: no run directory can be made.
-            SubmissionError: the scheduler refused (nothing is left behind), or did not answer (call it again).
+            ConfigError: the run directory cannot be made.
+            SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again).
         """
         return Run(self._ready.submit().run.path)
 
 
 def submit(overrides: Overrides = (), **keys: Any) -> Run:
-    """Submits a run, and does not wait for it; with cluster=local it runs in the background.
+    """Submits a run without waiting for it; with cluster=local it runs in the background.
 
         run = launcher.submit(["workload=ddp_mnist", "cluster=slurm", "nodes=2", "workload.lr=0.1"])
         run = launcher.submit({"workload.lr": 0.1}, workload="ddp_mnist", cluster="slurm", nodes=2)
 
     Args:
-        overrides: as on the command line (`KEY=VALUE`), or keys and their values: texts, numbers, True, None, lists,
-            dictionaries, paths. The settings of the command line itself (wait, confirm_above) do nothing here.
-        keys: more keys and values, for names without a dot.
+        overrides: `KEY=VALUE` as on the command line, or a mapping of keys to values: text, numbers, True, None, lists,
+            dictionaries, paths. Settings of the command line itself (wait, confirm_above) have no effect.
+        keys: more keys and values, for keys without a dot.
 
     Raises:
-        ConfigError: it cannot be run; nothing was submitted.
-        SubmissionError: the scheduler refused (nothing is left behind), or did not answer (repeat it with the run_id
-            in the text).
+        ConfigError: the settings are not valid; nothing was submitted.
+        SubmissionError: the scheduler refused (nothing is left behind), or did not respond (call it again with the
+            run_id in the text).
     """
     return prepare(overrides, **keys).submit()
 
 
 def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
-    """A dry run: composes, plans and checks, writes nothing, and returns what `submit` would hand over.
+    """Does a dry run: composes, plans and checks, writes nothing, and returns what `submit` would submit.
 
     Args:
         overrides: as for `submit`.
         keys: as for `submit`.
 
     Raises:
-        ConfigError: it cannot be run.
+        ConfigError: the settings are not valid.
     """
     from launcher.config.hydra_errors import require_names
     from launcher.submission import configs, from_overrides
 
-    words = words_of(overrides, keys)
+    words = as_overrides(overrides, keys)
     require_names(words)
     composed = configs.composed(words)
     if composed.config.dry_run:
@@ -251,23 +248,23 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
 
 
 def find(name: str, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """A run that was submitted, from here or from anywhere.
+    """Finds a run that was submitted before, by anybody.
 
     Args:
-        name: its id, the unique beginning of one, `latest`, its directory, or a sweep's point (SWEEP/7).
-        runs_dir: where run directories are; None: $LAUNCHER_RUNS_DIR, else the per-user data folder.
+        name: the run's id or a unique prefix of it, `latest`, its directory, or a sweep's point (SWEEP/7).
+        runs_dir: the folder of runs; None: $LAUNCHER_RUNS_DIR, else a folder in the per-user data folder.
 
     Raises:
-        RunError: there is none, or there are several.
+        RunError: no run matches, or several do.
     """
     return Run(lookup.find(name, default_runs_dir() if runs_dir is None else Path(runs_dir)).path)
 
 
-def words_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """The overrides as they are written on a command line. Pure.
+def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
+    """Converts the arguments of `submit` to overrides as on a command line. Pure.
 
     Raises:
-        ConfigError: one is no override of a run's, or a value has no such form.
+        ConfigError: an override is not KEY=VALUE, or a value has no form in a config.
     """
     from launcher.config.compose import FOR_HYDRA
     from launcher.config.keys import opened
@@ -285,7 +282,7 @@ def words_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def _written(key: str, value: Any) -> str:
-    if key in GROUPS:  # the name of a file in conf/, which Hydra takes without quotes
+    if key in GROUPS:  # the value is the name of a file in conf/, which Hydra takes without quotes
         return f"{key}={value}"
     return f"{key}={element(_plain(key, value))}"
 
@@ -301,4 +298,6 @@ def _plain(key: str, value: Any) -> Any:
         return [_plain(key, each) for each in value]
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise ConfigError(f"{key}: {type(value).__name__} is nothing that a config can have: give a text, number or list")
+    raise ConfigError(
+        f"{key}: a config cannot hold a value of type {type(value).__name__}: give a text, a number or a list"
+    )

@@ -1,13 +1,13 @@
-"""The errors that a user meets, and the exit codes of every command and of every attempt.
+"""Errors with a text for the user, and the exit codes of commands and attempts.
 
 | code | meaning |
 |---|---|
 | 0 | done |
 | 1 | the run failed (or a command could not do what it was asked) |
 | 2 | bad input: nothing was submitted, nothing was left behind |
-| 3 | asked whether to submit (`confirm_above`), you did not say yes: the same |
+| 3 | the user declined a submission (`confirm_above`): nothing was submitted, nothing was left behind |
 | 75 | the attempt stopped early and can be resumed |
-| 93 | the attempt failed in a way that a retry cannot cure |
+| 93 | the attempt failed, and a retry would fail too |
 | 130 | interrupted from the keyboard |
 """
 
@@ -24,14 +24,14 @@ NO_RETRY = 93
 INTERRUPTED = 130
 
 
-UNAVAILABLE = "unavailable"  # code of a stop: what the attempt needed could not be read
+UNAVAILABLE = "unavailable"  # code of a stop reason: a file that the attempt needs could not be read
 
 
 class LauncherError(Exception):
-    """Something a user can mend; its text says what was wrong, where it was set, and what to do."""
+    """An error that the user can fix; its text names what is wrong, where it was set, and what to do."""
 
     exit_code = FAILED
-    code = ""  # what kind it is, for programs
+    code = ""  # the kind of error, for programs
 
 
 class ConfigError(LauncherError):
@@ -49,10 +49,10 @@ class RunError(LauncherError):
 
 
 class UnavailableError(RunError, OSError):
-    """What the machines of a run share cannot be read now, so nothing follows from it: neither that it is there, nor
-    that it is not. Whoever can wait does; an attempt of a run ends with RESUME, and a command says so.
+    """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 
-    It is an OSError too, for whoever passes over those (a fence of a checkpoint: there is a next save).
+    Callers wait and try again where they can. Otherwise an attempt ends with RESUME, and a command reports the error.
+    It is an OSError as well, for callers that go on after those (a checkpoint's fence: there will be a next save).
     """
 
     code = UNAVAILABLE
@@ -60,7 +60,7 @@ class UnavailableError(RunError, OSError):
 
 def near(word: str, known: Iterable[str]) -> str:
     """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
-    from difflib import get_close_matches  # for an error only
+    from difflib import get_close_matches  # only needed for an error
 
     matches = get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

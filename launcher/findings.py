@@ -1,4 +1,4 @@
-"""What a check has found: a level, what it is about, what was seen, and what to do."""
+"""Results of checks: a level, the subject, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a report: how bad it is, about what, what was seen, and what to do."""
+    """One line of a report: how bad it is, its subject, what was found, and what to do."""
 
     level: Level
     about: str

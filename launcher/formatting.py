@@ -1,4 +1,4 @@
-"""Sizes, times, numbers and lists of numbers as text, each in one way. `units` reads those that users write. Pure."""
+"""Formats sizes, times, numbers and lists of numbers. `units` parses what users write. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def plural(number: int, what: str) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """As many digits as matter: `0.9194`, `12,345`, `1.2e-07`."""
+    """A number with as many digits as matter: `0.9194`, `12,345`, `1.2e-07`."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -23,7 +23,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-2,7` of 0, 1, 2, 7: neighbours that follow each other are one range. `units.parse_ranges` reads it."""
+    """`0-2,7` for 0, 1, 2, 7: consecutive numbers become a range. `units.parse_ranges` reads this."""
     parts: list[list[int]] = []
     for each in numbers:
         if parts and each == parts[-1][-1] + 1:
@@ -54,13 +54,13 @@ def format_hours(seconds: int) -> str:
 
 
 def exact_time(seconds: int) -> str:
-    """`12h`, `1h30m`, `45s`: in the form that the key time takes."""
+    """`12h`, `1h30m`, `45s`: the form of the config key `time`."""
     parts = ((seconds // 3600, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
     return "".join(f"{value}{unit}" for value, unit in parts if value)
 
 
 def brief(seconds: float | None) -> str:
-    """A time in at most five characters or so: `45s`, `12m`, `3h05m`, `2d04h`."""
+    """A rough time in about five characters: `45s`, `12m`, `3h05m`, `2d04h`."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
@@ -74,19 +74,19 @@ def brief(seconds: float | None) -> str:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact form: 17179869184 -> `16G`."""
+    """The shortest exact form of a size: 17179869184 -> `16G`."""
     power = max((each for each in range(len(_UNITS)) if size and size % 1024**each == 0), default=0)
     return f"{size // 1024**power}{_UNITS[power]}"
 
 
 def rough_size(size: float) -> str:
-    """A size to read, as the key mem is written: 325058670 -> `310M`, 5294 -> `5.2K`."""
+    """A rounded size, in the form of the config key `mem`: 325058670 -> `310M`, 5294 -> `5.2K`."""
     value, unit = _scaled(size)
     return value + unit
 
 
 def long_size(size: float | None) -> str:
-    """A size to read, with the unit's whole name: `512 B`, `4 KiB`, `1.5 MiB`."""
+    """A rounded size with the whole name of its unit: `512 B`, `4 KiB`, `1.5 MiB`."""
     if size is None:
         return "-"
     value, unit = _scaled(size)

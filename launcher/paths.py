@@ -1,4 +1,4 @@
-"""Where things are on this machine: our own conf/ and templates/, and the user's folders."""
+"""Paths on this machine: the folders conf/ and templates/ of the launcher, and the user's folders."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-GROUPS = ("workload", "cluster", "launch", "env")  # folders of conf/ of which a config chooses one file each
+GROUPS = ("workload", "cluster", "launch", "env")  # Hydra config groups: folders of conf/, of which one file is chosen
 
 
 def resource(name: str) -> Path:
-    """Our folder `conf` or `templates`: inside the package when installed, beside it in a checkout."""
+    """The launcher's folder `conf` or `templates`: inside the package if installed, next to it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def is_ours(search_path: Iterable[str]) -> bool:
-    """Whether Hydra searches our conf/: else it is another Hydra app, in a Python that has us installed."""
+    """Whether Hydra searches the launcher's conf/. If not, this is another Hydra app."""
     return any(path.removeprefix("file://") == str(resource("conf")) for path in search_path)
 
 
 def code_root() -> Path | None:
-    """The checkout that a job must put on PYTHONPATH to import us, or None when we are installed."""
+    """The checkout that jobs must put on PYTHONPATH to import launcher; None if launcher is installed."""
     root = PACKAGE.parent
     return root if (root / "conf").is_dir() else None
 
@@ -44,7 +44,7 @@ def user_data_dir() -> Path:
 
 
 def user_cache_dir() -> Path:
-    """$LAUNCHER_CACHE_DIR, else the platform's per-user folder for what can be made again (~/.cache/launcher)."""
+    """$LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher)."""
     if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
         return Path(folder).expanduser().absolute()
     import platformdirs
@@ -60,6 +60,6 @@ def default_runs_dir() -> Path:
 
 
 def choices(group: str) -> list[str]:
-    """The names in one of our config groups, the user's own included."""
+    """The names of the files in a config group: the launcher's and the user's."""
     folders = (resource("conf") / group, user_config_dir() / group)
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})

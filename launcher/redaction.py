@@ -1,4 +1,4 @@
-"""What may be shown to others: no secrets. Pure."""
+"""Redaction: which settings and variables are secret, and text without passwords. Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 HIDDEN = "(not shown)"
-# Names of variables and keys whose values are for nobody else: patterns as the shell's, in any case; `!` excepts names.
+# Names of variables and keys with secret values: shell patterns, in any case; `!` makes an exception.
 SECRETS = (
     "*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*_KEY", "*APIKEY*", "*COOKIE*",
     "*_PAT", "*_AUTH", "!*TOKENIZER*", "!MAX_*", "!NUM_*",
 )  # fmt: skip
 
 
-def patterns(more: Iterable[str]) -> tuple[str, ...]:
-    """The patterns of secrets that count: those that always do, and a user's own behind them (env.secrets)."""
+def all_patterns(more: Iterable[str]) -> tuple[str, ...]:
+    """The built-in patterns of secret names, followed by the user's (env.secrets)."""
     return (*SECRETS, *more)
 
 
-def secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
-    """Whether a key's or variable's name says that its value is not for others: the last pattern that fits decides."""
+def is_secret(name: str, patterns: Iterable[str] = SECRETS) -> bool:
+    """Whether a key or variable with this name holds a secret: the last pattern that matches decides."""
     found = False
     for each in patterns:
         if fnmatch.fnmatchcase(name.upper(), each.removeprefix("!").upper()):
             found = not each.startswith("!")
-    return found and not name.startswith("LAUNCHER_SECRETS")  # where secrets are, and what they are called
+    return found and not name.startswith("LAUNCHER_SECRETS")  # the paths and names of secrets are no secrets
 
 
-def among(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
-    """The secrets in an environment. Pure."""
+def secrets_in(environ: Mapping[str, str | None], patterns: Iterable[str]) -> dict[str, str]:
+    """The variables of an environment that hold secrets. Pure."""
     patterns = list(patterns)
-    return {name: value for name, value in environ.items() if value is not None and secret(name, patterns)}
+    return {name: value for name, value in environ.items() if value is not None and is_secret(name, patterns)}
 
 
 def without_password(text: str) -> str:
-    """A URL, or what comes near to one, without its user and password."""
+    """Removes the user and the password from a URL, or from text that looks like one."""
     try:
         parts = urlsplit(text)
         if parts.hostname and (parts.username or parts.password):

@@ -1,10 +1,9 @@
-"""What differs between torch 2.4 and the newest, in one place; everything else calls torch as the newest has it.
+"""Differences between torch 2.4 and the newest version. All other code is written for the newest version.
 
-What concerns torch.distributed.checkpoint is in `torch_compat_dcp`, for its import takes seconds.
+Those of torch.distributed.checkpoint are in `torch_compat_dcp`, whose import takes seconds.
 
-Features are looked for, and versions never compared: vendors' builds have numbers of their own. What torch has moved is
-imported from here by its name of today, from where this torch has it. Each entry says what it is for; when 2.4 is no
-longer supported, these two files go away.
+Features are detected instead of comparing versions, since vendors' builds have version numbers of their own. Names that
+torch has moved are imported from here, under their newest name. Once 2.4 is no longer supported, both files can go.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ __all__ = [
     "fully_shard", "local_part", "reduce_scatter_single", "store_on", "without_crc32",
 ]  # fmt: skip
 
-# Where they are, the newest place first: DTensor became public in 2.5, FSDP2 in 2.6. Imported at first use, since FSDP
-# takes a while to import.
+# Where each name can be found, the newest place first: DTensor became public in 2.5, FSDP2 in 2.6. Imported on first
+# use, since importing FSDP is slow.
 _TENSOR = ("torch.distributed.tensor", "torch.distributed._tensor")
 _FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 _PLACES = {
@@ -62,9 +61,9 @@ def __getattr__(name: str) -> Any:
 
 
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, divided as `like` is; a view.
+    """This rank's shard of a tensor that every rank has whole, sharded like `like`; a view.
 
-    As distribute_tensor(src_data_rank=None) does it, without communication; before 2.7 it always sends.
+    The same as distribute_tensor(src_data_rank=None), without communication; before 2.7 that always communicates.
     """
     locate = cast(Any, __getattr__("compute_local_shape_and_global_offset"))
     shape, offset = locate(like.shape, like.device_mesh, like.placements)
@@ -74,7 +73,7 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
 
 
 def fsdp_computes_on(device: torch.device) -> bool:
-    """Whether `fully_shard` can: for CPUs it records events on streams, which torch 2.4 to 2.6 do not have there."""
+    """Whether `fully_shard` works on a device. On CPUs it records stream events, which torch 2.4 to 2.6 lack there."""
     return device.type != "cpu" or hasattr(torch.cpu.Stream, "record_event")
 
 
@@ -82,17 +81,17 @@ def fsdp_computes_on(device: torch.device) -> bool:
 
 
 def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
-    """A TCPStore that serves whoever connects to a socket that listens already.
+    """Makes a TCPStore server on a socket that is listening already.
 
-    Its libuv server takes such a socket since torch 2.8. Before, it refuses, and prints an error that cannot be caught;
-    the older server, slower with many ranks, takes it in every version.
+    The libuv server accepts such a socket since torch 2.8. Before that it refuses, and prints an error that cannot be
+    caught. The older server accepts one in every version, but is slower with many ranks.
 
     Args:
-        listener: belongs to the store from now on.
-        host: the address that the socket is bound to, or one of this host's if it is bound to all.
-        timeout: for the store's operations.
+        listener: the socket; the store owns it from now on.
+        host: the address that the socket is bound to, or any address of this host if it is bound to all.
+        timeout: of the store's operations.
     """
-    # Not by the refusal, which prints. Queues came to stores in the same version.
+    # Trying libuv first would print that error. Stores got queues in the same version, so look for these.
     servers = (True, False) if hasattr(Store, "queue_push") else (False, True)
     for libuv in servers:
         try:
@@ -100,39 +99,39 @@ def store_on(listener: socket.socket, host: str, timeout: timedelta) -> Store:
                 host, listener.getsockname()[1], is_master=True, wait_for_workers=False, timeout=timeout,
                 master_listen_fd=listener.fileno(), use_libuv=libuv,
             )  # fmt: skip
-        except NotImplementedError:  # said before the socket was taken
+        except NotImplementedError:  # raised before the store takes the socket
             continue
         listener.detach()
         return store
-    raise NotImplementedError(f"torch {torch.__version__} makes no TCPStore on a socket that listens already")
+    raise NotImplementedError(f"torch {torch.__version__} makes no TCPStore on a socket that is already listening")
 
 
 # -- process groups
 
-# Their names before some version after 2.6; the newest torch has both.
+# Some version after 2.6 renamed these; the newest torch has both names.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def destroy_without_gil(group: object) -> None:
-    """Makes sure that a group of gloo can be destroyed; call it once for each group that was made.
+    """Prevents a deadlock when a gloo group is destroyed. Call it once for each group.
 
-    Its destructor joins the threads that have run its collectives, and before torch 2.8 holds the GIL meanwhile. A
-    thread that has yet to drop the last reference to a tensor needs the GIL, and then both wait for ever. The
-    destructor of the backend alone gives the GIL back in every version, so the backend is let go after the group.
+    The group's destructor joins the threads that ran its collectives, and before torch 2.8 it does so with the GIL
+    held. A thread that still has to drop its last reference to a tensor waits for the GIL, and both wait for ever. The
+    destructor of the backend alone releases the GIL in every version, so the backend is kept until the group is gone.
     """
     if not isinstance(group, dist.ProcessGroup):  # new_group() on a rank that is not in the group
         return
     try:
         backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:  # it has none for the CPU, and so no gloo
+    except RuntimeError:  # the group has no CPU backend, so no gloo
         return
-    _let_go_after(group, backend)
+    _keep_until_gone(group, backend)
 
 
-def _let_go_after(owner: object, held: object) -> None:
-    """Keeps `held` until `owner` is gone."""
-    weakref.finalize(owner, lambda _: None, held).atexit = False
+def _keep_until_gone(owner: object, kept: object) -> None:
+    """Holds a reference to `kept` until `owner` is collected."""
+    weakref.finalize(owner, lambda _: None, kept).atexit = False
 
 
 # -- torch.save
@@ -140,7 +139,7 @@ def _let_go_after(owner: object, held: object) -> None:
 
 @contextmanager
 def without_crc32() -> Iterator[None]:
-    """torch.save takes no checksums of its own meanwhile, in the whole process; before 2.6 it always does."""
+    """Keeps torch.save, in the whole process, from computing checksums in the block; before 2.6 it always does."""
     if not hasattr(torch.serialization, "set_crc32_options"):
         yield
         return

@@ -1,4 +1,4 @@
-"""What differs in torch.distributed.checkpoint between torch 2.4 and the newest; see `torch_compat`."""
+"""Differences in torch.distributed.checkpoint between torch 2.4 and the newest version; see `torch_compat`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-# save() and load() of 2.4 to 2.8 always communicate where there is a process group. The functions that they replace
-# have had `no_dist` all along.
-# Filters for good, since saves are made in threads, and catch_warnings() is for all of them.
+# save() and load() of 2.4 to 2.8 always communicate if there is a process group. The deprecated functions that they
+# replace have always had `no_dist`.
+# The filters stay, since saves run in threads, and catch_warnings() changes the filters of all threads.
 warnings.filterwarnings("ignore", message="`(save|load)_state_dict` is deprecated", category=FutureWarning)
 warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")
 _NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters
 
 
 def save(state: Mapping[str, Any], writer: StorageWriter, group: dist.ProcessGroup | None, *, no_dist: bool) -> None:
-    """torch.distributed.checkpoint.save; with `no_dist` no other rank is needed."""
+    """torch.distributed.checkpoint.save; with `no_dist` it works without the other ranks."""
     if _NO_DIST:
         dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=no_dist)
         return
@@ -40,7 +40,7 @@ def load(
     state: Mapping[str, Any], reader: StorageReader, planner: LoadPlanner, group: dist.ProcessGroup | None,
     *, no_dist: bool,
 ) -> None:  # fmt: skip
-    """torch.distributed.checkpoint.load; with `no_dist` no other rank is needed."""
+    """torch.distributed.checkpoint.load; with `no_dist` it works without the other ranks."""
     if _NO_DIST:
         dcp.load(dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=no_dist)
         return
@@ -49,24 +49,24 @@ def load(
 
 @functools.cache
 def _torch_load_runs_pickles() -> bool:
-    """Whether torch.load makes whatever a file asks for unless it is told otherwise, as before 2.6."""
+    """Whether torch.load executes pickles by default, as before 2.6."""
     buffer = io.BytesIO()
     torch.save(pathlib.PurePosixPath("."), buffer)
     buffer.seek(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            torch.load(buffer)  # what we have just written
+            torch.load(buffer)  # safe: written above
     except pickle.UnpicklingError:
         return False
     return True
 
 
 class PlainReader(FileSystemReader):
-    """A FileSystemReader that makes nothing but tensors from the files; before 2.6 torch's runs any pickle in them."""
+    """A FileSystemReader that reads tensors only; before 2.6, torch's own executes any pickle in the files."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads the parts of tensors that `plan` asks for, and gives them to `planner`."""
+        """Reads the parts of tensors that `plan` lists, and hands them to `planner`."""
         if not _torch_load_runs_pickles():
             return super().read_data(plan, planner)
         for item in plan.items:

@@ -1,4 +1,4 @@
-"""Parsers for what users write: wall times, sizes and ranges of numbers. `formatting` writes them. Pure."""
+"""Parses what users write: wall times, sizes and ranges of numbers. `formatting` formats them. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TIME_FORMS = "90 (minutes), 90m, 1h30m, 01:30:00 or 1-12:00:00"
 
 
 def parse_time(text: str) -> int:
-    """Wall time in seconds.
+    """Seconds of wall time in a text.
 
-    The clock forms are Slurm's (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
-    days-hours:minutes, days-hours:minutes:seconds; and besides `2d`, `1h30m`, `90m`, `45s`.
+    Takes Slurm's forms (man sbatch, --time): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes, days-hours:minutes:seconds; and also `2d`, `1h30m`, `90m`, `45s`.
 
     Raises:
-        ValueError: the text is no wall time, or one of zero length.
+        ValueError: the text is not a wall time, or is zero.
     """
     text = text.strip()
     if match := _CLOCK.fullmatch(text):
@@ -31,7 +31,7 @@ def parse_time(text: str) -> int:
     else:
         raise ValueError(f"{text!r} is not a time: write it as {TIME_FORMS}")
     if seconds == 0:
-        raise ValueError(f"{text!r} is no time at all: give at least a minute")
+        raise ValueError(f"{text!r} is zero: give at least a minute")
     return seconds
 
 
@@ -56,24 +56,24 @@ def parse_size(text: str) -> int:
     """Bytes in `512`, `64K`, `1.5M`, `16G`, `16GB` or `16GiB`; units are powers of 1024.
 
     Raises:
-        ValueError: the text is no size, or one of zero bytes.
+        ValueError: the text is not a size, or is zero.
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size: write it as 512K, 64M or 16G")
     whole, _, fraction = match[1].partition(".")
     power = 1024 ** _POWERS[match[2].upper()]
-    size = int(whole) * power + int(fraction or 0) * power // 10 ** len(fraction)  # exact, which a float is not
+    size = int(whole) * power + int(fraction or 0) * power // 10 ** len(fraction)  # integers, since floats would round
     if size == 0:
-        raise ValueError(f"{text!r} is no size at all")
+        raise ValueError(f"{text!r} is zero: give a size")
     return size
 
 
 def parse_memory(text: str) -> int:
-    """Bytes in a size that has a unit. Without one it would be bytes here, MiB for Slurm, and bytes for PBS.
+    """Bytes in a size with a unit. A plain number is refused, since Slurm reads it as MiB, and PBS as bytes.
 
     Raises:
-        ValueError: the text is no size, has no unit, or is one of zero bytes.
+        ValueError: the text is not a size, has no unit, or is zero.
     """
     if re.fullmatch(r"[\d.]+", number := text.strip()):
         raise ValueError(f"{text!r} has no unit: write {number}G, or {number}M")
@@ -81,10 +81,10 @@ def parse_memory(text: str) -> int:
 
 
 def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
-    """The numbers in `3` or `0-3,7`, in the order in which they are written.
+    """The numbers in `3` or `0-3,7`, in the order of the text.
 
     Raises:
-        ValueError: the text is something else, or names more than `most` numbers.
+        ValueError: the text is not such a list, or lists more than `most` numbers.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -101,8 +101,7 @@ def parse_ranges(text: str, most: int = 10**6) -> tuple[int, ...]:
 
 
 def parse_local_time(text: str) -> float | None:
-    """Seconds since the epoch of `2026-11-21T21:10:00`, in local time, as Slurm and its daemons write it; None: it is
-    none."""
+    """Seconds since the epoch of `2026-11-21T21:10:00` in local time, Slurm's format; None if the text has another."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

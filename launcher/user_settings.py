@@ -1,10 +1,10 @@
-"""The user's own files of settings, in which keys may be written as on the command line. Pure.
+"""Converts the user's settings files, whose keys may be written as on the command line, to Hydra configs. Pure.
 
-| a line of user.yaml | is for Hydra |
+| a line of user.yaml | becomes, for Hydra |
 |---|---|
 | `cluster: slurm` (a group and a name) | `override /cluster: slurm` in the file's defaults list |
 | `cluster.account: me` | `account: me` in the section `cluster` |
-| `nodes: 2`, `cluster: {account: me}` | as it is |
+| `nodes: 2`, `cluster: {account: me}` | the same |
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
-def parts(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
-    """What a file means to Hydra: configs that are to be merged in this order.
+def hydra_configs(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The configs that a settings file stands for, to be merged in this order.
 
     Args:
-        values: what is in the file.
-        groups: those of which the file may choose one by its name; none, in a file that belongs to a group itself.
+        values: the content of the file.
+        groups: the config groups of which the file may choose one by name; none for a file inside a group.
     """
     chosen = []
     for key, value in values.items():

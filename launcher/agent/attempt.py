@@ -34,7 +34,7 @@ from launcher.attach.answers import Desk
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Then, Verdict
 from launcher.processes import orphans
@@ -116,7 +116,7 @@ def _can_enter(folder: str) -> bool:
     try:
         return bool(os.stat(f"{folder}/."))
     except OSError as error:
-        if passes(error):
+        if is_transient(error):
             raise
         return False
 
@@ -135,7 +135,7 @@ def failed_by(error: Exception, host: str) -> AttemptFailed:
         error: an OSError, a RunError, LeaderLost or Overtaken.
         host: of the agent.
     """
-    if passes(error) or isinstance(error, (Overtaken, LeaderLost)):
+    if is_transient(error) or isinstance(error, (Overtaken, LeaderLost)):
         code = errors.RESUME
     else:
         code = errors.NO_RETRY if isinstance(error, errors.RunError) else errors.FAILED

@@ -151,7 +151,7 @@ class Control:
 
     def _attempt_over(self) -> bool:
         """Whether the attempt is known to have ended; whoever cannot tell now looks again later."""
-        return exists(self._exit_code, patience=0) == Ok(True)
+        return exists(self._exit_code, retry_seconds=0) == Ok(True)
 
     def descriptors(self) -> list[int]:
         """What a forked rank must not keep."""

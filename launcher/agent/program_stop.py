@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.failures.codes import StopReason
-from launcher.files.shared_files import Ok, exists, tried
+from launcher.files.shared_files import Ok, exists, retry_read
 from launcher.runs import saves
 from launcher.runs.time_left import time_left
 from launcher.spec.plan import JobPlan
@@ -55,7 +55,7 @@ class Minder:
         if self._watches and self._left is not None and now - self._began >= self._left - self._plan.lead:
             return StopReason.TIME_LIMIT
         # What cannot be read now is no stop request; there is another look in a second.
-        if self._first and exists(Path(self._plan.run_dir) / "stop", patience=0) == Ok(True):
+        if self._first and exists(Path(self._plan.run_dir) / "stop", retry_seconds=0) == Ok(True):
             return StopReason.STOP_FILE
         return None
 
@@ -74,7 +74,7 @@ class Minder:
 
 def _newest_save(plan: JobPlan) -> int | None:
     """When the program saved last, see `saves.newest`; None: nobody can tell now."""
-    found = tried(lambda: saves.newest(plan), plan.checkpoint_dir, patience=0)
+    found = retry_read(lambda: saves.newest(plan), plan.checkpoint_dir, retry_seconds=0)
     return found.value if isinstance(found, Ok) else None
 
 

@@ -455,7 +455,7 @@ class Supervisor:
         """What the ranks themselves have agreed on."""
         entries: list[dict[str, Any]] = []
         with contextlib.suppress(errors.RunError):  # the stop request counts, and not how it is worded
-            entries = list(event_file.read(self._means.attempt.events_file("stop"), patience=0))
+            entries = list(event_file.read(self._means.attempt.events_file("stop"), retry_seconds=0))
         return events.last(entries, Stop)
 
     def _report(self, kind: Kind, code: FaultCode, cause: str, now: float, **details: Any) -> None:

@@ -110,6 +110,6 @@ def answers(folder: Path) -> dict[int, Any]:
 def read(path: Path) -> Any:
     """The JSON of an answer; None: it is not there yet, or not whole."""
     try:
-        return run_files.parsed(run_files.content(path))
+        return run_files.parse_json(run_files.read_whole(path))
     except (OSError, ValueError):
         return None

@@ -14,7 +14,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Unavailable
 from launcher.files import run_files
-from launcher.files.shared_files import PASSING
+from launcher.files.shared_files import TRANSIENT
 from launcher.runs.directory import RunError, require_private
 
 
@@ -54,7 +54,7 @@ class Folder:
                 raise PermissionError("it cannot be written to")
 
         try:
-            reading.retried(make, self.path, self._timeout, only=PASSING)
+            reading.retried(make, self.path, self._timeout, only=TRANSIENT)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint.dir={self.path}: checkpoints cannot be saved there ({error.strerror or error}): "

@@ -157,7 +157,7 @@ def put_aside(folder: Path) -> dict[Path, int]:
 def why_aside(path: Path) -> list[str]:
     """What was found wrong with a checkpoint that was put aside; empty: nobody knows."""
     try:
-        return run_files.content(path / WHY).decode(errors="replace").splitlines()
+        return run_files.read_whole(path / WHY).decode(errors="replace").splitlines()
     except OSError:
         return []
 
@@ -199,7 +199,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
             ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
     try:
-        values = run_files.parsed(data)
+        values = run_files.parse_json(data)
     except ValueError as error:
         raise Damaged(f"{path / MANIFEST} is not JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):

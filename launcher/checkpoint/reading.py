@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
-from launcher.files.shared_files import pauses
+from launcher.files.shared_files import backoff
 
 LAG = 30.0  # seconds for which a client may show an old listing; NFS's default (acdirmin)
 
@@ -62,7 +62,7 @@ def retried(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, onl
         OSError: one that is not in `only`.
     """
     why = ""
-    for elapsed in pauses(timeout):
+    for elapsed in backoff(timeout):
         try:
             return operation()
         except _NotListed:
@@ -82,7 +82,7 @@ def retried(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, onl
 
 # The system calls, by names of their own so that tests can have them fail.
 def _open(path: Path) -> io.FileIO:
-    return run_files.opened(path).detach()  # type: ignore[attr-defined]
+    return run_files.open_regular(path).detach()  # type: ignore[attr-defined]
 
 
 def _stat(path: Path) -> os.stat_result:

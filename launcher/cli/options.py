@@ -120,12 +120,12 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
         RunError: none fits, or several do.
     """
     from launcher.errors import RunError, near
-    from launcher.files.shared_files import exists, known
+    from launcher.files.shared_files import exists, unwrap
     from launcher.paths import default_runs_dir
     from launcher.runs import lookup, sweep_directory  # not for --help
 
     folder = runs_dir or default_runs_dir()
-    if "/" in name or name == "latest" or known(exists(folder / name / "record.json")):
+    if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):
         try:
             return lookup.find(name, folder)
         except RunError as error:
@@ -133,7 +133,7 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
                 return lookup.find_sweep(name, folder)
             except RunError:
                 raise error from None
-    if known(exists(folder / name / sweep_directory.RECORD)):
+    if unwrap(exists(folder / name / sweep_directory.RECORD)):
         return lookup.find_sweep(name, folder)
     there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
     matches = sorted(

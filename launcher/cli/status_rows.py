@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.cli.options import find_either
 from launcher.cli.text import ending, program
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
 from launcher.monitoring.live import DAMAGE, Damaged, Seen, look_at_each, readable
 from launcher.monitoring.progress import saved_before, standing
@@ -188,7 +188,7 @@ class Rows:
                 if settled and not _goes_on(number):
                     live_index.count(sweep.path, number)
         except DAMAGE as error:
-            return _unreadable(Damaged(Run(sweep.path), str(error), passes(error)))
+            return _unreadable(Damaged(Run(sweep.path), str(error), is_transient(error)))
         news = None if self.filter.since is None else _news(sweep)  # it takes a look at every point
         return _row_of_sweep(sweep, number) | {"updated": news}
 
@@ -287,8 +287,9 @@ def _goes_on(number: Mapping[str, int]) -> bool:
 def _unreadable(each: Damaged) -> dict[str, Any]:
     """The row of what is damaged, which is over; or of what cannot be read now, of which nothing is known."""
     return {
-        **dict.fromkeys(COLUMNS), "run": each.run.id, "state": RunState.UNKNOWN.value if each.passes else UNREADABLE,
-        "cause": each.words, "directory": str(each.run.path), "over": not each.passes, "settled": False,
+        **dict.fromkeys(COLUMNS), "run": each.run.id,
+        "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
+        "cause": each.words, "directory": str(each.run.path), "over": not each.is_transient, "settled": False,
         "unread": True,
     }  # fmt: skip
 

@@ -95,7 +95,7 @@ def typed(config: DictConfig) -> Config:
         )
     with secret_references.interpolated() as variables:
         result: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
-    secret_references.require_none(variables, redaction.patterns(result.env.secrets))
+    secret_references.require_none(variables, redaction.all_patterns(result.env.secrets))
     return result
 
 

@@ -120,7 +120,7 @@ class Composer:
                     try:
                         with secret_references.interpolated() as variables:
                             composed = _changed(shape, parsed)
-                        secret_references.require_none(variables, redaction.patterns(composed.config.env.secrets))
+                        secret_references.require_none(variables, redaction.all_patterns(composed.config.env.secrets))
                         return composed
                     except Exception:
                         self._shapes.remove(shape)  # it may have changed in part

@@ -41,7 +41,7 @@ def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> No
     """
     for key, variable in interpolated.items():
         own = key.removeprefix("cluster.environment.")
-        if redaction.secret(variable, patterns) and (own == key or not redaction.secret(own, patterns)):
+        if redaction.is_secret(variable, patterns) and (own == key or not redaction.is_secret(own, patterns)):
             raise ConfigError(
                 f"{key} has the value of {variable}, a secret (env.secrets), and would be written to the run's record: "
                 f"leave it out, and read {variable} from the environment where it is needed"

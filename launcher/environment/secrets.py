@@ -24,7 +24,7 @@ from typing import Any
 from launcher import redaction
 from launcher.errors import RESUME, ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files import run_files
-from launcher.files.shared_files import exists, known
+from launcher.files.shared_files import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.runs.directory import Run, require_private
 
@@ -41,7 +41,7 @@ _NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?
 
 def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """An environment without its secrets. Pure."""
-    hidden = redaction.among(environ, patterns)
+    hidden = redaction.secrets_in(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 
 
@@ -62,13 +62,14 @@ def public_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     """
     found = []
     for word in words:
-        if (one := _VARIABLE.fullmatch(word)) and redaction.secret(one[1], patterns):
+        if (one := _VARIABLE.fullmatch(word)) and redaction.is_secret(one[1], patterns):
             if not re.fullmatch(_NO_VALUE, one[2].replace("\\", "")):  # Optuna's sweeper escapes braces
                 key = word.partition("=")[0].strip()
                 word = key if key.startswith("~") else f"{key}=${{oc.env:{one[1]}}}"
         elif section := _SECTION.fullmatch(word):
             for each in _KEY.finditer(section[1]):
-                if redaction.secret(each[1], patterns) and not re.match(rf"{_NO_VALUE}[,}}]", section[1][each.end() :]):
+                empty = re.match(rf"{_NO_VALUE}[,}}]", section[1][each.end() :])
+                if redaction.is_secret(each[1], patterns) and not empty:
                     raise ConfigError(
                         f"cluster.environment={{...}} has {each[1]}, a secret (env.secrets): give it by itself, as "
                         f"+cluster.environment.{each[1]}=..., so that its value can be left out of the record"
@@ -262,9 +263,9 @@ def _over(run_dir: Path, written: float) -> bool:
         UnavailableError: nobody can tell now.
     """
     run = Run(run_dir)
-    if not known(exists(run_dir)):
+    if not unwrap(exists(run_dir)):
         runs_dir = run_dir.parents[1] if run_dir.name.isdecimal() else run_dir.parent  # a point's sweep has gone
-        return known(exists(runs_dir))
+        return unwrap(exists(runs_dir))
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
     ends = [event for each in run.attempts()[-1:] for event in each.events() if event["event"] == "ended"]

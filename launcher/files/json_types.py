@@ -1,7 +1,7 @@
-"""Whether a value that was read as JSON is what a type hint says. Pure.
+"""Checks that a value read as JSON matches a type hint. Pure.
 
-Readers check once, where a file is read; behind that a field is what its record's type says. JSON has no tuples and
-writes no difference between 1 and 1.0, so a list fits a tuple, and a whole number fits a float.
+Readers check once, where a file is read; after that a field has the type that its record declares. JSON has no tuples
+and does not tell 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000, after which times of events cannot be
+LATEST = 32_503_680_000.0  # seconds since the epoch: the year 3000; a later time of an event is damage
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list",
           dict: "an object", type(None): "null"}  # fmt: skip
 
 
 def misfit(value: Any, kind: Any, name: str) -> str | None:
-    """The first mismatch between a value and a type, as `plan.nodes is no whole number`; None: it fits.
+    """The first mismatch between a value and a type (`plan.nodes is no whole number`); None if the value matches.
 
     Args:
-        value: of JSON.
+        value: as `json.loads` returns it.
         kind: int, float, str, bool, None, Any; X | Y, list[X], tuple[X, ...], tuple[X, Y], Mapping[str, X], or a
-            dataclass with fields of such types, of which those with a default may be missing; there may be others if
-            its class variable OPEN is true.
-        name: of the value.
+            dataclass with fields of such types. Fields with a default may be missing. Unknown fields are a mismatch,
+            unless the dataclass has a class variable OPEN that is true.
+        name: of the value, for the message.
     """
     if kind is Any:
         return None
@@ -42,8 +42,8 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
         found = [misfit(value, each, name) for each in arguments]
         if None in found:
             return None
-        of_itself = {_wrong(name, each) for each in _WORDS}
-        return next((words for words in found if words not in of_itself), found[0])  # of something inside of it
+        of_the_value = {_wrong(name, each) for each in _WORDS}
+        return next((words for words in found if words not in of_the_value), found[0])  # prefer one about a part of it
     if origin in (list, tuple):
         return _misfit_of_items(value, origin, arguments, name)
     if not isinstance(value, dict):
@@ -83,11 +83,11 @@ def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Types of a dataclass's fields, and those that must be there."""
+    """The types of a dataclass's fields, and the names of the fields without a default."""
     hints = get_type_hints(kind)
-    told = [each for each in fields(kind) if each.init]
-    needed = [each.name for each in told if each.default is MISSING and each.default_factory is MISSING]
-    return {each.name: hints[each.name] for each in told}, tuple(needed)
+    accepted = [each for each in fields(kind) if each.init]
+    needed = [each.name for each in accepted if each.default is MISSING and each.default_factory is MISSING]
+    return {each.name: hints[each.name] for each in accepted}, tuple(needed)
 
 
 def _wrong(name: str, kind: Any) -> str:

@@ -1,14 +1,14 @@
-"""Locks on files of a folder that several processes use. The one place that takes them and asks for them.
+"""File locks between processes, on one machine or several. All locking goes through this module.
 
-All are taken with flock: a lock taken with one call is not seen by another (lockf), except over NFS. Each is released
-when its file is closed, by the kernel too, however the process ends; children that inherit it hold it as well.
+All are taken with flock: a lock taken with lockf is invisible to flock, except over NFS. The kernel releases a lock
+when its file is closed, however the process ends. A child that inherits the file keeps the lock.
 
-| the file | who looks | |
+| the file | `acquire` and `try_acquire` | `is_locked` |
 |---|---|---|
-| can be locked | | is locked |
-| is locked by another process | waits, or asks only | says so |
-| is on a file system without locks (ENOLCK, ENOTSUP, ...) | | counts as locked by us: nothing keeps others out there |
-| cannot be locked now (EIO, ESTALE, ...) | tries again for a while | UnavailableError |
+| is free | lock it | False |
+| is locked by another process | waits; yields False | True |
+| is on a file system without locks (ENOLCK, ENOTSUP, ...) | go on as if they had locked it | False |
+| cannot be locked now (EIO, ESTALE, ...) | retry, then raise UnavailableError | the same |
 """
 
 from __future__ import annotations
@@ -21,72 +21,72 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from launcher.files.shared_files import known, tried
+from launcher.files.shared_files import retry_read, unwrap
 
-WITHOUT = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_HELD_BY_ANOTHER = (errno.EWOULDBLOCK, errno.EACCES)
+WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_LOCKED = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextlib.contextmanager
-def held(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds the lock inside, having waited for whoever holds it.
+def acquire(path: Path, *, inheritable: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds the lock while the block runs; waits for it first if another process has it.
 
     Args:
-        path: the file; it is made.
-        inheritable: programs that are started inside hold the lock as well, until their own end.
-        waiting: is called before a wait.
+        path: the file; created if missing.
+        inheritable: whether programs that are started in the block keep the lock until they end.
+        waiting: called before a wait.
 
     Raises:
-        UnavailableError: nobody can tell whether it is held.
+        UnavailableError: the file server does not respond.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         os.set_inheritable(file.fileno(), inheritable)
-        if not _taken(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if not _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if waiting is not None:
                 waiting()
-            _taken(file, path, fcntl.LOCK_EX)
+            _flock(file, path, fcntl.LOCK_EX)
         yield
 
 
 @contextlib.contextmanager
-def held_if_free(path: Path) -> Iterator[bool]:
-    """Holds the lock inside, or yields False because another process does.
+def try_acquire(path: Path) -> Iterator[bool]:
+    """Yields True and holds the lock while the block runs, or yields False if another process has it.
 
     Raises:
-        UnavailableError: nobody can tell.
+        UnavailableError: the file server does not respond.
     """
-    with _opened(path) as file:
-        yield _taken(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _open(path) as file:
+        yield _flock(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody holds it. Asking is in nobody's way, but for the moment that it takes.
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock. The check takes a shared lock for a moment.
 
     Raises:
-        UnavailableError: nobody can tell.
+        UnavailableError: the file server does not respond.
     """
-    with _opened(path) as file:
-        return not _taken(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with _open(path) as file:
+        return not _flock(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def _opened(path: Path) -> IO[str]:
-    descriptor = known(tried(lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o600), path))
+def _open(path: Path) -> IO[str]:
+    descriptor = unwrap(retry_read(lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o600), path))
     if descriptor is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return open(descriptor, "r+")
 
 
-def _taken(file: IO[str], path: Path, how: int) -> bool:
-    """Whether it is locked now, or cannot be on this file system."""
+def _flock(file: IO[str], path: Path, how: int) -> bool:
+    """Whether the file is locked now, or its file system has no locks; False if another process holds the lock."""
 
     def take() -> bool:
         try:
             fcntl.flock(file, how)
         except OSError as error:
-            if error.errno in _HELD_BY_ANOTHER:
+            if error.errno in _LOCKED:
                 return False
-            if error.errno not in WITHOUT:
+            if error.errno not in WITHOUT_LOCKS:
                 raise
         return True
 
-    return bool(known(tried(take, path)))
+    return bool(unwrap(retry_read(take, path)))

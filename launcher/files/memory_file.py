@@ -1,4 +1,4 @@
-"""A file in memory, without a name, for processes of one user that hand on its descriptor."""
+"""An unnamed file in memory, whose descriptor processes of one user pass on to each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108  the files there are made with mode 0600, 
 
 
 def make(name: str) -> int:
-    """Makes one; its descriptor, which is not inherited.
+    """Makes an empty unnamed file in memory and returns its descriptor, which child processes do not inherit.
 
     os.memfd_create is missing from a Python that was built with a glibc before 2.27 (those of conda and of uv), and
     from kernels before 3.17.
 
     Args:
-        name: by which `is_named` knows it.
+        name: what `is_named` recognises the file by.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -32,7 +32,7 @@ def make(name: str) -> int:
 
 
 def is_named(descriptor: int, name: str) -> bool:
-    """Whether a descriptor of this process is that of a file which was made with this name.
+    """Whether a descriptor of this process belongs to a file that `make` made under this name.
 
     Raises:
         OSError: there is no such descriptor.

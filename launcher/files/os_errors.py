@@ -1,7 +1,7 @@
-"""What the system refuses, as a user reads it: which file or program, why, and what to do.
+"""Turns an OSError into a line for the user: which file or program, what the system refused, and what to do.
 
-The one place that makes text of an OSError. One that only a defect of ours can lead to (EBADF, EINVAL, ...) has none,
-so that its traceback is seen.
+The only module that does so. An error that only a defect of the launcher can cause (EBADF, EINVAL, ...) gets no such
+line, so that its traceback is shown.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from launcher.files.shared_files import PASSING
+from launcher.files.shared_files import TRANSIENT
 
 OTHER_FOLDER = "or use a folder elsewhere (runs_dir=DIR, or LAUNCHER_RUNS_DIR)"
 LIMITS = {
@@ -34,7 +34,7 @@ CHANGED = dict.fromkeys(
     "it was removed, or is something else than was expected: look at it, and repeat the command",
 )  # fmt: skip
 LATER = dict.fromkeys(
-    PASSING - {errno.EBADF}, "nothing answers there now: repeat the command later, or ask who runs that server"
+    TRANSIENT - {errno.EBADF}, "nothing answers there now: repeat the command later, or ask who runs that server"
 )
 CURES = {**CHANGED, **LATER, **REFUSED, **FULL, **LIMITS}
 
@@ -42,15 +42,15 @@ NOT_ON_PATH = (FileNotFoundError, PermissionError)
 
 
 def explain(error: OSError) -> str | None:
-    """What was refused, and what to do, in a line; None: only a defect of the launcher leads to this. Pure.
+    """Which file, what was refused, and what to do, in one line; None if only a defect of the launcher causes it. Pure.
 
     | the error | what to do |
     |---|---|
     | a full disk, a quota | make room, or use another folder |
     | permissions, a read-only disk | have them changed, or use another folder |
     | a limit of this process or machine | raise it |
-    | a file server or a host that does not answer | later |
-    | a file that is gone, or is something else; only if it is named | look at it |
+    | a file server or a host that does not respond | try later |
+    | a file that is gone, or is something else; only if the error names it | look at it |
     | any other | None |
     """
     number = error.errno
@@ -59,11 +59,7 @@ def explain(error: OSError) -> str | None:
     cure = CURES.get(number)
     if cure is None or (number in CHANGED and error.filename is None):
         return None
-    where = (
-        "something that was written, the output of this command or a file"
-        if error.filename is None
-        else _path(error.filename)
-    )
+    where = "the output of this command or a file" if error.filename is None else _path(error.filename)
     if error.filename2 is not None:
         where += f", {_path(error.filename2)}"
     return f"{where}: {os.strerror(number)} ({errno.errorcode[number]}): {cure}"

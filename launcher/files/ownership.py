@@ -1,25 +1,25 @@
 """Who owns a folder, and who else could replace it: decides whether its contents may be executed, signalled or written.
 
 A run directory holds programs that a job executes, ids of processes that `cancel` signals, and pages that a browser
-opens. One who can write to it, or put another folder in its place, decides what those are. So a folder is the user's
-own only if that is true of it and of every folder on the way from `/`:
+opens. Whoever can write to the directory, or put another one in its place, controls all of these. So a folder counts as
+the user's own only if this holds for the folder and for each of its parents, from `/` down:
 
-| a folder | on the way | the last one |
+| a folder | as a parent | as the last folder |
 |---|---|---|
-| of the user, writable by nobody else | fine | fine |
-| of root, writable by nobody else | fine | not the user's own |
-| of the user or root, writable by others, sticky (`/tmp`) | fine: others can rename only what is theirs | not private |
-| of the user or root, writable by a group or by all | can be replaced | not private |
-| of somebody else | can be replaced by that user | somebody else's |
-| that the user trusts (launcher/files/trusted_folders.py) | fine | as above |
-| below a folder of the user that nobody else may enter | fine, whatever its mode: nobody else reaches it | as above |
-| a symbolic link of the user or root, in a folder that is fine | fine | not the user's own |
+| owned by the user, writable by nobody else | safe | safe |
+| owned by root, writable by nobody else | safe | not the user's own |
+| owned by the user or root, writable by others, sticky (`/tmp`) | safe: others rename only theirs | not private |
+| owned by the user or root, writable by a group or by all | replaceable | not private |
+| owned by another user | replaceable by that user | another user's |
+| trusted by the user (launcher/files/trusted_folders.py) | safe | as above |
+| below a folder of the user that nobody else may enter | safe in any mode: nobody else reaches it | as above |
+| a symbolic link of the user or root, in a safe folder | safe | not the user's own |
 
-A group of the user alone, with the user's name, counts as nobody else (on systems with umask 002 every home has one),
-unless an access control list names others.
-The folders are opened one after the other, each relative to the one before and without following links, so what was
-looked at is what is on the way. What is found fine cannot be replaced afterwards, so it may be used by its path: jobs
-on other machines have nothing but that.
+A group that contains only the user and has the user's name counts as nobody else (on systems with umask 002 every home
+directory has one), unless an access control list names others.
+The folders are opened one after the other, each relative to the one before and without following links, so the folders
+that were checked are the folders of the path. A folder found safe cannot be replaced afterwards, so it may be used by
+its path, which is all that jobs on other machines have.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, RunError
 from launcher.files import trusted_folders, writers
-from launcher.files.shared_files import known, tried
+from launcher.files.shared_files import retry_read, unwrap
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
+_MAX_LINKS = 40  # as many as the kernel follows: man 7 path_resolution
 _ANYBODY = Path("/proc/sys/kernel/overflowuid")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """One folder: its path, owner, group, mode (st_mode), and whether an access control list names others."""
+    """A folder: path, owner, group, mode (st_mode), and whether an access control list names others."""
 
     path: str
     uid: int
@@ -55,19 +55,19 @@ class Folder:
 
 @dataclass(frozen=True)
 class User:
-    """Who asks: id, and the group that has nobody else in it (-1: there is none)."""
+    """A user: id, and the id of the group that contains only this user (-1 if there is none)."""
 
     uid: int
     private_group: int = -1
 
 
 def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Why the last folder is not the user's own, by the table above; None: it is. Pure.
+    """Why the last folder is not the user's own, by the table above; None if it is. Pure.
 
     Args:
         folders: from `/` on.
-        user: who asks.
-        trusted: paths of folders whose owners and groups are trusted not to replace what is in them.
+        user: the user who wants to use the folder.
+        trusted: paths of folders whose owners and groups are trusted not to replace their entries.
     """
     *way, last = folders
     if last.uid != user.uid:
@@ -78,36 +78,35 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
 
 
 def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) -> str | None:
-    """Who could put another folder into the place of one on the way, in words; None: nobody can. Pure.
+    """Who could replace one of the folders of a path, in words; None if nobody else can. Pure.
 
     Args:
         way: the folders from `/` on.
-        user: who asks.
-        trusted: as for `problem`.
+        user, trusted: as for `problem`.
     """
     for each in way:
-        fine = each.path in trusted
-        if not fine and each.uid not in (0, user.uid):
+        safe = each.path in trusted
+        if not safe and each.uid not in (0, user.uid):
             return f"{each.path} belongs to {_name(each.uid)}, who can replace what is in it"
-        if not fine and _writers(each, user) and not each.mode & stat.S_ISVTX:
+        if not safe and _writers(each, user) and not each.mode & stat.S_ISVTX:
             return f"{_writers(each, user)} can replace what is in {each.path}"
         if each.uid == user.uid and not each.mode & (stat.S_IXGRP | stat.S_IXOTH):
-            return None  # nobody else gets any further
+            return None  # nobody else can enter the folders below
     return None
 
 
 def _writers(folder: Folder, user: User) -> str:
-    """Who besides its owner can write to a folder; empty: nobody."""
+    """Who besides its owner can write to a folder; empty if nobody can."""
     found = writers.others(folder.mode, folder.gid, user.private_group, folder.listed)
     return f"group {_group(folder.gid)}" if found == writers.GROUP else found or ""
 
 
 def why_not_own(path: Path | str) -> str | None:
-    """Why a folder is not the user's own; None: it is. A link to one is none, but links on the way are followed.
+    """Why a folder is not the user's own; None if it is. Links among its parents are followed; a link is not a folder.
 
     Raises:
-        UnavailableError: nobody can tell now.
-        FileNotFoundError: it is not there.
+        UnavailableError: the folder cannot be checked now.
+        FileNotFoundError: the folder does not exist.
     """
     parent, name = os.path.split(os.path.abspath(path))
     folders = _folders(os.path.join(os.path.realpath(parent), name))
@@ -115,16 +114,16 @@ def why_not_own(path: Path | str) -> str | None:
 
 
 def why_replaceable(path: Path | str) -> str | None:
-    """Why a folder that is, or is to be, at a path could be replaced by others for another one; None: it cannot be.
+    """Why others could replace the folder that is, or will be, at a path; None if they cannot.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: the path cannot be checked now.
     """
     return _unless_trusted(lambda trusting: _why_replaceable(path, trusting))
 
 
 def _unless_trusted(why: Callable[[Sequence[str]], str | None]) -> str | None:
-    """What is wrong although the user trusts some folders. Which ones is looked up only if something is wrong."""
+    """What is wrong in spite of the trusted folders; these are looked up only if something is wrong without them."""
     return why(()) and why(trusted_folders.paths())
 
 
@@ -142,50 +141,52 @@ def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
 
 
 def is_own(path: Path | str) -> bool:
-    """Whether a folder is the user's own; False also when that cannot be determined."""
+    """Whether a folder is the user's own; False also if it cannot be checked."""
     try:
         return why_not_own(path) is None
     except (OSError, RunError):
         return False
 
 
-def require_own(path: Path, what: str) -> None:
-    """
+def require_own(path: Path, action: str) -> None:
+    """Refuses an action on a run or a sweep that is not the user's own.
+
     Args:
-        path: of a run or a sweep.
-        what: is not done, unless it is the user's own: `resume it`.
+        path: the directory of the run or sweep.
+        action: for the message: `resume it`.
 
     Raises:
-        UnavailableError: nobody can tell now.
-        RunError: it is not.
+        UnavailableError: the directory cannot be checked now.
+        RunError: the directory is not the user's own.
     """
     if why := why_not_own(path):
         raise RunError(
             f"{why}: {path} is only shown (status, logs, why, post-mortem, report -o FILE), and nothing of it is "
-            f"executed, opened or signalled; so you cannot {what}"
+            f"executed, opened or signalled; so you cannot {action}"
         )
 
 
-def require_safe_way(folder: Path, told: str) -> None:
-    """
+def require_safe_way(folder: Path, setting: str) -> None:
+    """Refuses a folder for runs that others could replace.
+
     Args:
-        folder: in which a folder of the user's own is to be made.
-        told: what the user has set to get there (`runs_dir=/runs`).
+        folder: in which run directories will be made.
+        setting: what the user set to get there (`runs_dir=/runs`), for the message.
 
     Raises:
-        ConfigError: others could put another folder into its place.
-        UnavailableError: nobody can tell now.
+        ConfigError: others could replace the folder.
+        UnavailableError: the folder cannot be checked now.
     """
     if why := why_replaceable(folder):
         raise ConfigError(
-            f"{told}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
+            f"{setting}: {why}, and so decide what your jobs run. Choose a folder below one that only you can write to "
             f"(mkdir -m 700), or, if you trust all who can do that, {trusted_folders.where()}"
         )
 
 
 def _folders(path: str) -> list[Folder]:
-    """The folders from `/` to a path without links, as they were opened one in the other."""
-    found = known(tried(lambda: _walked(path), path))
+    """The folders from `/` to a path without links, each opened relative to the one before."""
+    found = unwrap(retry_read(lambda: _walked(path), path))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return found
@@ -207,10 +208,10 @@ def _walked(path: str) -> list[Folder]:
 
 
 def _links(path: str) -> list[str]:
-    """The symbolic links on the way to a path, each as a path without other links."""
+    """The symbolic links on a path, each as a path without other links."""
     found: list[str] = []
     here, rest = "/", [part for part in path.split("/") if part]
-    while rest and len(found) < _MOST_LINKS:
+    while rest and len(found) < _MAX_LINKS:
         name, *rest = rest
         here = os.path.normpath(os.path.join(here, name))
         if os.path.islink(here):
@@ -232,7 +233,7 @@ def _owner(status: os.stat_result) -> int:
 
 
 def _unmapped() -> int | None:
-    """The uid shown for owners that this user namespace (a container's) does not map, which is root mostly."""
+    """The uid that stands for all owners that a container's user namespace does not map; mostly root. None outside."""
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return None

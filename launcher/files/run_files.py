@@ -1,16 +1,16 @@
-"""Files and folders of runs: the one place that opens them for reading, replaces them, and makes folders for them.
+"""Files and folders of runs. Only this module opens them for reading, replaces them, and makes folders for them.
 
-A run directory may be somebody else's, and what is in it need not be what its name says. So whatever is read is
+A run directory may belong to somebody else, and a file need not be what its name suggests. So every read
 
-- opened as a regular file: no link is followed, and a FIFO, a socket or a device is refused instead of waited for;
-- read to a limit, whatever size the file says that it has;
-- JSON that is nested no deeper than DEEPEST, with numbers that fit into 64 bits.
+- opens regular files only: it follows no link, and refuses a FIFO, a socket or a device instead of waiting for it;
+- stops at a limit, whatever size the file reports;
+- takes JSON only up to DEEPEST levels, and integers only up to 64 bits.
 
-What does not fit raises an OSError with a number of `shared_files.NO_FILE`, or a ValueError: readers of shared files
-call it Wrong, with the file's name. Whose a folder is, `ownership` decides.
+Everything else raises an OSError with a number of `shared_files.NO_FILE`, or a ValueError; `shared_files` turns these
+into Wrong, with the file's name. `ownership` decides whose a folder is.
 
-What is written gets a name that nobody can guess, with O_EXCL, and is renamed into its place: a link that somebody has
-put there is replaced, and never followed.
+Every write goes to a file with an unguessable name, opened with O_EXCL, which is then renamed. A link that somebody
+has put at the path is replaced, not followed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import IO, Any
 
 AnyPath = str | os.PathLike[str]
 
-RECORD_LIMIT = 1 << 24  # bytes of a file that is read as a whole: a record, a result, a manifest
-EVENTS_LIMIT = 1 << 25  # bytes of a file of events, half of them at its beginning and half at its end
+RECORD_LIMIT = 1 << 24  # bytes of a file that is read whole: a record, a result, a manifest
+EVENTS_LIMIT = 1 << 25  # bytes of an event file: half at its beginning and half at its end
 DEEPEST = 64  # levels of lists and objects in JSON
-_NUMBERS = 1 << 63  # integers are smaller than that, above and below zero
+_NUMBERS = 1 << 63  # integers are between -_NUMBERS and _NUMBERS
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -41,11 +41,11 @@ _KINDS = {
 # -- reading
 
 
-def opened(path: AnyPath) -> IO[bytes]:
-    """A regular file for reading.
+def open_regular(path: AnyPath) -> IO[bytes]:
+    """A regular file, opened for reading.
 
     Raises:
-        OSError: it is not there, cannot be opened, or is no regular file (EINVAL; its text says what it is).
+        OSError: the file is missing, cannot be opened, or is not regular (EINVAL, or EISDIR for a folder).
     """
     try:
         descriptor = os.open(path, _READ)
@@ -61,26 +61,26 @@ def opened(path: AnyPath) -> IO[bytes]:
         raise
 
 
-def content(path: AnyPath) -> bytes:
-    """All of a file.
+def read_whole(path: AnyPath) -> bytes:
+    """All bytes of a file.
 
     Raises:
-        OSError: as for `opened`; EFBIG: it has more than RECORD_LIMIT bytes.
+        OSError: as for `open_regular`; EFBIG if the file has more than RECORD_LIMIT bytes.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         data = _read(file, RECORD_LIMIT + 1)
     if len(data) > RECORD_LIMIT:
         raise OSError(errno.EFBIG, f"it has more than the {RECORD_LIMIT >> 10} KiB that are read of such a file", path)
     return data
 
 
-def ends(path: AnyPath, first: int, last: int) -> list[bytes]:
-    """All of a file in one part; of one with more than `first + last` bytes the first ones and the last ones.
+def read_ends(path: AnyPath, first: int, last: int) -> list[bytes]:
+    """A file's bytes in one piece, or, of a file with more than `first + last` bytes, its beginning and its end.
 
     Raises:
-        OSError: as for `opened`.
+        OSError: as for `open_regular`.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         begin = _read(file, first)
         if len(begin) < first:
             return [begin]
@@ -91,18 +91,18 @@ def ends(path: AnyPath, first: int, last: int) -> list[bytes]:
         return [begin, _read(file, last)]
 
 
-def part(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, int]:
-    """At most the last `most` bytes of a byte range of a file, and their offset.
+def read_range(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, int]:
+    """The last `most` bytes of a range of a file, and the offset of the first of them.
 
     Args:
         path: the file.
-        begin, end: the part, in bytes; without an end it is that of the file.
-        most: bytes.
+        begin, end: the range, in bytes; an end of None is the end of the file.
+        most: bytes to read at most.
 
     Raises:
-        OSError: as for `opened`.
+        OSError: as for `open_regular`.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         end = size if end is None else min(max(end, 0), size)
         start = max(min(max(begin, 0), end), end - most)
@@ -110,24 +110,25 @@ def part(path: AnyPath, begin: int, end: int | None, most: int) -> tuple[bytes, 
         return _read(file, end - start), start
 
 
-def parsed(data: bytes) -> Any:
-    """What JSON says.
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, is nested too deeply, or has a number that is too large.
+        ValueError: the text is not JSON, is nested too deeply, or has an integer that is too large.
     """
     try:
         value = json.loads(data)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
-    require_bounds(value)
+    require_json_bounds(value)
     return value
 
 
-def require_bounds(value: Any) -> None:
-    """
+def require_json_bounds(value: Any) -> None:
+    """Refuses JSON values that are nested too deeply, or contain integers that are too large.
+
     Raises:
-        ValueError: a value of JSON is nested too deeply, or has a number that is too large.
+        ValueError: with the reason.
     """
     level: Iterable[Any] = [value]
     for _ in range(DEEPEST):
@@ -147,7 +148,7 @@ def require_bounds(value: Any) -> None:
 
 
 def _read(file: IO[bytes], most: int) -> bytes:
-    """So many bytes, or all there are; no more memory than that is taken."""
+    """Up to `most` bytes, in blocks: a file that claims to be huge takes no more memory than it has bytes."""
     parts, left = [], most
     while left > 0 and (block := file.read(min(left, 1 << 20))):
         parts.append(block)
@@ -172,44 +173,44 @@ def write(path: Path, text: str, *, sync: bool = True) -> Path:
 
 
 def replace(path: Path, data: bytes, *, sync: bool = True) -> Path:
-    """Writes a file of the owner alone, whole or not at all: a reader never sees half of it. Returns its path.
+    """Writes a file with mode 0600 atomically: a reader sees the old bytes or the new ones. Returns its path.
 
     Args:
-        path: the file. A link there is replaced, and not followed.
-        data: all that it is to have.
-        sync: wait until it is on disk.
+        path: the file. A link at the path is replaced, not followed.
+        data: the new content.
+        sync: whether to wait until the data is on disk.
 
     Raises:
-        OSError: it cannot be written; then nothing is left of it.
+        OSError: the file cannot be written; nothing is left behind.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISLNK((status := os.lstat(path)).st_mode):
-            _require_regular(status, path)  # /dev/stdout is no file to be replaced
-    with _beside(path, data, sync=sync) as temporary:
+            _require_regular(status, path)  # /dev/stdout must not be replaced by a file
+    with _temporary_file(path, data, sync=sync) as temporary:
         temporary.replace(path)
     return path
 
 
 def create(path: Path, data: bytes) -> Path:
-    """Writes a new file of the owner alone, whole or not at all, once, whoever else does so now. Returns its path.
+    """Makes a new file with mode 0600 atomically; of several processes exactly one succeeds. Returns its path.
 
     Raises:
-        FileExistsError: somebody else has.
-        OSError: it cannot be written, or this file system has no hard links.
+        FileExistsError: the file exists.
+        OSError: the file cannot be written, or its file system has no hard links.
     """
-    with _beside(path, data, sync=False) as temporary:
+    with _temporary_file(path, data, sync=False) as temporary:
         try:
-            os.link(temporary, path)  # fails where there is one, unlike a rename
+            os.link(temporary, path)  # fails if the path exists, unlike a rename
         except FileExistsError:
-            # Over NFS a request whose answer was lost is sent again, and finds the link that it has made.
+            # NFS repeats a request whose reply was lost; the second one fails because of the first one's link.
             if temporary.stat().st_nlink == 1:
                 raise
     return path
 
 
 @contextlib.contextmanager
-def _beside(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
-    """A file with this data beside `path`, of which nothing is left afterwards under its own name."""
+def _temporary_file(path: Path, data: bytes, *, sync: bool) -> Iterator[Path]:
+    """Writes data to a temporary file in the folder of `path`; removes it at the end unless it was renamed."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -235,15 +236,15 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def temporary_name(name: str) -> str:
-    """An unguessable temporary name for `name`, within the length that file systems allow (NAME_MAX)."""
+    """An unguessable temporary name for `name`, no longer than file systems allow (NAME_MAX)."""
     return f".{name[:200]}.{secrets.token_hex(8)}"
 
 
 def make_folder(path: Path) -> None:
-    """A folder and all that are missing on the way to it, each for its owner alone whatever the umask is.
+    """Makes a folder and its missing parents, each with mode 0700 whatever the umask is.
 
     Raises:
-        OSError: one cannot be made, or something else is there.
+        OSError: a folder cannot be made, or the path is something else.
     """
     missing = []
     for each in (path, *path.parents):
@@ -251,7 +252,7 @@ def make_folder(path: Path) -> None:
             break
         missing.append(each)
     for each in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # somebody else has made it meanwhile
+        with contextlib.suppress(FileExistsError):  # another process was faster
             each.mkdir(mode=0o700)
     if not path.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

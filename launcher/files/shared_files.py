@@ -1,16 +1,16 @@
-"""Reads of what the machines of a run share. Each has one of three outcomes, and none is taken for another one.
+"""Reads of files that machines share. Each read has one of three outcomes, and none is mistaken for another.
 
-| outcome | what was seen | what follows |
+| outcome | what happened | what a caller does |
 |---|---|---|
-| Ok | all of it, or for certain that it is not there (None, False) | what it says |
-| Wrong | all of it, and it is not what it should be | it is passed over, and kept |
-| Unavailable | the file server did not answer (EIO, ESTALE, ...), or we may not read it (EACCES) | nothing |
+| Ok | the file was read, or does certainly not exist (None, False) | uses the value |
+| Wrong | the file was read, and its content is not valid | ignores the file, and keeps it |
+| Unavailable | the file server did not respond (EIO, ESTALE, ...), or access was denied (EACCES) | concludes nothing |
 
-What may pass is tried again, with growing pauses: for IN_A_JOB seconds in a job, for IN_A_COMMAND seconds elsewhere.
-After one read of a process has been given up, the others are tried once for the next REST seconds: a command that looks
-at a hundred runs waits once, and not for each of them. `patience=0` is for whoever looks again anyway.
+Transient errors are retried with growing pauses: for IN_A_JOB seconds in a job, for IN_A_COMMAND seconds elsewhere.
+After one read has failed that long, the process's other reads are tried once each for the next REST seconds, so that a
+command that reads a hundred runs waits once. Callers that poll pass `retry_seconds=0`.
 
-No handle is kept open: over NFS only a file that is opened anew shows what others have written.
+No file is kept open: over NFS, only a newly opened file shows what other machines have written.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 S = TypeVar("S")
 AnyPath = str | Path
 
-IN_A_JOB, IN_A_COMMAND = 60.0, 3.0  # seconds for which what may pass is tried again
+IN_A_JOB, IN_A_COMMAND = 60.0, 3.0  # seconds for which transient errors are retried
 FIRST, LONGEST = 0.1, 5.0  # seconds between two tries
-REST = 10.0  # seconds after a read was given up in which others are tried once
+REST = 10.0  # seconds after a failed read in which other reads are tried once
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.EFBIG})
-PASSING = frozenset({
+TRANSIENT = frozenset({
     errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLINK,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENODEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
@@ -49,40 +49,40 @@ _rests_until = float("-inf")
 
 @dataclass(frozen=True)
 class Ok(Generic[T]):
-    """It was read."""
+    """A value that was read."""
 
     value: T
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """It was read, and is not what it should be."""
+    """A file that was read, and is not valid."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Unavailable:
-    """It could not be read."""
+    """A file that could not be read."""
 
     reason: str
     errno: int
 
     @property
-    def passes(self) -> bool:
-        """Whether the next try may succeed."""
-        return self.errno in PASSING
+    def is_transient(self) -> bool:
+        """Whether a later try may succeed."""
+        return self.errno in TRANSIENT
 
 
 Outcome = Ok[T] | Wrong | Unavailable
 
 
-def known(outcome: Outcome[T]) -> T:
-    """What was read.
+def unwrap(outcome: Outcome[T]) -> T:
+    """The value of an Ok outcome.
 
     Raises:
-        UnavailableError: it could not be.
-        RunError: it is not what it should be.
+        UnavailableError: the outcome is Unavailable.
+        RunError: the outcome is Wrong.
     """
     if isinstance(outcome, Unavailable):
         raise UnavailableError(outcome.reason)
@@ -91,43 +91,43 @@ def known(outcome: Outcome[T]) -> T:
     return outcome.value
 
 
-def exists(path: AnyPath, *, patience: float | None = None) -> Outcome[bool]:
-    """Whether there is such a file or folder."""
-    found = tried(lambda: os.stat(path), path, patience=patience)
-    if isinstance(found, Wrong):  # a link in a circle leads to nothing
+def exists(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bool]:
+    """Whether a file or folder exists."""
+    found = retry_read(lambda: os.stat(path), path, retry_seconds=retry_seconds)
+    if isinstance(found, Wrong):  # a link that leads to itself
         return Ok(False)
     return Ok(found.value is not None) if isinstance(found, Ok) else found
 
 
-def read_bytes(path: AnyPath, *, patience: float | None = None) -> Outcome[bytes | None]:
-    """All of a file; None: there is none. What is no regular file, or too large, is wrong; see `run_files`."""
-    return tried(lambda: run_files.content(path), path, patience=patience)
+def read_bytes(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[bytes | None]:
+    """All bytes of a file; None if it does not exist. Wrong if it is not a regular file, or too large: `run_files`."""
+    return retry_read(lambda: run_files.read_whole(path), path, retry_seconds=retry_seconds)
 
 
-def read_text(path: AnyPath, *, patience: float | None = None) -> Outcome[str | None]:
-    """The same as text, for whose bytes any will do."""
-    return then(read_bytes(path, patience=patience), lambda data: os.fsdecode(data))
+def read_text(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[str | None]:
+    """The text of a file; None if it does not exist. Bytes that are not UTF-8 become surrogates."""
+    return map_value(read_bytes(path, retry_seconds=retry_seconds), lambda data: os.fsdecode(data))
 
 
-def read_json(path: AnyPath, *, patience: float | None = None) -> Outcome[Any]:
-    """What a file of JSON holds; None: there is none."""
+def read_json(path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[Any]:
+    """The value in a JSON file; None if the file does not exist."""
 
     def parsed(data: bytes) -> Any:
         try:
-            return run_files.parsed(data)
+            return run_files.parse_json(data)
         except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from None
 
-    return then(read_bytes(path, patience=patience), parsed)
+    return map_value(read_bytes(path, retry_seconds=retry_seconds), parsed)
 
 
-def names(folder: AnyPath, *, patience: float | None = None) -> Outcome[list[str] | None]:
-    """The names in a folder, in no order; None: there is none."""
-    return tried(lambda: [entry.name for entry in os.scandir(folder)], folder, patience=patience)
+def list_names(folder: AnyPath, *, retry_seconds: float | None = None) -> Outcome[list[str] | None]:
+    """The names of a folder's entries, unordered; None if the folder does not exist."""
+    return retry_read(lambda: [entry.name for entry in os.scandir(folder)], folder, retry_seconds=retry_seconds)
 
 
-def then(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:
-    """What a function makes of what was read, if there was something; with a RunError it says that it is wrong."""
+def map_value(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | None]:
+    """Applies a function to the value of an Ok outcome, unless that is None; a RunError in it becomes Wrong."""
     if not isinstance(outcome, Ok) or outcome.value is None:
         return outcome if not isinstance(outcome, Ok) else Ok(None)
     try:
@@ -136,35 +136,35 @@ def then(outcome: Outcome[T | None], function: Callable[[T], S]) -> Outcome[S | 
         return Wrong(str(error))
 
 
-def tried(call: Callable[[], T], path: AnyPath, *, patience: float | None = None) -> Outcome[T | None]:
-    """What a call that reads comes to, tried again while that may help; None: what it reads is not there.
+def retry_read(call: Callable[[], T], path: AnyPath, *, retry_seconds: float | None = None) -> Outcome[T | None]:
+    """Runs a read, and repeats it while its error is transient. Ok(None) if the file does not exist.
 
     Args:
-        call: reads.
-        path: what it reads, for the reason.
-        patience: seconds for which it is tried again; None: by where this process runs, see above.
+        call: does the read.
+        path: the file, for the error text.
+        retry_seconds: how long to repeat it; None: as described at the top of this module.
     """
     global _rests_until
-    if patience is None:
+    if retry_seconds is None:
         resting = time.monotonic() < _rests_until
-        patience = 0.0 if resting else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
-    for _ in pauses(patience):
+        retry_seconds = 0.0 if resting else IN_A_JOB if "LAUNCHER_ATTEMPT" in os.environ else IN_A_COMMAND
+    for _ in backoff(retry_seconds):
         found = _once(call, path)
-        if not (isinstance(found, Unavailable) and found.passes):
+        if not (isinstance(found, Unavailable) and found.is_transient):
             return found
-    if patience:
+    if retry_seconds:
         _rests_until = time.monotonic() + REST
     return found
 
 
-def pauses(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
-    """For each try the seconds since the first one: at once, and after growing pauses until `limit` seconds are over.
+def backoff(limit: float, first: float | None = None, longest: float | None = None) -> Iterator[float]:
+    """Yields the seconds since the first try, before each try: at once, then after growing pauses, for `limit` seconds.
 
-    They are random, so that a thousand ranks do not all ask at the same moment.
+    The pauses are random, so that a thousand ranks do not all read at the same moment.
 
     Args:
         limit: seconds.
-        first, longest: seconds of the first pause and of the longest, at most; None: FIRST, LONGEST.
+        first, longest: the first pause and the longest pause, in seconds; None: FIRST, LONGEST.
     """
     began, elapsed = time.monotonic(), 0.0
     pause, longest = FIRST if first is None else first, LONGEST if longest is None else longest
@@ -175,15 +175,15 @@ def pauses(limit: float, first: float | None = None, longest: float | None = Non
         yield elapsed
 
 
-def passes(error: BaseException) -> bool:
-    """Whether an error tells that something cannot be read now, and may be later. Pure."""
-    return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in PASSING)
+def is_transient(error: BaseException) -> bool:
+    """Whether an error means that a read may succeed later. Pure."""
+    return isinstance(error, UnavailableError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
 
 
 def _once(call: Callable[[], T], path: AnyPath) -> Outcome[T | None]:
     try:
         return Ok(call())
-    except ValueError as error:  # a name with a NUL byte in it
+    except ValueError as error:  # the name contains a NUL byte
         return Wrong(f"{path!r} cannot be read: {error}")
     except OSError as error:
         number = error.errno or 0

@@ -1,4 +1,4 @@
-"""Whether nodes see the folder of runs, as far as this machine can tell before anything is submitted."""
+"""Whether compute nodes see the folder of runs, as far as this machine can tell before a submission."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 
-# Types of file systems that one machine has for itself, and others do not see (statfs(2), /proc/mounts).
+# Types of file systems that only one machine sees (statfs(2), /proc/mounts).
 IN_MEMORY = ("tmpfs", "ramfs")
-OWN = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat", *IN_MEMORY)
-SEEN = ".nodes-see-this"  # in the folder, made by the first job of a run that begins there
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "jfs", "reiserfs", "vfat", *IN_MEMORY)
+SEEN = ".nodes-see-this"  # file in the folder of runs; the first job script that starts there makes it
 
 
 def kind_of(folder: Path, mounts: str | None = None) -> str:
-    """Type of the file system that a folder is on, by the longest mount point above it; empty: unknown.
+    """The type of the file system that a folder is on, by the longest mount point above it; empty if unknown.
 
     Args:
-        folder: absolute.
-        mounts: the text of /proc/mounts; None: it is read.
+        folder: an absolute path.
+        mounts: the text of /proc/mounts; None reads it.
     """
     if mounts is None:
         try:
@@ -30,7 +30,7 @@ def kind_of(folder: Path, mounts: str | None = None) -> str:
 
 
 def kind_at(folder: str, mounts: str) -> str:
-    """The same for a folder's real path. Pure."""
+    """`kind_of` for a path without links and the text of /proc/mounts. Pure."""
     longest, kind = "", ""
     for line in mounts.splitlines():
         _, point, found, *_ = [*line.split(" "), "", ""]
@@ -41,27 +41,27 @@ def kind_at(folder: str, mounts: str) -> str:
 
 
 def check(folder: Path, kind: str, *, seen: bool, nodes: Collection[str], here: Collection[str]) -> str | None:
-    """A note for whoever submits to these nodes, or None. Pure.
+    """A note for the user who submits to these nodes, or None. Pure.
 
-    | the folder | then |
+    | the folder | result |
     |---|---|
-    | a job has begun there before | nothing: nodes see it |
-    | all nodes are this machine | nothing |
-    | is in this machine's memory | refused: nobody else can see it |
-    | is on a disk of a type that is mostly one machine's own | a note: this machine may export it |
-    | is on another type, or nobody knows | nothing |
+    | has the file SEEN: a job has started there before | None |
+    | all nodes are this machine | None |
+    | is in this machine's memory | ConfigError: no other machine sees it |
+    | is on a type of disk that is usually local | a note: this machine may export it |
+    | is on another type, or an unknown one | None |
 
     Args:
         folder: of the runs.
-        kind: type of its file system.
+        kind: the type of its file system.
         seen: whether it has the file SEEN.
         nodes: names of the hosts that jobs may run on.
-        here: the names of this machine.
+        here: names of this machine.
 
     Raises:
-        ConfigError: no node can see it.
+        ConfigError: no node can see the folder.
     """
-    if seen or kind not in OWN or set(nodes) <= set(here):
+    if seen or kind not in LOCAL or set(nodes) <= set(here):
         return None
     if kind in IN_MEMORY:
         raise ConfigError(

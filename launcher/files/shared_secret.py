@@ -1,7 +1,7 @@
-"""Random bytes that only one owner's processes know. They are kept in files that only the owner can read.
+"""Random bytes that only processes of one user know, kept in files that only this user can read.
 
-A run has one in its directory (`runs.Run.secret`). Processes that meet without a run (`init()` under srun or mpiexec)
-use the one of their user.
+Each run has a secret in its directory (`runs.Run.secret`). Processes that form a group without a run (`init()` under
+srun or mpiexec) use the secret of their user.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from launcher.errors import RunError
 from launcher.files import run_files
 
 SIZE = 32  # bytes
-VARIABLE, LEAST = "LAUNCHER_SECRET", 16
+VARIABLE, MIN_LENGTH = "LAUNCHER_SECRET", 16
 
 
 class SecretError(RunError):
-    """There is no secret that all processes could know."""
+    """There is no secret that all processes can share."""
 
 
 def of_file(path: Path) -> bytes:
-    """The secret in a file, which is made if there is none.
+    """The secret in a file; makes the file if it is missing.
 
     Raises:
-        OSError: it can neither be read nor made.
-        SecretError: it is damaged, or others can read it.
+        OSError: the file can neither be read nor made.
+        SecretError: the file is damaged, or others can read it.
     """
     if not path.exists():
         make(path)
@@ -35,15 +35,15 @@ def of_file(path: Path) -> bytes:
     if len(secret) != SIZE:
         raise SecretError(f"{path} is damaged: it has {len(secret)} bytes instead of {SIZE}; remove it")
     if mode & 0o077:
-        raise SecretError(f"others can read {path}: remove it, and another one is made")
+        raise SecretError(f"others can read {path}: remove it, and a new one is made")
     return secret
 
 
 def make(path: Path) -> None:
-    """Makes the file, whole and only once, whoever else does so at the same time.
+    """Makes a secret file, atomically; keeps the file that another process made first.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
     secret = os.urandom(SIZE)
     try:
@@ -55,16 +55,14 @@ def make(path: Path) -> None:
 
 
 def of_user() -> bytes:
-    """The secret of this user: LAUNCHER_SECRET, or a file in the folder of the user's settings.
+    """The secret of this user: $LAUNCHER_SECRET, or a file in the user's config folder.
 
     Raises:
-        SecretError: there is none, and none can be made.
+        SecretError: the variable is too short, or the file can neither be read nor made.
     """
     if given := os.environ.get(VARIABLE):
-        if len(given) < LEAST:
-            raise SecretError(
-                f"{VARIABLE} has {len(given)} characters, and {LEAST} are the least: others could guess it"
-            )
+        if len(given) < MIN_LENGTH:
+            raise SecretError(f"{VARIABLE} has {len(given)} characters, too few: use {MIN_LENGTH} or more")
         return given.encode()
     path = paths.user_config_dir() / "secret"
     try:

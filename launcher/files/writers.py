@@ -1,7 +1,7 @@
-"""Who besides its owner can write to a folder.
+"""Who besides the owner can write to a folder.
 
-It imports nothing that a Python does not have when it starts: `python -m launcher` asks this of the folder in which it
-was typed, and anything that is imported then may come from there.
+Imports only what a starting Python has loaded already: `python -m launcher` calls this about the working folder, and
+until then a module could be imported from there.
 """
 
 import os
@@ -13,13 +13,13 @@ GROUP = "its group"
 
 
 def others(mode: int, gid: int, private_group: int, listed: bool) -> str | None:
-    """EVERYBODY, LISTED or GROUP; None: nobody else can. Pure.
+    """EVERYBODY, LISTED or GROUP if others can write to a folder; None if nobody else can. Pure.
 
     Args:
-        mode: of the folder (st_mode).
-        gid: of the folder.
-        private_group: the group that has the user alone in it; -1: there is none.
-        listed: whether it has an access control list, whose mask the group's bits then are (man 5 acl).
+        mode: st_mode of the folder.
+        gid: group id of the folder.
+        private_group: id of the group that contains only the user; -1 if there is none.
+        listed: whether the folder has an access control list. The group's mode bits are then its mask (man 5 acl).
     """
     if mode & 0o002:
         return EVERYBODY
@@ -39,7 +39,7 @@ def has_list(path: str) -> bool:
 
 
 def private_group(uid: int) -> int:
-    """The group of a user alone, with the user's name; -1: there is none."""
+    """The id of the group that has the user's name and no other member; -1 if there is none."""
     first, sys.path[:1] = sys.path[:1], []  # with `python -m` it is the working folder
     try:
         import grp

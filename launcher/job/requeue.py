@@ -20,7 +20,7 @@ from launcher.config.schema import ResumeHow
 from launcher.errors import LauncherError
 from launcher.failures import text
 from launcher.failures.codes import NextReason, StopReason
-from launcher.files.shared_files import known, passes, tried
+from launcher.files.shared_files import is_transient, retry_read, unwrap
 from launcher.formatting import plural
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
@@ -148,7 +148,7 @@ def main(run_dir: str, told: bool) -> int:
     try:
         found = _what_becomes_of(attempt, events, told)
     except (LauncherError, OSError) as error:
-        if not passes(error):
+        if not is_transient(error):
             raise
         # It may have been cancelled, or have got further than can be seen: neither is it started again nor given up.
         found = Decision(What.STAYS, NextReason.UNREADABLE, f"{error}; `launcher resume {run.id}` takes it up")
@@ -169,7 +169,7 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> Decision:
     """
     run = attempt.run
     plan = run.own_plan()
-    saved = known(tried(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
+    saved = unwrap(retry_read(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
     preempted = _preempted(plan, attempt)
     events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
     stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]

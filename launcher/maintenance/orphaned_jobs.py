@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.files.shared_files import exists, known
+from launcher.files.shared_files import exists, unwrap
 from launcher.monitoring.live import PATIENCE, Live
 from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
@@ -85,7 +85,7 @@ def is_gone(folder: Path) -> bool:
     Raises:
         UnavailableError: nobody can tell now.
     """
-    return not any(known(exists(folder / name)) for name in RECORDS.values())
+    return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:

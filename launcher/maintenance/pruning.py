@@ -25,7 +25,7 @@ from pathlib import Path
 from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
-from launcher.files.shared_files import exists, known, names, read_text
+from launcher.files.shared_files import exists, list_names, read_text, unwrap
 from launcher.monitoring.live import DAMAGE, Damaged, look, look_at_each, read, readable
 from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepLive, counts, look_at
 from launcher.runs import live_index, lookup, sweep_directory
@@ -129,7 +129,7 @@ def _waiting_for(folder: Path, live: SweepLive, known_ones: Collection[Path] = (
         if {path, path.parent}.isdisjoint(known_ones):
             users = readable(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
             if isinstance(users, Damaged):
-                found += [path.name] if users.passes else []
+                found += [path.name] if users.is_transient else []
             else:
                 found += needs(users, [folder]).get(folder, [])
     return found
@@ -138,8 +138,8 @@ def _waiting_for(folder: Path, live: SweepLive, known_ones: Collection[Path] = (
 def _followers(folder: Path) -> list[Path]:
     sweep = Sweep(folder)
     homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
-    files = [home / FOLLOWERS / name for home in homes for name in known(names(home / FOLLOWERS)) or ()]
-    return [Path((known(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
+    files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
+    return [Path((unwrap(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
 
 
 def _not_over(path: Path, live: SweepLive) -> list[tuple[str, JobPlan]]:
@@ -201,8 +201,8 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
     except RunError as error:
         return str(error)
     with contextlib.ExitStack() as stack:
-        for name in (SUBMITTING, ".points") if known(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
-            if not stack.enter_context(locks.held_if_free(path / name)):
+        for name in (SUBMITTING, ".points") if unwrap(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
+            if not stack.enter_context(locks.try_acquire(path / name)):
                 return "it is being submitted"
         if why := kept_because(_again(old), before, states):
             return why
@@ -220,7 +220,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
 def finish(runs_dir: Path) -> int:
     """Removes what an earlier removal has left in a folder when it was interrupted; bytes that this has freed."""
     freed = 0
-    for name in known(names(runs_dir)) or ():
+    for name in unwrap(list_names(runs_dir)) or ():
         left = runs_dir / name
         if name.startswith(REMOVED) and is_own(left):
             freed += size_of(left)
@@ -232,7 +232,7 @@ def _again(old: Old) -> Old:
     """The run or sweep as it is now, and also needed by those that have come to wait for it since."""
     live, path = SweepLive(), old.path
     try:
-        if known(exists(path / sweep_directory.RECORD)):
+        if unwrap(exists(path / sweep_directory.RECORD)):
             now = _of_sweep(Sweep(path), live)[0]
         else:
             seen = look(Run(path), live)

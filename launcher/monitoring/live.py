@@ -24,7 +24,7 @@ from launcher import errors
 from launcher.environment import secrets
 from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
@@ -84,12 +84,12 @@ class Seen:
 class Damaged:
     """A run of which something cannot be read; `words` say what, and what to do.
 
-    `passes`: it may be read later, so nothing is known of the run, not even that it is damaged.
+    `is_transient`: it may be read later, so nothing is known of the run, not even that it is damaged.
     """
 
     run: Run
     words: str
-    passes: bool = False
+    is_transient: bool = False
 
 
 def queries(plan: JobPlan, patience: float | None = None) -> Queries:
@@ -379,10 +379,10 @@ def readable(run: Run, function: Callable[[], T]) -> T | Damaged:
     try:
         return function()
     except RunError as error:
-        return Damaged(run, str(error), passes(error))
+        return Damaged(run, str(error), is_transient(error))
     except DAMAGE as error:
-        if passes(error):
-            return Damaged(run, f"{run.path} cannot be read now: {error}", passes=True)
+        if is_transient(error):
+            return Damaged(run, f"{run.path} cannot be read now: {error}", is_transient=True)
         return Damaged(run, f"{run.path} is damaged: {type(error).__name__}: {error}")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.monitoring.live import (
     DAMAGE,
     ENDS,
@@ -137,7 +137,7 @@ def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive
     try:
         return _seen(point, asked, cancelled, live)
     except DAMAGE as error:
-        return PointSeen(point, RunState.UNKNOWN.value if passes(error) else DAMAGED)
+        return PointSeen(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED)
 
 
 def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:

@@ -1,1 +1,1 @@
-"""Process groups, orphans and what must not survive a task, on this machine. Imports nothing of the launcher."""
+"""Process groups on this machine, and how to kill what tasks and ranks leave behind. Imports nothing of launcher."""

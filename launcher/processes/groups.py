@@ -1,4 +1,4 @@
-"""A process group that outlives whoever started it, recognised again by its start time (Linux, /proc)."""
+"""A process group that outlives the process that started it, identified by its leader's id and start time (Linux)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Process:
     """The leader of a process group.
 
     Attributes:
-        pid: its id, which is the group's too.
-        start: its start time in clock ticks since boot: another process with this id has another one.
-        host: where it runs.
+        pid: the process id, which is also the group's.
+        start: the start time in clock ticks since boot, which tells it from a later process with the same id.
+        host: the host where it runs.
     """
 
     pid: int
@@ -27,33 +27,33 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process with this id, which must be there."""
+        """The process with this id, on this machine."""
         state = _state(pid)
         return cls(pid, state[1] if state else 0, socket.gethostname())
 
     @classmethod
     def started(cls, journal: Sequence[Mapping[str, Any]]) -> Process | None:
-        """The one that a run's journal tells of last."""
+        """The process that a run's journal names last; None if it names none."""
         entry = next((entry for entry in reversed(journal) if entry["event"] == "process"), None)
         return None if entry is None else cls(entry["pid"], entry["start"], entry["host"])
 
     def here(self) -> bool:
-        """Whether it belongs to this machine: of another one nothing can be told."""
+        """Whether the process belongs to this machine; nothing is known about processes of other machines."""
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Whether it runs on this machine (a zombie does not)."""
+        """Whether the process runs on this machine; False for a zombie."""
         state = _state(self.pid) if self.here() else None
         return state is not None and state[0] != "Z" and state[1] == self.start
 
     def signal(self, number: signal.Signals) -> None:
-        """Signals the whole group if the process is still the one meant."""
+        """Signals the whole process group, if its leader is still the same process."""
         if self.alive():
             os.killpg(self.pid, number)
 
 
 def _state(pid: int) -> tuple[str, int] | None:
-    """State letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22)."""
+    """A process's state letter and start time (man 5 proc, /proc/PID/stat, fields 3 and 22); None if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

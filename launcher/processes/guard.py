@@ -1,7 +1,7 @@
-"""Nothing of a task survives it: what it leaves behind is killed, also what has made itself a session of its own.
+"""Kills everything that a task leaves behind, including processes that have started a session of their own.
 
-PBS without its cgroups hook ends a job by killing the sessions that it knows of; a process that called setsid lives on.
-Everything that a task starts inherits the variable LAUNCHER_GUARD, and by its value it is found on this host.
+PBS without its cgroups hook ends a job by killing the sessions that it knows; a process that called setsid survives.
+All processes of a task inherit the variable LAUNCHER_GUARD, whose value identifies them on this host.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import signal
 import time
 
 VARIABLE = "LAUNCHER_GUARD"
-PAUSE = 0.3  # seconds between two looks
+PAUSE = 0.3  # seconds between polls
 
 
 def start() -> None:
-    """Watches this process from a child; does nothing without LAUNCHER_GUARD. Call it before there are threads."""
+    """Forks a child that waits for this process to end, and then kills what is left. Call it before there are threads.
+
+    Does nothing without LAUNCHER_GUARD.
+    """
     mark, watched = os.environ.get(VARIABLE), os.getpid()
     if not mark or os.fork():
         return
     try:
-        os.setsid()  # out of reach of what ends the job
+        os.setsid()  # or what ends the job would end the guard as well
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -29,19 +32,19 @@ def start() -> None:
             os.dup2(nowhere, descriptor)
         while os.getppid() == watched:
             time.sleep(PAUSE)
-        while kill_marked(mark):  # what forks while it is killed is found in the next round
+        while kill_marked(mark):  # a process may fork while it is being killed: the next round finds the child
             time.sleep(PAUSE)
     finally:
         os._exit(0)
 
 
 def kill_marked(mark: str) -> bool:
-    """Kills the processes of this host that were started with the mark; whether there were any."""
+    """Kills the processes of this host whose LAUNCHER_GUARD is `mark`; returns whether there were any."""
     wanted, found = os.fsencode(f"{VARIABLE}={mark}"), False
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             with open(f"/proc/{entry.name}/environ", "rb") as file:
                 marked = wanted in file.read().split(b"\0")
             if marked:

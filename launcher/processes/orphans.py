@@ -1,4 +1,4 @@
-"""Nothing that a rank started outlives its round: what loses its parent becomes the agent's child, and is killed."""
+"""Kills everything that a rank leaves behind: the agent adopts processes that lose their parent, and kills them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LIBC = ctypes.CDLL(None)
 
 
 def adopt() -> None:
-    """From now on descendants of this process that lose their parent become its children (Linux)."""
+    """Makes this process the parent of descendants that lose theirs (Linux: a child subreaper)."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """In a fork: it is killed when its parent ends, for nobody would watch it any more.
+    """Makes the kernel kill this process when its parent ends. Call it in a fork.
 
     Args:
-        parent: process id of the one that has forked it. If that is gone already, this process ends here.
+        parent: the parent's process id. If the parent has ended already, this process exits with 1.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -31,10 +31,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def children() -> set[int]:
-    """Process ids of this process's children; none on a kernel without CONFIG_PROC_CHILDREN.
+    """The process ids of this process's children; empty on a kernel without CONFIG_PROC_CHILDREN.
 
     Raises:
-        OSError: that cannot be told now (no descriptor is left).
+        OSError: /proc cannot be read now (no file descriptor is left).
     """
     try:
         with os.scandir("/proc/self/task") as threads:
@@ -44,16 +44,21 @@ def children() -> set[int]:
     return {int(pid) for text in tasks for pid in text.split()}
 
 
-def _children_if_known() -> set[int]:
+def _children_or_none() -> set[int]:
     with contextlib.suppress(OSError):
         return children()
     return set()
 
 
-def kill(keep: Collection[int], patience: float = 2.0) -> list[int]:
-    """Kills all children but these, and those whose parents they were; returns their ids."""
-    give_up, killed = time.monotonic() + patience, set()
-    while strangers := _children_if_known() - set(keep):
+def kill(keep: Collection[int], timeout: float = 2.0) -> list[int]:
+    """Kills all children except `keep`, and the orphans that this process then adopts; returns the ids of the killed.
+
+    Args:
+        keep: process ids.
+        timeout: seconds until it gives up on processes that do not end (in uninterruptible sleep).
+    """
+    give_up, killed = time.monotonic() + timeout, set()
+    while strangers := _children_or_none() - set(keep):
         killed |= strangers
         for pid in strangers:
             with contextlib.suppress(ProcessLookupError):
@@ -62,6 +67,6 @@ def kill(keep: Collection[int], patience: float = 2.0) -> list[int]:
         for pid in strangers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        if time.monotonic() > give_up:  # in a state that even this signal does not end
+        if time.monotonic() > give_up:
             break
     return sorted(killed)

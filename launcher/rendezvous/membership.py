@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.files import run_files
-from launcher.files.shared_files import exists, known
+from launcher.files.shared_files import exists, unwrap
 from launcher.rendezvous.protocol import Member
 
 
@@ -76,7 +76,7 @@ class Rounds:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        return bool(known(exists(self._folder / f"{number}.json", patience=0)))
+        return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
     def latest(self) -> Round | None:
         """The newest round; None: none has begun. A file that is not one of ours is passed over.

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
 from launcher.files import run_files
-from launcher.files.shared_files import known, read_json
+from launcher.files.shared_files import read_json, unwrap
 from launcher.monitoring.live import Seen
 from launcher.reports import words
 from launcher.reports.curves import Curve, curves
@@ -131,7 +131,7 @@ def _health(seen: Seen, attempts: Sequence[Sequence[Event]], paces: Sequence[Seq
 
 def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
     try:
-        found = known(read_json(run.path / "results.json"))
+        found = unwrap(read_json(run.path / "results.json"))
         return (None if found is None else parse(found)), ()
     except (RunError, Unreadable) as error:
         return None, (str(error),)
@@ -158,7 +158,7 @@ def _log(run: Run) -> tuple[str, ...]:
     if not outputs:
         return ()
     try:
-        data, start = run_files.part(outputs[-1], 0, None, LOG_BYTES)
+        data, start = run_files.read_range(outputs[-1], 0, None, LOG_BYTES)
     except OSError:
         return ()
     lines = data.decode(errors="replace").split("\n")[1 if start else 0 :]

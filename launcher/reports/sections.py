@@ -206,7 +206,7 @@ def environment_section(run: RunData, name: str = "") -> Section:
     pairs |= {f"environment: {key}": value for key, value in dict(known.get("environment") or {}).items()}
     pairs |= {"working directory": plan.get("workdir"), "directory": run.path}
     rows = [
-        (key, words.HIDDEN if words.secret(key) else words.value(value))
+        (key, words.HIDDEN if words.is_secret(key) else words.value(value))
         for key, value in pairs.items()
         if value is not None
     ]

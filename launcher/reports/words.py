@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.escapes import clean
 from launcher.formatting import number
-from launcher.redaction import HIDDEN, secret
+from launcher.redaction import HIDDEN, is_secret
 
 
 def value(anything: Any) -> str:
@@ -79,18 +79,18 @@ def plain(text: Any) -> str:
 def public_override(override: str) -> str:
     """`cluster.environment.API_TOKEN=…` without the value."""
     key, equals, _ = override.partition("=")
-    return f"{key}={HIDDEN}" if equals and secret(override) else override
+    return f"{key}={HIDDEN}" if equals and is_secret(override) else override
 
 
 def override_value(key: str, text: str) -> str:
     """The value of an override, unless its key is a secret's."""
-    return HIDDEN if secret(key) else text
+    return HIDDEN if is_secret(key) else text
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested keys as `a.b.c`; values of secrets are not shown."""
     if not isinstance(values, dict) or not values:
-        return {prefix: HIDDEN if values is not None and secret(prefix.rpartition(".")[2]) else values}
+        return {prefix: HIDDEN if values is not None and is_secret(prefix.rpartition(".")[2]) else values}
     return {
         key: each
         for name, inner in values.items()

@@ -53,11 +53,11 @@ from launcher.files.shared_files import (
     Outcome,
     Wrong,
     exists,
-    known,
-    names,
+    list_names,
     read_json,
     read_text,
-    tried,
+    retry_read,
+    unwrap,
 )
 from launcher.runs import event_file, live_index
 
@@ -109,19 +109,19 @@ class Run:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        return known(self._in_another())
+        return unwrap(self._in_another())
 
     @property
     def id(self) -> str:
         """Its name; a point's has its sweep's in front (`lr-3f9c/7`)."""
-        found = self._in_another(patience=0)  # a name is wanted in any case, and most runs have none of digits
+        found = self._in_another(retry_seconds=0)  # a name is wanted in any case, and most runs have none of digits
         point = found.value if isinstance(found, Ok) else True
         return f"{self.path.parent.name}/{self.path.name}" if point else self.path.name
 
-    def _in_another(self, *, patience: float | None = None) -> Outcome[bool]:
+    def _in_another(self, *, retry_seconds: float | None = None) -> Outcome[bool]:
         found: Outcome[bool] = Ok(False)
         for name in ("sweep.json", "submitit") if self.path.name.isdecimal() else ():
-            found = exists(self.path.parent / name, patience=patience)
+            found = exists(self.path.parent / name, retry_seconds=retry_seconds)
             if found != Ok(False):
                 break
         return found
@@ -178,7 +178,7 @@ class Run:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        return known(exists(self.path / name))
+        return unwrap(exists(self.path / name))
 
     def write_record(
         self, plan: JobPlan, config: Mapping[str, Any], facts: Mapping[str, Any], *, sync: bool = True
@@ -212,7 +212,7 @@ class Run:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        found = known(names(self.path)) or ()
+        found = unwrap(list_names(self.path)) or ()
         return sum(name.startswith("record-") and name.endswith(".json") for name in found)
 
     def clear_marks(self) -> None:
@@ -270,8 +270,8 @@ class Run:
             RunError: there is none, it is damaged, or another version wrote it.
         """
         path = f"{self.path}/{name}"
-        record = known(read_json(path))
-        if record is None and not known(exists(path)):
+        record = unwrap(read_json(path))
+        if record is None and not unwrap(exists(path)):
             raise RunError(f"{self.path} is not a run: it has no {name}")
         if not isinstance(record, dict):
             raise RunError(f"{path} cannot be read: it is no record of a run")
@@ -324,7 +324,7 @@ class Run:
         found = read_json(self.path / "result.json")
         if isinstance(found, Wrong):
             return None
-        metrics = known(found)
+        metrics = unwrap(found)
         return metrics if isinstance(metrics, dict) else None
 
     def attempts(self) -> list[Attempt]:
@@ -333,12 +333,12 @@ class Run:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        found = known(names(f"{self.path}/attempts")) or ()
+        found = unwrap(list_names(f"{self.path}/attempts")) or ()
         return [Attempt(self, number) for number in sorted(int(name) for name in found if name.isdecimal())]
 
     def silent_for(self) -> float | None:
         """Seconds since whoever holds the lease has shown that it lives; None: nobody has it, or nobody can tell."""
-        found = tried((self.path / "lease").stat, self.path, patience=0)
+        found = retry_read((self.path / "lease").stat, self.path, retry_seconds=0)
         return time.time() - found.value.st_mtime if isinstance(found, Ok) and found.value is not None else None
 
     def outputs(self) -> list[Path]:
@@ -360,7 +360,7 @@ class Run:
             UnavailableError: it cannot be read now.
         """
         path = self.path / SECRET
-        secret = known(tried(lambda: shared_secret.of_file(path), path))  # a run of an earlier version has none yet
+        secret = unwrap(retry_read(lambda: shared_secret.of_file(path), path))  # makes it, for runs of old versions
         if secret is None:
             raise RunError(f"{path} is gone")
         return secret
@@ -373,7 +373,7 @@ class Run:
             RunError: the directory is incomplete or somebody else's, or others can write to it.
         """
         for path in (self.path, self.submitit_folder):
-            if not known(exists(path)):
+            if not unwrap(exists(path)):
                 raise RunError(f"{self.path} is not a whole run: it has no folder {path.name}")
             require_private(path)
 
@@ -405,7 +405,7 @@ class Attempt:
                 file.write(f"{code}\n")
             return True
 
-        outcome = tried(written, path)
+        outcome = retry_read(written, path)
         if outcome != Ok(True):  # a full disk, say; then the script goes by the scheduler's status
             reason = "its folder is gone" if isinstance(outcome, Ok) else outcome.reason
             print(f"launcher: the exit code {code} cannot be written to {path}: {reason}", file=sys.stderr)
@@ -416,7 +416,7 @@ class Attempt:
         Raises:
             UnavailableError: it cannot be read now.
         """
-        text = known(read_text(f"{self.path}/exit_code")) or ""
+        text = unwrap(read_text(f"{self.path}/exit_code")) or ""
         return int(text) if text.strip().isdecimal() else None
 
     def events_file(self, writer: str) -> Path:
@@ -433,7 +433,7 @@ class Attempt:
 
     def _events(self, *, whole: bool) -> list[dict[str, Any]]:
         folder = f"{self.run.path}/attempts/{self.number}/events"
-        found = known(names(folder)) or ()
+        found = unwrap(list_names(folder)) or ()
         events: list[dict[str, Any]] = []
         for name in sorted(name for name in found if name.endswith(".jsonl")):
             writer = name.removesuffix(".jsonl")
@@ -459,7 +459,7 @@ def require_private(folder: Path) -> None:
         FileNotFoundError: it is not there.
         RunError: it is somebody else's, or others can write to it.
     """
-    status = known(tried(folder.stat, folder))
+    status = unwrap(retry_read(folder.stat, folder))
     if status is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     if status.st_uid != os.getuid():
@@ -483,7 +483,7 @@ def only_submitter(folder: Path) -> Iterator[None]:
     def waiting() -> None:
         print(f"launcher: waiting for another command that submits in {folder}", file=sys.stderr, flush=True)
 
-    with locks.held(folder / SUBMITTING, inheritable=True, waiting=waiting):
+    with locks.acquire(folder / SUBMITTING, inheritable=True, waiting=waiting):
         _LOCKED.add(folder)
         try:
             yield
@@ -493,7 +493,7 @@ def only_submitter(folder: Path) -> Iterator[None]:
 
 def being_submitted(folder: Path) -> bool:
     """Whether somebody submits what is in this folder now."""
-    return locks.is_held(folder / SUBMITTING)
+    return locks.is_locked(folder / SUBMITTING)
 
 
 def _relink(link: Path, target: Path) -> None:

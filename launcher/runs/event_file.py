@@ -13,7 +13,7 @@ from typing import Any
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 from launcher.files.run_files import naming
-from launcher.files.shared_files import known, tried
+from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
 from launcher.runs import events
 
@@ -87,7 +87,7 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
         os.close(descriptor)
 
 
-def read(path: Path | str, end: int | None = None, *, patience: float | None = None) -> Iterator[dict[str, Any]]:
+def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
     """The events of one file; a last line that is still being written is left out, and so is one that does not fit.
 
     Of a file with more than `run_files.EVENTS_LIMIT` bytes, or MOST_LINES lines, the beginning and the end are read.
@@ -95,13 +95,13 @@ def read(path: Path | str, end: int | None = None, *, patience: float | None = N
     Args:
         path: the file; there may be none.
         end: read only so many bytes at its end.
-        patience: see `shared_files.tried`.
+        retry_seconds: see `shared_files.retry_read`.
 
     Raises:
         UnavailableError: it cannot be read now.
         RunError: it is no regular file.
     """
-    lines = [line for line in _lines(path, end, patience) if 0 < len(line) <= LONGEST_LINE]
+    lines = [line for line in _lines(path, end, retry_seconds) if 0 < len(line) <= LONGEST_LINE]
     entries: Iterable[Any] = map(_parsed, lines)  # what does not fit takes memory one after the other
     if sum(map(len, lines)) <= _AT_ONCE:
         with contextlib.suppress(ValueError, RecursionError):
@@ -116,7 +116,7 @@ def problems(path: Path | str) -> list[str]:
         UnavailableError, RunError: as for `read`.
     """
     found = []
-    size = known(tried(lambda: os.lstat(path).st_size, path)) or 0
+    size = unwrap(retry_read(lambda: os.lstat(path).st_size, path)) or 0
     if size > run_files.EVENTS_LIMIT:  # the numbers of its lines are not known
         return [f"{path} has {long_size(size)}: only its beginning and its end are read"]
     for number, line in enumerate(_lines(path, None, None)[:-1], 1):
@@ -136,7 +136,7 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     Raises:
         UnavailableError, RunError: as for `read`.
     """
-    parts = known(tried(lambda: run_files.ends(path, _ENDS, _ENDS), path))
+    parts = unwrap(retry_read(lambda: run_files.read_ends(path, _ENDS, _ENDS), path))
     if parts is None:
         return []
     lines = b"\n".join(parts).split(b"\n")
@@ -145,10 +145,10 @@ def read_ends(path: str) -> list[dict[str, Any]]:
     return first + last[::-1]
 
 
-def _lines(path: Path | str, end: int | None, patience: float | None) -> list[bytes]:
+def _lines(path: Path | str, end: int | None, retry_seconds: float | None) -> list[bytes]:
     """The lines of a file, or of its last `end` bytes; what is left of one in which they begin is no JSON."""
     first, last = (run_files.EVENTS_LIMIT // 2,) * 2 if end is None else (0, end)
-    parts = known(tried(lambda: run_files.ends(path, first, last), path, patience=patience))
+    parts = unwrap(retry_read(lambda: run_files.read_ends(path, first, last), path, retry_seconds=retry_seconds))
     lines: list[bytes] = []
     for part in parts or ():
         if part.count(b"\n") > MOST_LINES:
@@ -186,7 +186,7 @@ def _misfit(event: object) -> str | None:
     if not isinstance(moment, (int, float)) or isinstance(moment, bool) or not 0 <= moment < LATEST:
         return "time is no time"
     try:
-        run_files.require_bounds(event)
+        run_files.require_json_bounds(event)
     except ValueError as error:
         return str(error)
     for key, type_, needed in _FIELDS.get(kind, ()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import errors
 from launcher.failures.codes import FaultCode
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.runs import directory, event_file, events
 from launcher.runs.events import Event, Fault
 
@@ -68,7 +68,7 @@ def not_begun(plan: JobPlan | None, writer: str, error: Exception, what: FaultCo
         error: why. What could not be read now may be read by the next attempt; nothing else would be different then.
         what: the same for programs.
     """
-    code = errors.RESUME if passes(error) else errors.NO_RETRY
+    code = errors.RESUME if is_transient(error) else errors.NO_RETRY
     host = socket.gethostname()
     cause = f"{host}: {error}"
     print(f"launcher: {cause}", file=sys.stderr, flush=True)

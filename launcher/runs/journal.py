@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from launcher.files.shared_files import known, tried
+from launcher.files.shared_files import retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
@@ -30,7 +30,7 @@ def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
     if sweep is None:
         return
     journal = sweep.path / "journal.jsonl"
-    if (status := known(tried(journal.stat, journal))) is not None:
+    if (status := unwrap(retry_read(journal.stat, journal))) is not None:
         yield from _entries(sweep, status.st_ino, status.st_size).get(int(run.path.name), ())
 
 

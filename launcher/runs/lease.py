@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.files.shared_files import known, read_text
+from launcher.files.shared_files import read_text, unwrap
 from launcher.runs import directory
 from launcher.runs.event_writer import current_attempt
 
@@ -33,7 +33,7 @@ def require() -> None:
     attempt, lease = current_attempt(), os.environ.get("LAUNCHER_LEASE")
     if attempt is None or lease is None:
         return
-    holder = (known(read_text(lease)) or "").split()  # the attempt's own file where there are no hard links
+    holder = (unwrap(read_text(lease)) or "").split()  # the attempt's own file where there are no hard links
     if holder[:2] != [os.environ.get("LAUNCHER_JOB_ID"), str(attempt.number)]:
         told = f"attempt {holder[1]} (job {holder[0]})" if len(holder) > 1 else "nobody"
         raise LeaseLost(

@@ -106,7 +106,7 @@ def count(sweep: Path, number: Mapping[str, int]) -> None:
 def counted(sweep: Path) -> dict[str, int] | None:
     """What was kept of a sweep that was not handed over again since; None: nothing."""
     try:
-        number = run_files.parsed(run_files.content(sweep / COUNTS))
+        number = run_files.parse_json(run_files.read_whole(sweep / COUNTS))
     except (OSError, ValueError):
         return None
     sound = isinstance(number, dict) and number and all(isinstance(each, int) for each in number.values())

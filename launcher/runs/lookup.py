@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import RunError, near
-from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, known, tried
+from launcher.files.shared_files import ABSENT, NO_FILE, Unavailable, exists, retry_read, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, require_known
 
@@ -38,7 +38,7 @@ def folders_with(folder: Path, name: str) -> list[Path]:
 def may_have(folder: str, name: str) -> bool:
     """Whether a folder has a file of this name, or nobody can tell now. One that we may not look into has none."""
     found = exists(f"{folder}/{name}")
-    return found.passes if isinstance(found, Unavailable) else known(found)
+    return found.is_transient if isinstance(found, Unavailable) else unwrap(found)
 
 
 def newest(folder: Path) -> list[str]:
@@ -70,7 +70,7 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     Raises:
         UnavailableError: the folder cannot be read now.
     """
-    for entry in known(tried(lambda: list(os.scandir(folder)), folder)) or ():
+    for entry in unwrap(retry_read(lambda: list(os.scandir(folder)), folder)) or ():
         if entry.name == "latest" or entry.name.startswith("."):
             continue
         try:
@@ -138,4 +138,4 @@ def find_folder(name: str, runs_dir: Path, what: str) -> Path:
 
 
 def _has(folder: Path, name: str) -> bool:
-    return known(exists(folder / name))
+    return unwrap(exists(folder / name))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.files import run_files
-from launcher.files.shared_files import Unavailable, known, tried
+from launcher.files.shared_files import Unavailable, retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import Lines
 
@@ -138,8 +138,8 @@ def read(path: Path, begin: int, end: int | None, *, last: bool) -> Iterator[byt
     Raises:
         RunError: it is no regular file.
     """
-    found = tried(lambda: run_files.opened(path), path, patience=0)
-    file = None if isinstance(found, Unavailable) else known(found)
+    found = retry_read(lambda: run_files.open_regular(path), path, retry_seconds=0)
+    file = None if isinstance(found, Unavailable) else unwrap(found)
     if file is None:
         return
     with file:
@@ -181,7 +181,7 @@ def start_of_last(
     """
     found, first = 0, begin
     try:
-        with run_files.opened(path) as file:
+        with run_files.open_regular(path) as file:
             size = file.seek(0, 2)
             position, tail = size if end is None else min(end, size), b""
             while position > begin:

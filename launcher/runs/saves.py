@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.files.shared_files import passes
+from launcher.files.shared_files import is_transient
 from launcher.spec.plan import JobPlan
 
 PATIENCE = 3.0  # seconds; a node counts as lost after launch.heartbeat
@@ -79,5 +79,5 @@ def _changed(path: Path) -> int | None:
 
 
 def _unless_it_passes(error: OSError) -> None:
-    if passes(error):
+    if is_transient(error):
         raise error

@@ -29,7 +29,7 @@ from launcher.config.hydra_text import key_of
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
-from launcher.files.shared_files import exists, known, read_json, read_text
+from launcher.files.shared_files import exists, read_json, read_text, unwrap
 from launcher.formatting import ranges
 from launcher.runs import directory, event_file, live_index
 from launcher.runs.directory import Run
@@ -114,7 +114,7 @@ class Sweep:
             ConfigError: it cannot be made, or is a run's.
             RunError: others can write to it.
         """
-        if known(exists(path / "record.json")):
+        if unwrap(exists(path / "record.json")):
             raise ConfigError(f"{path} is a run: choose another sweep.id")
         ownership.require_safe_way(path.parent, f"runs_dir={path.parent}")
         try:
@@ -134,7 +134,7 @@ class Sweep:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        return known(exists(self.path / RECORD))
+        return unwrap(exists(self.path / RECORD))
 
     def write(self, manifest: Manifest) -> None:
         """Writes the manifest, whole or not at all."""
@@ -147,7 +147,7 @@ class Sweep:
             UnavailableError: it cannot be read now.
             RunError: it is not there, it is damaged, or another version wrote it.
         """
-        found = known(read_json(self.path / RECORD))
+        found = unwrap(read_json(self.path / RECORD))
         if found is None and not self.recorded():
             raise RunError(f"{self.path} is not a sweep: it has no {RECORD}")
         if not isinstance(found, dict) or "format" not in found:
@@ -220,7 +220,7 @@ class Sweep:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        lines = (known(read_text(self.path / "points")) or "").split("\n")[:-1]  # the last one was cut off
+        lines = (unwrap(read_text(self.path / "points")) or "").split("\n")[:-1]  # the last one was cut off
         asked: dict[int, float] = {}
         for since, _, points in (line.partition(" ") for line in lines):
             with contextlib.suppress(ValueError):  # it was damaged
@@ -233,7 +233,7 @@ class Sweep:
         Raises:
             UnavailableError: nobody can tell now.
         """
-        return known(exists(self.path / "cancelled"))
+        return unwrap(exists(self.path / "cancelled"))
 
     def mark_cancelled(self, wanted: bool) -> None:
         """Whether points that have not begun are to stay so."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from launcher.errors import RunError, UnavailableError
-from launcher.files.run_files import opened
-from launcher.files.shared_files import Outcome, Unavailable, Wrong, known, names, read_json, tried
+from launcher.files.run_files import open_regular
+from launcher.files.shared_files import Outcome, Unavailable, Wrong, list_names, read_json, retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.directory import Attempt, Run
 
@@ -21,7 +21,7 @@ def of(run: Run) -> list[str]:
     for path in (f"{run.path}/result.json", f"{run.path}/results.json"):
         found += _wrong(read_json(path))
     for output in run.outputs():
-        found += _wrong(tried(lambda output=output: opened(output).close(), output))  # type: ignore[misc]
+        found += _wrong(retry_read(lambda output=output: open_regular(output).close(), output))  # type: ignore[misc]
     found += _of_events(f"{run.path}/journal.jsonl")
     for attempt in run.attempts():
         found += _of_attempt(attempt)
@@ -31,7 +31,7 @@ def of(run: Run) -> list[str]:
 def _of_attempt(attempt: Attempt) -> list[str]:
     found: list[str] = []
     for folder in (attempt.path / "events", attempt.path / "pace"):
-        for name in sorted(known(names(folder)) or ()):
+        for name in sorted(unwrap(list_names(folder)) or ()):
             if name.endswith(".jsonl"):
                 found += _of_events(f"{folder}/{name}")
     return found

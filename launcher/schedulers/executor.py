@@ -18,7 +18,7 @@ from submitit.core import core, utils
 
 from launcher.errors import SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
-from launcher.files.shared_files import exists, known
+from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
 from launcher.runs.journal import journal_events
 from launcher.schedulers import job_script
@@ -123,7 +123,7 @@ class RunExecutor(core.PicklingExecutor):
             return [self._submit(self.run, self._make_submission_file_text("", ""), self.token)]
         elements = self._elements or [Run(self.run.path / str(index)) for index in range(len(delayed_submissions))]
         for element, delayed in zip(elements, delayed_submissions, strict=True):
-            if not known(exists(element.path)):
+            if not unwrap(exists(element.path)):
                 Run.create(element.path)
             self._dump(delayed, element)
         jobs: list[core.Job[Any]] = []

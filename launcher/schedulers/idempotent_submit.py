@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from launcher.errors import SubmissionError
-from launcher.files.shared_files import pauses
+from launcher.files.shared_files import backoff
 from launcher.schedulers.base import QueryError
 
 PATIENCE = 120.0  # seconds of retrying while the scheduler does not answer
@@ -62,7 +62,7 @@ def submit_once(
             raise
 
     why = ""
-    for _ in pauses(patience, FIRST, LONGEST):
+    for _ in backoff(patience, FIRST, LONGEST):
         try:
             return once()
         except (NoAnswer, QueryError) as error:

@@ -92,7 +92,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "lease_patience": LEASE_PATIENCE,
         "lease_beat": LEASE_BEAT,
         "lease_look": LEASE_LOOK,
-        "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.PASSING))),
+        "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.TRANSIENT))),
         "read_patience": READ_PATIENCE,
         "read_pause": READ_PAUSE,
         "umask": Raw(f"{plan.umask:03o}"),

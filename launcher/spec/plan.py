@@ -312,8 +312,8 @@ def build(config: Config, site: Site, rules: Rules) -> JobPlan:
     procs = enough if config.procs_per_node is None else _at_least("procs_per_node", config.procs_per_node, 1)
     params = {f.name: _plain(getattr(workload, f.name)) for f in dataclasses.fields(workload)}
     environment = _environment(cluster.environment)
-    secret_names = redaction.patterns(config.env.secrets)
-    secrets = redaction.among(environment, secret_names)
+    secret_names = redaction.all_patterns(config.env.secrets)
+    secrets = redaction.secrets_in(environment, secret_names)
     starter = site.starter or rules.starter(cluster)
     plan = JobPlan(
         run_id=site.run_id,

@@ -24,7 +24,7 @@ from typing import Any
 
 from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
-from launcher.files.shared_files import known, names, read_text
+from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
 from launcher.monitoring.live import queries, read
 from launcher.monitoring.state import RunState
@@ -266,14 +266,14 @@ def repoint(path: Path) -> list[str]:
     problems = []
     try:
         homes = [path, path.parent] if Run(path).is_point else [path]
-        files = [home / FOLLOWERS / name for home in homes for name in known(names(home / FOLLOWERS)) or ()]
+        files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
     except RunError as error:
         return [str(error)]
     for file in files:
         if file.name.startswith("."):
             continue
         try:
-            _repoint(Path((known(read_text(file)) or "").strip()))
+            _repoint(Path((unwrap(read_text(file)) or "").strip()))
         except (OSError, RunError, ConfigError, QueryError) as error:
             problems.append(f"{file.name}: {error}")
     return problems

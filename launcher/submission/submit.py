@@ -103,14 +103,14 @@ def prepare(
     secrets = secrets_of(config)
     fields = as_dict(plan)
     fields["workload"] = fields.pop("params")  # as the user calls it
-    secret.require_absent(fields, {**redaction.among(environ, plan.secret_names), **secrets})
+    secret.require_absent(fields, {**redaction.secrets_in(environ, plan.secret_names), **secrets})
     return Prepared(plan, token, notes, secrets)
 
 
 def secrets_of(config: Config) -> dict[str, str]:
     """The secrets among the variables that a config sets."""
     values = {name: None if value is None else str(value) for name, value in config.cluster.environment.items()}
-    return redaction.among(values, redaction.patterns(config.env.secrets))
+    return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
 def site_of(config: Config, run_id: str, held: Held | None) -> Site:
@@ -323,7 +323,7 @@ def public_record(
     """
     names = prepared.plan.secret_names
     found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
-    secrets = {**redaction.among(os.environ, names), **prepared.secrets}
+    secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found
 

@@ -38,7 +38,7 @@ def main(path: str) -> int:
 
 def _run(sweep: Sweep, failed: set[int]) -> int:
     while set(_look(sweep)[0]) - failed:
-        with locks.held_if_free(sweep.path / LOCK) as ours:
+        with locks.try_acquire(sweep.path / LOCK) as ours:
             if not ours:
                 return DONE  # another one is at work, and will see what is new
             _work(sweep, failed)

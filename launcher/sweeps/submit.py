@@ -143,7 +143,7 @@ def prepare_sweep(
     first = wanted[0].config
     _refuse_keys_of_one(wanted)
     trusted_folders.require_in_files([each for one in wanted for each in one.config.cluster.trusted_folders])
-    secrets, names = _secrets(wanted), redaction.patterns(first.env.secrets)
+    secrets, names = _secrets(wanted), redaction.all_patterns(first.env.secrets)
     command = secret.public_overrides(command, names)
     wanted = [
         dataclasses.replace(
@@ -152,7 +152,7 @@ def prepare_sweep(
         )
         for each in wanted
     ]  # fmt: skip
-    hidden = {**redaction.among(environ, names), **secrets}
+    hidden = {**redaction.secrets_in(environ, names), **secrets}
     for each in wanted:
         secret.require_absent({**each.resolved, "overrides": each.overrides}, hidden)
     name = first.name if all(each.config.name == first.name for each in wanted) else "sweep"

@@ -17,7 +17,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from launcher.redaction import HIDDEN, secret, without_password
+from launcher.redaction import HIDDEN, is_secret, without_password
 from launcher.runs.directory import Attempt
 from launcher.worker.tracker import PATIENCE, About, Entry, Tracker
 from launcher.worker.tracking_mlflow import MLflow
@@ -169,7 +169,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 def _public(key: str, value: str) -> str:
     """A value without what is secret in it: a tracker may show it to others."""
-    if secret(key):
+    if is_secret(key):
         return HIDDEN
     return without_password(value) if "://" in value else value
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.files import run_files
-from launcher.files.shared_files import known, read_text
+from launcher.files.shared_files import read_text, unwrap
 from launcher.worker import tracker
 from launcher.worker.tracker import About, Entry
 
@@ -83,7 +83,7 @@ class WandB:
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
     """The id that an earlier attempt has given the run, its rows, and the last steps of its metrics; else a new id."""
     try:
-        kept = json.loads(known(read_text(about.folder / RUN)) or "")
+        kept = json.loads(unwrap(read_text(about.folder / RUN)) or "")
         return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         # One that was removed cannot be made again in W&B, hence the random part.

@@ -115,7 +115,7 @@ def test_of_several_processes_one_works(tmp_path: Path, starts: Starts) -> None:
     sweep.ask([0], again=False)
     holder = os.fork()
     if holder == 0:
-        with locks.held(sweep.path / local_points.LOCK):
+        with locks.acquire(sweep.path / local_points.LOCK):
             (sweep.path / "held").touch()
             while not (sweep.path / "go").exists():
                 time.sleep(0.01)

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import launcher
 from launcher import __main__, api
-from launcher.api import words_of
+from launcher.api import as_overrides
 from launcher.errors import ConfigError, RunError, UnavailableError
 from launcher.monitoring.state import RunState
 from launcher.runs import directory
@@ -47,7 +47,7 @@ class Colour(Enum):
 def test_keys_and_values_are_written_as_on_a_command_line(
     overrides: Any, keys: dict[str, Any], words: list[str]
 ) -> None:
-    assert words_of(overrides, keys) == words
+    assert as_overrides(overrides, keys) == words
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_keys_and_values_are_written_as_on_a_command_line(
         (["-m", "workload=p2p"], "'-m' is not KEY=VALUE"),
         (["hydra.verbose=true"], "'hydra.verbose=true' is not KEY=VALUE"),
         (["status"], "'status' is not KEY=VALUE"),
-        ({"seed": object()}, "seed: object is nothing that a config can have"),
+        ({"seed": object()}, "seed: a config cannot hold a value of type object"),
     ],
 )
 def test_what_is_no_override_of_a_run_is_refused(overrides: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
-        words_of(overrides, {})
+        as_overrides(overrides, {})
 
 
 @pytest.fixture

@@ -90,11 +90,11 @@ class Thing:
     """Something whose end can be seen."""
 
 
-def test_the_backend_of_a_group_is_let_go_after_the_group() -> None:
+def test_the_backend_of_a_group_is_keep_until_gone_the_group() -> None:
     ended: list[str] = []
     group, backend = Thing(), Thing()
     weakref.finalize(backend, ended.append, "backend")
-    torch_compat._let_go_after(group, backend)
+    torch_compat._keep_until_gone(group, backend)
     weakref.finalize(group, ended.append, "group")
     del backend
     gc.collect()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.paths import GROUPS
-from launcher.user_settings import parts
+from launcher.user_settings import hydra_configs
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from launcher.user_settings import parts
     ],
 )
 def test_a_line_is_part_of_a_config(values: dict[str, Any], meant: list[dict[str, Any]]) -> None:
-    assert list(parts(values, GROUPS)) == meant
+    assert list(hydra_configs(values, GROUPS)) == meant
 
 
 def test_a_file_of_a_group_chooses_none() -> None:
-    assert list(parts({"env": "text"}, ())) == [{"env": "text"}]
+    assert list(hydra_configs({"env": "text"}, ())) == [{"env": "text"}]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.diagnose.doctor.machine import GIB, MIB
-from launcher.files.shared_folder import OWN, kind_of
+from launcher.files.shared_folder import LOCAL, kind_of
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import long_size
 
@@ -57,7 +57,7 @@ def space(folder: str, found: Space, *, queued: bool) -> Iterator[Finding]:
         yield warning("runs_dir", told, "checkpoints need more: make room there, or set runs_dir")
     elif found.inodes is not None and found.inodes < FEW_INODES:
         yield warning("runs_dir", told, "each run has dozens of files: remove what is not needed, or set runs_dir")
-    elif queued and found.kind in OWN:
+    elif queued and found.kind in LOCAL:
         yield warning(
             "runs_dir", f"{told}: this type is mostly one machine's own, and all nodes must see the folder",
             "fine if it is exported to the nodes; else set runs_dir (or LAUNCHER_RUNS_DIR) to a shared folder",

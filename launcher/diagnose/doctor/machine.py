@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, long_size
-from launcher.redaction import HIDDEN, secret, without_password
+from launcher.redaction import HIDDEN, is_secret, without_password
 
 MIB, GIB = 2**20, 2**30
 # Variables that change what the launcher, torch or a scheduler does.
@@ -29,7 +29,7 @@ LEAST_FILES, LEAST_PROCESSES = 4096, 1024
 def shown_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter, by name; a secret one is named and its value is not."""
     return {
-        name: HIDDEN if secret(name) else without_password(environ[name])
+        name: HIDDEN if is_secret(name) else without_password(environ[name])
         for name in sorted(environ)
         if TELLING.match(name)
     }

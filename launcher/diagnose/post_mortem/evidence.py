@@ -162,7 +162,7 @@ def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")
 def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -> list[str]:
     """The last lines of a part of a file; empty when it cannot be read."""
     try:
-        data, start = run_files.part(path, begin, end, most)
+        data, start = run_files.read_range(path, begin, end, most)
     except OSError:
         return []
     lines = [last_state(line) for line in data.decode(errors="replace").split("\n")]

@@ -31,7 +31,7 @@ class PBSRunExecutor(RunExecutor):
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
             environment = job_environment(os.environ, self.plan).environment
-            hidden = redaction.among(environment, self.plan.secret_names)
+            hidden = redaction.secrets_in(environment, self.plan.secret_names)
             public = secrets.without(environment, self.plan.secret_names)
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]

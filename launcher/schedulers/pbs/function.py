@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import errors
-from launcher.files.shared_files import exists, known, passes
+from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.processes import guard
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main(folder: str, *options: str) -> int:
         require_private(JobPaths.get_first_id_independent_folder(folder))
     except (errors.RunError, OSError) as error:
         print(f"launcher: {environment.hostname}: {error}", file=sys.stderr)
-        return errors.RESUME if passes(error) else errors.NO_RETRY
+        return errors.RESUME if is_transient(error) else errors.NO_RETRY
     paths.folder.mkdir(parents=True, exist_ok=True)
     _redirect(paths, merged="--merge-output" in options)
     if environment.global_rank == 0 and FIRST_JOB in os.environ:
@@ -60,10 +60,10 @@ def _name_payload(paths: JobPaths) -> None:
     from launcher.schedulers.pbs.submitit_environment import name_too
 
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
-    if known(exists(payload)):  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
+    if unwrap(exists(payload)):  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
         told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")
         told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
-    if not known(exists(paths.submitted_pickle)):
+    if not unwrap(exists(paths.submitted_pickle)):
         with contextlib.suppress(FileNotFoundError):  # the submitter is just doing it
             name_too(payload, paths.submitted_pickle)
 
@@ -75,8 +75,8 @@ def _clear_up(paths: JobPaths, *, first: bool) -> None:
     """
     Path(f"{paths.result_pickle}.save_tmp").unlink(missing_ok=True)
     left = Path(f"{paths.submitted_pickle}.save_tmp")
-    if first and known(exists(left)):
-        if known(exists(paths.submitted_pickle)):
+    if first and unwrap(exists(left)):
+        if unwrap(exists(paths.submitted_pickle)):
             left.unlink()
         else:
             left.rename(paths.submitted_pickle)

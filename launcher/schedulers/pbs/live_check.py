@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.files import shared_folder
-from launcher.files.shared_files import exists, known
+from launcher.files.shared_files import exists, unwrap
 from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import facts, limits
 from launcher.schedulers.pbs.client import PBS
@@ -41,7 +41,7 @@ def _seen_by(nodes: Sequence[facts.Node], folder: Path) -> tuple[str, ...]:
     """
     here = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     note = shared_folder.check(
-        folder, shared_folder.kind_of(folder), seen=known(exists(folder / shared_folder.SEEN)),
+        folder, shared_folder.kind_of(folder), seen=unwrap(exists(folder / shared_folder.SEEN)),
         nodes=[node.others.get("host", node.name) for node in nodes], here=here,
     )  # fmt: skip
     return (note,) if note else ()

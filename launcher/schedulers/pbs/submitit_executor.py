@@ -30,7 +30,7 @@ from submitit.core import core, utils
 from launcher.environment import secrets
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files import ownership, run_files
-from launcher.files.shared_files import known, read_text
+from launcher.files.shared_files import read_text, unwrap
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
 from launcher.runs.sweep_directory import element_id
@@ -336,7 +336,7 @@ def _told(file: Path) -> str:
         QueryError: nobody can tell now.
     """
     try:
-        return known(read_text(file)) or ""
+        return unwrap(read_text(file)) or ""
     except UnavailableError as error:
         raise QueryError(str(error)) from None
 

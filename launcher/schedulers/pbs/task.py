@@ -129,7 +129,7 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
     Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
     """
     patterns = os.environ.get(secrets.PATTERNS, ",".join(SECRETS)).split(",")
-    hidden = redaction.among(environ, patterns)
+    hidden = redaction.secrets_in(environ, patterns)
     shared, private = folder / "environment.sh", secrets.file_of(f"{folder}/tasks", str(secrets.folder()))
     shared.write_bytes(os.fsencode(exports(secrets.without(environ, patterns))))
     lines, written = [f". {shlex.quote(str(shared))}"], None
@@ -192,7 +192,7 @@ class PbsTask:
     def poll(self) -> int | None:
         if self._code is None and self._process is not None:
             self._signal()
-            found, gone = read_text(self._file("exit"), patience=0), self._process.poll() is not None
+            found, gone = read_text(self._file("exit"), retry_seconds=0), self._process.poll() is not None
             self._copy_output()
             if isinstance(found, Unavailable) and self._wanted is not signal.SIGKILL:
                 self._code = self._unread(found)

@@ -53,7 +53,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z
     ],
 )
 def test_which_names_are_secret(name: str, hidden: bool) -> None:
-    assert redaction.secret(name) is hidden
+    assert redaction.is_secret(name) is hidden
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_which_names_are_secret(name: str, hidden: bool) -> None:
 def test_names_of_a_users_own_are_added(more: list[str], name: str, hidden: bool) -> None:
     plan = plan_of(env=Env(secrets=more), cluster={"environment": {name: "value"}})
     assert plan.secrets == ((name,) if hidden else ())
-    assert redaction.secret(name, plan.secret_names) is hidden
+    assert redaction.is_secret(name, plan.secret_names) is hidden
 
 
 class Submitted:
@@ -290,7 +290,7 @@ def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> None:
     sandbox = Sandbox(tmp_path)
-    plan = sandbox.plan(scheduler=scheduler, secret_names=redaction.patterns(["PIN"]))
+    plan = sandbox.plan(scheduler=scheduler, secret_names=redaction.all_patterns(["PIN"]))
     outcome = sandbox.execute(plan)
     assert outcome.environment["LAUNCHER_SECRETS"] == ",".join(plan.secret_names)
 

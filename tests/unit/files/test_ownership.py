@@ -316,7 +316,5 @@ def test_what_only_one_command_would_know_is_refused(tmp_path: Path, monkeypatch
     in_a_file("user.yaml", "cluster.trusted_folders: [/projects/a]\n")(monkeypatch, tmp_path, tmp_path)
     trusted_folders.require_in_files([])
     trusted_folders.require_in_files(["/projects/a"])
-    with pytest.raises(
-        ConfigError, match=f"cluster.trusted_folders: /projects/b does not stand in {tmp_path}/user.yaml"
-    ):
+    with pytest.raises(ConfigError, match=f"cluster.trusted_folders: /projects/b is neither in {tmp_path}/user.yaml"):
         trusted_folders.require_in_files(["/projects/a", "/projects/b"])

@@ -16,9 +16,9 @@ from launcher.files.shared_files import (
     Unavailable,
     Wrong,
     exists,
-    known,
-    names,
+    list_names,
     read_bytes,
+    unwrap,
 )
 from tests.unit.faults import FOR_EVER, FileServer
 
@@ -36,9 +36,9 @@ def test_what_is_there_and_what_is_not(file: Path) -> None:
     assert read_bytes(file) == Ok(b'{"a": 1}')
     assert shared_files.read_json(file) == Ok({"a": 1})
     assert exists(file) == Ok(True)
-    assert names(file.parent) == Ok(["file"])
+    assert list_names(file.parent) == Ok(["file"])
     for missing in (file.parent / "other", file / "below"):
-        assert read_bytes(missing) == shared_files.read_json(missing) == names(missing) == Ok(None)
+        assert read_bytes(missing) == shared_files.read_json(missing) == list_names(missing) == Ok(None)
         assert exists(missing) == Ok(False)
 
 
@@ -49,7 +49,7 @@ def test_what_is_not_what_it_should_be_is_wrong_at_once(file: Path, server: File
     for found in (read_bytes(file.parent), read_bytes(circle), shared_files.read_json(file)):
         assert isinstance(found, Wrong)
         with pytest.raises(RunError):
-            known(found)
+            unwrap(found)
     assert exists(circle) == Ok(False)
     assert server.slept == []
 
@@ -75,7 +75,7 @@ def test_what_does_not_pass_is_given_up(
     assert (found.errno, found.reason.startswith(f"{file} cannot be read now")) == (number, True)
     assert seconds <= sum(server.slept) <= seconds + shared_files.LONGEST
     with pytest.raises(UnavailableError, match=errno.errorcode[number]):
-        known(found)
+        unwrap(found)
 
 
 def test_a_process_waits_once_and_not_for_each_file(file: Path, server: FileServer) -> None:
@@ -89,7 +89,7 @@ def test_a_process_waits_once_and_not_for_each_file(file: Path, server: FileServ
 
 def test_who_looks_again_anyway_does_not_wait(file: Path, server: FileServer) -> None:
     server.fail(file)
-    assert isinstance(exists(file, patience=0), Unavailable)
+    assert isinstance(exists(file, retry_seconds=0), Unavailable)
     assert server.slept == []
 
 
@@ -102,13 +102,13 @@ def test_what_we_may_not_read_does_not_pass_and_is_not_absent(file: Path, server
 def test_a_lock_of_which_nobody_can_tell_is_neither_free_nor_held(tmp_path: Path, server: FileServer) -> None:
     path = tmp_path / "lock"
     server.fail(path, 2)
-    with locks.held(path):
-        assert locks.is_held(path)
-        with locks.held_if_free(path) as ours:
+    with locks.acquire(path):
+        assert locks.is_locked(path)
+        with locks.try_acquire(path) as ours:
             assert not ours
-    assert not locks.is_held(path)
+    assert not locks.is_locked(path)
     server.fail(path)
-    with pytest.raises(UnavailableError), locks.held_if_free(path):
+    with pytest.raises(UnavailableError), locks.try_acquire(path):
         pass
 
 
@@ -120,7 +120,7 @@ def test_where_there_are_no_locks_nothing_is_locked(
         raise OSError(number, "no locks")
 
     monkeypatch.setattr(locks.fcntl, "flock", none)
-    with locks.held(tmp_path / "lock"), locks.held_if_free(tmp_path / "lock") as ours:
+    with locks.acquire(tmp_path / "lock"), locks.try_acquire(tmp_path / "lock") as ours:
         assert ours
 
 
@@ -132,6 +132,6 @@ def test_a_lock_is_not_done_without_for_an_error_that_passes(
         raise OSError(number, "no answer")
 
     monkeypatch.setattr(locks.fcntl, "flock", fails)
-    with pytest.raises(UnavailableError), locks.held(tmp_path / "lock"):
+    with pytest.raises(UnavailableError), locks.acquire(tmp_path / "lock"):
         pass
     assert server.slept

@@ -43,7 +43,7 @@ def test_the_users_own_is_in_the_folder_of_settings_or_given(tmp_path: Path, mon
     monkeypatch.setenv(shared_secret.VARIABLE, "given to all ranks")
     assert of_user() == b"given to all ranks"
     monkeypatch.setenv(shared_secret.VARIABLE, "short")
-    with pytest.raises(SecretError, match="has 5 characters, and 16 are the least"):
+    with pytest.raises(SecretError, match="has 5 characters, too few: use 16"):
         of_user()
 
 

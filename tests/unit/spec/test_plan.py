@@ -132,7 +132,7 @@ def test_a_key_of_the_other_scheduler_is_refused(scheduler: str, key: str, value
         ({"seed": -1}, "seed=-1: it must be 0 or more"),
         ({"time": "25:99"}, "time: '25:99' has 99 seconds"),
         ({"time": "soon"}, "time: 'soon' is not a time: write it as"),
-        ({"time": "0"}, "time: '0' is no time at all: give at least a minute"),
+        ({"time": "0"}, "time: '0' is zero: give at least a minute"),
         ({"mem": "16"}, "mem: '16' has no unit: write 16G, or 16M"),
         ({"mem": "1.5"}, "mem: '1.5' has no unit: write 1.5G, or 1.5M"),
         ({"mem": "lots"}, "mem: 'lots' is not a size: write it as"),

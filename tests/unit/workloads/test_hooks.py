@@ -24,7 +24,7 @@ from workloads.hooks.benchmark_checks import check_names, check_sweep
         (P2P("p", "m:f", seed=0, pattern=["sned"]), r"workload\.pattern: .*sned.*send"),
         (P2P("p", "m:f", seed=0, sizes="lots"), r"workload\.sizes: 'lots' is not a size"),
         (Collective("c", "m:f", seed=0, sizes="1G:1M:2"), r"workload\.sizes: .* over the last: write 1M:1G:2"),
-        (Collective("c", "m:f", seed=0, sizes=["1K", "0"]), r"workload\.sizes: '0' is no size at all"),
+        (Collective("c", "m:f", seed=0, sizes=["1K", "0"]), r"workload\.sizes: '0' is zero"),
         (Collective("c", "m:f", seed=0, redop="men"), r"workload\.redop: 'men' is no redop.*Did you mean min"),
         (Collective("c", "m:f", seed=0, place="inn"), r"workload\.place: .*Did you mean in"),
         (Collective("c", "m:f", seed=0, budget="5"), r"workload\.budget: '5' is not a time: write it as 200ms"),

@@ -35,14 +35,14 @@ def test_sizes_of_a_sweep(value: object, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("0", "is no size at all"),
-        ("0:1M:2", "is no size at all"),
+        ("0", "is zero"),
+        ("0:1M:2", "is zero"),
         ("many", "'many' is not a size: write it as 512K, 64M or 16G"),
         ("1G:8:2", "'1G:8:2': the first size is over the last: write 8:1G:2"),
         ("1G:8", "write 8:1G$"),
         ("8:1G:1", r"a factor of 1 leads nowhere: use 2, or an increment with a unit \(1B, 4M\)"),
         ("8:1G:0.5", "a factor of 0.5 leads nowhere"),
-        ("8:1G:0K", "is no size at all"),
+        ("8:1G:0K", "is zero"),
         ("8:1G:2:3", "is not MIN:MAX:STEP"),
         ("8:1G:two", "'two' is not a size"),
         ("8:1G:8B", rf"is 134217728 sizes, and {MOST} is the most"),

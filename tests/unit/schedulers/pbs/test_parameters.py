@@ -57,7 +57,7 @@ def test_parameters_are_read_in_the_users_words(given: dict[str, Any], fields: d
         ({"slurm_partition": "x"}, "there is no parameter 'slurm_partition'. Known: "),
         ({"queu": None}, "there is no parameter 'queu'"),
         ({"walltime": "soon"}, "'soon' is not a time"),
-        ({"walltime": 0}, "'0' is no time at all"),
+        ({"walltime": 0}, "'0' is zero"),
         ({"walltime": -5}, "'-5' is not a time"),
         ({"mem": "lots"}, "'lots' is not a size"),
         ({"select": "ncpus=4,mem=1gb+"}, "is not a select statement such as"),
