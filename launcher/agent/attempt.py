@@ -30,7 +30,7 @@ from launcher.agent.restart_policy import Then as Action
 from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
-from launcher.attach.answers import Desk
+from launcher.attach.request_handler import RequestHandler
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
@@ -178,7 +178,9 @@ class _Agent:
             blame=hangs.blame,
         )
         stacks = hangs.Stacks(self.me.ranks)
-        self._means = Means(plan, attempt, tells, signals, Pulse(self.me.ranks), stacks, Desk(attempt, stacks))
+        self._means = Means(
+            plan, attempt, tells, signals, Pulse(self.me.ranks), stacks, RequestHandler(attempt, stacks)
+        )
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._folder: Path | None = None  # of the flight recorders
         if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):

@@ -28,7 +28,7 @@ from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.signals import Signals
 from launcher.agent.stragglers import Paces
 from launcher.agent.workers import LeftOver, WorkerExit
-from launcher.attach.answers import GONE, Desk, Process
+from launcher.attach.request_handler import GONE, Process, RequestHandler
 from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.channel import Message
@@ -156,7 +156,7 @@ class Means:
     Attributes:
         plan, attempt, events, signals: see their classes.
         pulse, stacks: what its ranks write to.
-        desk: where commands ask it something.
+        request_handler: serves requests of `attach` commands.
         environments: variables of each rank, for those that attach to it.
         recorders: NCCL's flight recorders of its ranks; None: they use no GPUs.
     """
@@ -167,7 +167,7 @@ class Means:
     signals: Signals
     pulse: Pulse
     stacks: hangs.Stacks
-    desk: Desk
+    request_handler: RequestHandler
     environments: Sequence[Mapping[str, str]] = ()
     recorders: Recorders | None = None
 
@@ -307,7 +307,7 @@ class Supervisor:
         elif kind in ("propose", "commit"):
             self._stops.receive(message)
         elif kind == "question":
-            self._means.desk.answer(message["text"], self._place, self._me.host, self._processes)
+            self._means.request_handler.handle(message["text"], self._place, self._me.host, self._processes)
         elif kind == "leader_lost":
             self._lose_leader(message["reason"], now)
 
@@ -637,8 +637,8 @@ class Supervisor:
             self._control.beat()
         if self._leads and self._control.coordinator is not None:
             self._paces.judge(self._control.coordinator.take_paces())
-            if question := self._means.desk.question():
-                self._control.coordinator.broadcast({"type": "question", "text": question})
+            if request := self._means.request_handler.next_request():
+                self._control.coordinator.broadcast({"type": "question", "text": request})
 
     def _printed(self) -> list[int]:
         """Bytes that each rank has printed."""

@@ -1,11 +1,12 @@
-"""What a command asks the agents of a running attempt, and what they answer: files of the run directory alone.
+"""Requests of commands to the agents of a running attempt, and the agents' replies, as files of the run directory.
 
-    attempts/N/asked.jsonl        the questions, one line each; the first agent makes it, and looks at it every second
-    attempts/N/asked/ID/member-P  what the agent at place P answers; the command makes it, empty, before it asks
+    attempts/N/asked.jsonl        the requests, one line of JSON each; the leading agent creates it and reads it every
+                                  second
+    attempts/N/asked/ID/member-P  the reply of agent P; the command creates it, empty, before it sends the request
 
-So it works the same on every scheduler, and needs no way to the nodes. No file is awaited that is not there when it is
-first looked at: NFS may hide such a one for half a minute, but shows what was added to one that it knows when that is
-opened anew. For the same reason an answer is written into its file and not moved to its place.
+Files work with every scheduler, and need no connection to the nodes. Both files exist before anybody waits for them:
+NFS may hide a new file for half a minute, but shows what was added to a file that it knows as soon as that is opened
+again. For the same reason a reply is written into its file, and not renamed to it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from typing import Any
 from launcher.files import run_files
 from launcher.runs import directory, event_file
 
-STACKS, RANK, SERVE = "stacks", "rank", "serve"  # of all ranks; how to get beside one; let me in from the network
+STACKS = "stacks"  # the stacks of all ranks
+RANK = "rank"  # where one rank runs; see request_handler.rank_location
+SERVE = "serve"  # the same, and start `node_session serve` there
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
-class Questions:
-    """The questions, as the first agent reads them. One that was asked before it began is not its own."""
+class RequestReader:
+    """Reads the requests, for the leading agent. Requests that were sent before it was made are skipped."""
 
     def __init__(self, attempt: directory.Attempt) -> None:
         self._path, self._read = attempt.path / "asked.jsonl", 0
         self._waiting: list[str] = []
-        with contextlib.suppress(OSError):  # a full disk: then nothing can be asked
+        with contextlib.suppress(OSError):  # a full disk: then no request can be sent
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._read = os.fstat(file).st_size
             os.close(file)
 
     def next(self) -> str | None:
-        """The oldest question that was not handed out yet, as it was written."""
+        """Returns the oldest request that was not returned yet, as its line of JSON; None: there is none."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size > self._read:
                 file.seek(self._read)
@@ -48,67 +51,67 @@ class Questions:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The question in a line; None: it is none. Pure. Its `id` is safe to be a folder's name."""
+    """Returns the request in a line; None: it is not a valid one. Pure. A valid `id` is safe as a folder's name."""
     try:
-        question = json.loads(text)
+        request = json.loads(text)
     except ValueError:
         return None
-    good = isinstance(question, dict) and _ID.fullmatch(str(question.get("id"))) and "what" in question
-    return question if good else None
+    valid = isinstance(request, dict) and _ID.fullmatch(str(request.get("id"))) and "what" in request
+    return request if valid else None
 
 
-def folder_of(attempt: directory.Attempt, question: dict[str, Any]) -> Path:
-    """Where its answers are."""
-    return attempt.path / "asked" / str(question["id"])
+def folder_of(attempt: directory.Attempt, request: dict[str, Any]) -> Path:
+    """Returns the folder of the replies to a request."""
+    return attempt.path / "asked" / str(request["id"])
 
 
-def listens(attempt: directory.Attempt) -> bool:
-    """Whether there is an agent to be asked yet."""
+def is_listening(attempt: directory.Attempt) -> bool:
+    """Returns whether the leading agent reads requests yet."""
     return (attempt.path / "asked.jsonl").exists()
 
 
-def ask(
+def send(
     attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, **details: Any
 ) -> Path:
-    """Asks all agents of the attempt, and returns the folder of their answers.
+    """Sends a request to all agents of an attempt, and returns the folder of their replies.
 
     Args:
-        attempt: it runs.
+        attempt: the attempt, which runs.
         what: STACKS, RANK or SERVE.
-        members: how many agents there are; more may answer.
-        files: more files of that folder, by name, which are there before the question is.
-        details: more of the question.
+        members: the number of agents; more of them may reply.
+        files: contents of further files in that folder, by name, which are written before the request.
+        details: further keys of the request.
 
     Raises:
         OSError: the run directory cannot be written to.
     """
-    question = {"id": secrets.token_hex(8), "what": what, **details}
-    folder = folder_of(attempt, question)
+    request = {"id": secrets.token_hex(8), "what": what, **details}
+    folder = folder_of(attempt, request)
     run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
-        answer(folder / name, text)
-    event_file.append(attempt.path / "asked.jsonl", "asked", **question)
+        write_reply(folder / name, text)
+    event_file.append(attempt.path / "asked.jsonl", "asked", **request)
     return folder
 
 
-def answer(path: Path, text: str) -> None:
-    """Writes an answer into its file."""
+def write_reply(path: Path, text: str) -> None:
+    """Writes a text into its file, which only this user can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
 
 
-def answers(folder: Path) -> dict[int, Any]:
-    """What was answered so far, by place of the agent."""
+def replies(folder: Path) -> dict[int, Any]:
+    """Returns the replies in a folder so far, by the agent's number."""
     found = {}
     for path in folder.glob("member-*"):
         place = path.name.partition("-")[2]
-        if place.isdecimal() and (value := read(path)) is not None:
+        if place.isdecimal() and (value := read_reply(path)) is not None:
             found[int(place)] = value
     return found
 
 
-def read(path: Path) -> Any:
-    """The JSON of an answer; None: it is not there yet, or not whole."""
+def read_reply(path: Path) -> Any:
+    """Returns the value in a reply's file; None: it is not there yet, or not complete."""
     try:
         return run_files.parse_json(run_files.read_whole(path))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""This terminal as that of a shell at the other end of a connection; see `launcher.attach.beside`."""
+"""Connects this terminal to a shell on a rank's node, over the network; see `launcher.attach.node_session`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ import termios
 import tty
 from collections.abc import Iterator
 
-from launcher.attach.beside import frame, window
+from launcher.attach.node_session import frame, window
 
 
-def sit_at(connection: socket.socket) -> int:
-    """Hands on what is typed, and shows what comes, until the other end closes.
-
-    Returns:
-        0.
-    """
+def connect_terminal(connection: socket.socket) -> int:
+    """Sends what is typed and prints what arrives until the other end closes; returns 0."""
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     sources: list[int | socket.socket] = [connection, keyboard]
     with _raw(keyboard), _resizing(connection):
@@ -35,14 +31,14 @@ def sit_at(connection: socket.socket) -> int:
                     data = data[os.write(screen, data) :]
             if keyboard in ready:
                 typed = os.read(keyboard, 1 << 12)
-                if not typed:  # a pipe that has ended: the shell is told, and may still have something to say
+                if not typed:  # a pipe that has ended: the shell gets Ctrl-D, and may still print something
                     sources.remove(keyboard)
                 connection.sendall(frame(b"d", typed or b"\x04"))
 
 
 @contextlib.contextmanager
 def _raw(keyboard: int) -> Iterator[None]:
-    """Every key is the other end's, Ctrl-C too."""
+    """Switches a terminal to raw mode, so that every key goes to the other end, Ctrl-C too."""
     if not os.isatty(keyboard):
         yield
         return
@@ -56,14 +52,14 @@ def _raw(keyboard: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _resizing(connection: socket.socket) -> Iterator[None]:
-    """Tells the size of this window now and whenever it changes."""
+    """Sends the size of this window now and whenever it changes."""
 
-    def tell(*_: object) -> None:
+    def send_size(*_: object) -> None:
         size = shutil.get_terminal_size()
         connection.sendall(window(size.lines, size.columns))
 
-    tell()
-    before = signal.signal(signal.SIGWINCH, tell)
+    send_size()
+    before = signal.signal(signal.SIGWINCH, send_size)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`attach`: beside a rank of a running job: a shell, the stacks of all ranks, or the debugger where one waits."""
+"""`attach`: a shell on the node of a rank, the stacks of all ranks, or the debugger of a rank at a breakpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def configure(parser: ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "--stack", action="store_const", const="stack", dest="what",
-        help="where every rank is, as Python stacks; they go on (default elsewhere)",
+        help="where every rank is, as Python stacks; the ranks continue (default elsewhere)",
     )  # fmt: skip
     what.add_argument(
         "--debug", action="store_const", const="debug", dest="what",
@@ -40,7 +40,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Get beside a rank of RUN, which must be running: a shell, the stacks of all ranks, or its debugger."""
+    """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
     from launcher.files.ownership import require_own
     from launcher.monitoring.live import Live, look  # not for --help
 
@@ -59,10 +59,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _running(seen: Seen) -> Attempt:
-    """The attempt that runs.
+    """Returns the attempt that runs.
 
     Raises:
-        RunError: none does.
+        RunError: no attempt runs.
     """
     from launcher.monitoring.state import RunState
 
@@ -77,7 +77,7 @@ def _running(seen: Seen) -> Attempt:
 
 
 def _members(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the agents of the newest round have told of it, one event each; its number of agents is in each. Pure."""
+    """Returns the `met` events of the newest round, one of each agent; each has the number of agents. Pure."""
     met = [event for event in events if event["event"] == "met"]
     newest = max((event.get("round", 0) for event in met), default=0)
     return [event for event in met if event.get("round", 0) == newest]
@@ -86,7 +86,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | None) -> None:
     from launcher.attach import requests
 
-    if not members or not requests.listens(seen.run.attempts()[-1]):
+    if not members or not requests.is_listening(seen.run.attempts()[-1]):
         raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
     ranks = members[0]["ranks"]
     if rank is not None and rank >= ranks:
@@ -98,24 +98,24 @@ def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | 
 
 def _stack(attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
     from launcher.attach import requests
-    from launcher.attach.reach import ANSWERS_WITHIN, until
+    from launcher.attach.connect import REPLY_TIMEOUT, wait_until
     from launcher.runs import stacks
 
     count = members[0]["members"]
-    folder = requests.ask(attempt, requests.STACKS, count)
-    until(lambda: len(requests.answers(folder)) >= count or None)
-    answers = requests.answers(folder)
-    reports = [report for answer in answers.values() for report in answer if rank in (None, report["rank"])]
+    folder = requests.send(attempt, requests.STACKS, count)
+    wait_until(lambda: len(requests.replies(folder)) >= count or None)
+    replies = requests.replies(folder)
+    reports = [report for reply in replies.values() for report in reply if rank in (None, report["rank"])]
     for number, group in enumerate(stacks.group(reports)):
         print("\n".join(["", *stacks.lines(group)] if number else stacks.lines(group)))
-    requests.answer(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
+    requests.write_reply(folder / "stacks.txt", "\n".join(f"rank {each['rank']}\n{each['stack']}" for each in reports))
     print(f"\nall threads of each: {folder}/stacks.txt")
-    if len(answers) == count:
+    if len(replies) == count:
         return 0
-    hosts = {report["host"] for answer in answers.values() for report in answer}
+    hosts = {report["host"] for reply in replies.values() for report in reply}
     silent = sorted({str(event["host"]) for event in members} - hosts)
     print(
-        f"launcher: {count - len(answers)} of {count} agents did not answer within {ANSWERS_WITHIN:g} s"
+        f"launcher: {count - len(replies)} of {count} agents did not answer within {REPLY_TIMEOUT:g} s"
         + (f": {', '.join(silent)}" if silent else ""),
         file=sys.stderr,
     )
@@ -130,27 +130,27 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import socket
     import subprocess
 
-    from launcher.attach import reach, requests
+    from launcher.attach import connect, requests
     from launcher.files.os_errors import NOT_ON_PATH
 
     count = members[0]["members"]
-    folder = requests.ask(attempt, requests.RANK, count, rank=rank)
-    place = reach.until(lambda: next(iter(requests.answers(folder)), None))
+    folder = requests.send(attempt, requests.RANK, count, rank=rank)
+    place = connect.wait_until(lambda: next(iter(requests.replies(folder)), None))
     if place is None:
-        raise RunError(f"the agent of rank {rank} does not answer within {reach.ANSWERS_WITHIN:g} s")
-    file, told = folder / f"member-{place}", requests.answers(folder)[place]
-    way = reach.way(told["host"], told["job"], socket.gethostname())
-    if way is reach.Way.NETWORK:
-        from launcher.attach.terminal import sit_at
+        raise RunError(f"the agent of rank {rank} does not answer within {connect.REPLY_TIMEOUT:g} s")
+    file, location = folder / f"member-{place}", requests.replies(folder)[place]
+    host, job = location["host"], location["job"]
+    way = connect.way(host, job, socket.gethostname())
+    if way is connect.Way.NETWORK:
+        from launcher.attach.terminal import connect_terminal
 
-        question = {"mode": "shell", "term": os.environ.get("TERM")}
-        return sit_at(reach.enter(seen.plan, attempt, told["host"], rank, count, **question))
-    command = [sys.executable, *own_module("launcher.attach.beside"), "shell", str(file)]
-    if way is reach.Way.SRUN:
-        words = ("shell", str(file))
-        command = reach.srun(seen.plan, told["host"], told["job"], *words, terminal=sys.stdin.isatty())
+        term = os.environ.get("TERM")
+        return connect_terminal(connect.over_network(seen.plan, attempt, host, rank, count, mode="shell", term=term))
+    command = [sys.executable, *own_module("launcher.attach.node_session"), "shell", str(file)]
+    if way is connect.Way.SRUN:
+        command = connect.srun(seen.plan, host, job, "shell", str(file), terminal=sys.stdin.isatty())
     try:
-        return subprocess.run(command, env=reach.srun_environment(seen.plan, os.environ), check=False).returncode
+        return subprocess.run(command, env=connect.srun_environment(seen.plan, os.environ), check=False).returncode
     except NOT_ON_PATH:
         raise RunError("srun is not on this machine's PATH: attach from a login node of the cluster") from None
 
@@ -159,14 +159,18 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
 
 
 def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """The breakpoints at which ranks wait, by rank, in the events of an attempt. Pure."""
+    """Returns the `breakpoint` events of the ranks that wait at one now, by rank. Pure.
+
+    Args:
+        events: of one attempt, oldest first.
+    """
     found: dict[int, Mapping[str, Any]] = {}
     for event in events:
         if event["event"] == "breakpoint":
             found[int(event["rank"])] = event
         elif event["event"] == "continued":
             found.pop(int(event["rank"]), None)
-        elif event["event"] == "restart":  # those that waited are gone
+        elif event["event"] == "restart":  # the processes of the round before are gone
             found.clear()
     return found
 
@@ -175,16 +179,16 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     import os
     import socket
 
-    from launcher.attach import reach
-    from launcher.attach.prompt import talk
+    from launcher.attach import connect
+    from launcher.attach.debugger_prompt import run_prompt
 
-    at = _where(seen, waiting(attempt.events()), rank)
+    at = _choose(seen, waiting(attempt.events()), rank)
     rank, host, job = int(at["rank"]), str(at["host"]), at.get("job")
-    way = reach.way(host, job, socket.gethostname())
-    if way is reach.Way.SRUN:
-        command = reach.srun(seen.plan, host, str(job), "relay", at["socket"], terminal=False)
-        line = reach.over_srun(command, reach.srun_environment(seen.plan, os.environ))
-    elif way is reach.Way.HERE:
+    way = connect.way(host, job, socket.gethostname())
+    if way is connect.Way.SRUN:
+        command = connect.srun(seen.plan, host, str(job), "relay", at["socket"], terminal=False)
+        debugger = connect.over_srun(command, connect.srun_environment(seen.plan, os.environ))
+    elif way is connect.Way.HERE:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(at["socket"])
@@ -192,24 +196,25 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
             raise RunError(
                 f"rank {rank} does not listen at {at['socket']} any more ({error.strerror}): it has ended"
             ) from None
-        line = reach.over_socket(connection)
+        debugger = connect.over_socket(connection)
     else:
-        question = {"mode": "debug", "socket": at["socket"]}
-        line = reach.over_socket(reach.enter(seen.plan, attempt, host, rank, members[0]["members"], **question))
+        count = members[0]["members"]
+        connection = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at["socket"])
+        debugger = connect.over_socket(connection)
     try:
-        code = talk(line, rank)
+        code = run_prompt(debugger, rank)
     finally:
-        line.close()
-    if code and way is reach.Way.SRUN:
+        debugger.close()
+    if code and way is connect.Way.SRUN:
         print(f"launcher: that was srun --overlap, of Slurm 20.11 or newer, to {host}", file=sys.stderr)
     return code
 
 
-def _where(seen: Seen, at: Mapping[int, Mapping[str, Any]], rank: int | None) -> Mapping[str, Any]:
-    """The breakpoint that is meant.
+def _choose(seen: Seen, at: Mapping[int, Mapping[str, Any]], rank: int | None) -> Mapping[str, Any]:
+    """Returns the breakpoint to attach to: that of `rank`, or the only one.
 
     Raises:
-        RunError: none is, or several are.
+        RunError: there is none, or there are several and `rank` is None.
     """
     id, waits = seen.run.id, "; ".join(f"rank {each} in {event['where']}" for each, event in sorted(at.items()))
     if not seen.plan.debugs:

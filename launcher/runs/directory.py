@@ -19,7 +19,7 @@
       attempts/N/tasks/     with pbsdsh: what it needs, and each task's output and exit status
       attempts/N/pace/      member-I.jsonl: how fast the ranks of agent I were
       attempts/N/preflight/ member-I: that the others see it
-      attempts/N/asked*     what commands ask its agents, and the answers; see attach/requests.py
+      attempts/N/asked*     requests of commands to its agents, and the replies; see attach/requests.py
       attempts/N/exit_code  what the attempt's agents ended with
       result.json           metrics of rank 0, once done
       tensorboard/, mlflow_run   with `track`: TensorBoard's files, the id of the run in MLflow

@@ -33,7 +33,7 @@ class Group:
     """Ranks that are at the same place.
 
     Attributes:
-        ranks: what they have told; see `launcher.attach.answers`.
+        ranks: their reports; see `RequestHandler._stacks` in attach/request_handler.py.
         frames: of their main thread, the newest last; empty: they wrote none.
         threads: how many other threads each has.
     """

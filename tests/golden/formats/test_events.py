@@ -285,5 +285,5 @@ def test_fields_that_the_others_have_not(tmp_path: Path) -> None:
 
 
 def test_a_question_to_the_agents(tmp_path: Path) -> None:
-    requests.ask(attempt_of(tmp_path), requests.STACKS, 1)
+    requests.send(attempt_of(tmp_path), requests.STACKS, 1)
     frozen("asked", tmp_path)

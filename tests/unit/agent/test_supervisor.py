@@ -18,7 +18,7 @@ from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals
 from launcher.agent.supervisor import DECIDED, DIES, LATE, AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import WorkerExit
-from launcher.attach.answers import Desk
+from launcher.attach.request_handler import RequestHandler
 from launcher.files.shared_files import Ok, Unavailable
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Meeting, Member
@@ -124,7 +124,7 @@ class Agent:
         self.events = attempt.events_file(f"node-{index}")
         self.means = Means(
             job.plan, attempt, Events(attempt, f"node-{index}"), self.signals, self.pulse, stacks,
-            Desk(attempt, stacks), [{}] * member.ranks,
+            RequestHandler(attempt, stacks), [{}] * member.ranks,
         )  # fmt: skip
         self.slots: list[Slot] = [self.pulse.slot(place) for place in range(member.ranks)]
         self.workers = FakeWorkers(member.ranks, index * member.ranks)

@@ -1,4 +1,4 @@
-"""`attach`: which way leads to a rank, what is asked of agents and answered, and who waits at a breakpoint."""
+"""`attach`: how a rank's node is reached, requests to agents and their replies, and which ranks wait at breakpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.attach import beside, reach, requests
-from launcher.attach.answers import Desk, Process, initial_environment
-from launcher.attach.answers import beside as place_of
+from launcher.attach import connect, node_session, requests
+from launcher.attach.request_handler import Process, RequestHandler, initial_environment, rank_location
 from launcher.cli.attach import _members, waiting
 from launcher.own_module import own_module
 from launcher.rendezvous.handshake import Stranger, as_client
@@ -23,7 +22,7 @@ from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
 
-HERE, SRUN, NETWORK = reach.Way.HERE, reach.Way.SRUN, reach.Way.NETWORK
+HERE, SRUN, NETWORK = connect.Way.HERE, connect.Way.SRUN, connect.Way.NETWORK
 
 
 @pytest.mark.parametrize(
@@ -36,26 +35,26 @@ HERE, SRUN, NETWORK = reach.Way.HERE, reach.Way.SRUN, reach.Way.NETWORK
         ("node1", None, "node10", NETWORK),
     ],
 )
-def test_the_way_to_a_rank(host: str, job: str | None, here: str, way: reach.Way) -> None:
-    assert reach.way(host, job, here) is way
+def test_the_way_to_a_rank(host: str, job: str | None, here: str, way: connect.Way) -> None:
+    assert connect.way(host, job, here) is way
 
 
-def test_srun_goes_beside_the_steps_that_run_and_takes_nothing_of_this_shells_job() -> None:
+def test_srun_overlaps_the_steps_that_run_and_takes_nothing_of_this_shells_job() -> None:
     plan = bare_plan(python="/venv/bin/python", run_dir="/runs/a b", code_root="/src")
-    command = reach.srun(plan, "node2", "12", "shell", "/runs/a b/x", terminal=True)
+    command = connect.srun(plan, "node2", "12", "shell", "/runs/a b/x", terminal=True)
     assert {"--jobid=12", "--overlap", "--nodelist=node2", "--nodes=1", "--ntasks=1", "--pty"} <= set(command)
-    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.beside"), "shell", "/runs/a b/x"]
+    assert command[-6:] == ["/venv/bin/python", *own_module("launcher.attach.node_session"), "shell", "/runs/a b/x"]
     environ = {"SLURM_CONF": "/c", "SLURM_NTASKS_PER_NODE": "4", "SRUN_DEBUG": "1", "HOME": "/h", "PYTHONPATH": "/mine"}
-    assert reach.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
+    assert connect.srun_environment(plan, environ) == {"SLURM_CONF": "/c", "HOME": "/h", "PYTHONPATH": "/src:/mine"}
 
 
 def test_an_srun_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "ENDS_WITHIN", 0.05)
+    monkeypatch.setattr(connect, "EXIT_TIMEOUT", 0.05)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
-    line = reach.over_srun([sys.executable, "-c", deaf], {})
-    assert line.receive() == {}
-    line.close()
-    assert line.reading.closed
+    debugger = connect.over_srun([sys.executable, "-c", deaf], {})
+    assert debugger.receive() == {}
+    debugger.close()
+    assert debugger.reading.closed
 
 
 def stop(rank: int, **more: Any) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def test_agents_of_the_newest_round_count() -> None:
     assert _members([]) == []
 
 
-# -- questions and answers
+# -- requests and replies
 
 
 @pytest.fixture
@@ -93,49 +92,49 @@ def attempt(tmp_path: Path) -> Attempt:
     return made
 
 
-def test_a_question_is_heard_once_and_in_order(attempt: Attempt) -> None:
-    assert not requests.listens(attempt)
-    questions = requests.Questions(attempt)
-    assert requests.listens(attempt)
-    assert questions.next() is None
-    folders = [requests.ask(attempt, requests.STACKS, 2), requests.ask(attempt, requests.RANK, 2, rank=1)]
+def test_requests_are_read_once_and_in_order(attempt: Attempt) -> None:
+    assert not requests.is_listening(attempt)
+    reader = requests.RequestReader(attempt)
+    assert requests.is_listening(attempt)
+    assert reader.next() is None
+    folders = [requests.send(attempt, requests.STACKS, 2), requests.send(attempt, requests.RANK, 2, rank=1)]
     with open(attempt.path / "asked.jsonl", "a") as file:
-        file.write('{"half a question')
+        file.write('{"half a request')
     for folder, what in zip(folders, (requests.STACKS, requests.RANK), strict=True):
-        question = requests.parse(questions.next() or "")
-        assert question is not None
-        assert question["what"] == what
-        assert requests.folder_of(attempt, question) == folder
-    assert questions.next() is None
-    assert requests.Questions(attempt).next() is None  # another agent does not answer old ones
+        request = requests.parse(reader.next() or "")
+        assert request is not None
+        assert request["what"] == what
+        assert requests.folder_of(attempt, request) == folder
+    assert reader.next() is None
+    assert requests.RequestReader(attempt).next() is None  # another agent does not answer old ones
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"id": "../../x", "what": "rank"}', '{"id": 5, "what": "rank"}',
              '{"id": "0123456789abcdef"}'],
 )  # fmt: skip
-def test_what_is_no_question(text: str) -> None:
+def test_what_is_no_request(text: str) -> None:
     assert requests.parse(text) is None
 
 
-def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -> None:
+def test_only_the_agent_of_a_rank_replies_where_it_runs(attempt: Attempt) -> None:
     child = subprocess.Popen(["sleep", "60"], env={"KEEPS": "1", "DROPS": "2", "CHANGES": "3"}, cwd="/")
     until(lambda: initial_environment(child.pid), "its environment")  # Popen returns a little before execve does
     try:
         now = {"KEEPS": "1", "CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77"}
-        desk, questions = Desk(attempt, Stacks(1)), requests.Questions(attempt)
-        folder = requests.ask(attempt, requests.RANK, 2, rank=5)
-        text = questions.next() or ""
-        desk.answer(text, 0, "node1", lambda: [Process(4, child.pid, 0, now)])
-        assert requests.answers(folder) == {}
-        desk = Desk(attempt, Stacks(1))
-        desk.answer(text, 1, "node2", lambda: [Process(5, child.pid, 0, now)])
-        told = requests.answers(folder)[1]
-        assert (told["rank"], told["host"], told["job"], told["cwd"]) == (5, "node2", "77", "/")
-        assert told["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
-        assert "KEEPS" not in json.dumps(told)  # what a job was started with may be secret
-        assert beside.environment(told, "xterm") == {**now, "TERM": "xterm"}
-        desk.answer(text, 1, "node2", lambda: pytest.fail("it was answered already"))
+        handler, reader = RequestHandler(attempt, Stacks(1)), requests.RequestReader(attempt)
+        folder = requests.send(attempt, requests.RANK, 2, rank=5)
+        text = reader.next() or ""
+        handler.handle(text, 0, "node1", lambda: [Process(4, child.pid, 0, now)])
+        assert requests.replies(folder) == {}
+        handler = RequestHandler(attempt, Stacks(1))
+        handler.handle(text, 1, "node2", lambda: [Process(5, child.pid, 0, now)])
+        location = requests.replies(folder)[1]
+        assert (location["rank"], location["host"], location["job"], location["cwd"]) == (5, "node2", "77", "/")
+        assert location["changes"] == {"CHANGES": "4", "RANK": "5", "SLURM_JOB_ID": "77", "DROPS": None}
+        assert "KEEPS" not in json.dumps(location)  # what a job was started with may be secret
+        assert node_session.environment(location, "xterm") == {**now, "TERM": "xterm"}
+        handler.handle(text, 1, "node2", lambda: pytest.fail("it was answered already"))
     finally:
         child.kill()
         child.wait()
@@ -143,9 +142,9 @@ def test_only_the_agent_of_a_rank_tells_how_to_get_beside_it(attempt: Attempt) -
         initial_environment(child.pid)
 
 
-def test_an_answer_that_cannot_be_written_harms_nobody(attempt: Attempt) -> None:
-    question = json.dumps({"id": "0123456789abcdef", "what": requests.STACKS})
-    Desk(attempt, Stacks(0)).answer(question, 0, "node1", list)
+def test_a_reply_that_cannot_be_written_raises_nothing(attempt: Attempt) -> None:
+    request = json.dumps({"id": "0123456789abcdef", "what": requests.STACKS})
+    RequestHandler(attempt, Stacks(0)).handle(request, 0, "node1", list)
 
 
 def test_agents_that_do_not_answer_are_named(
@@ -156,15 +155,15 @@ def test_agents_that_do_not_answer_are_named(
     members = [{"event": "met", "members": 2, "ranks": 2, "host": host} for host in ("node1", "node2")]
     report = {"rank": 0, "host": "node1", "pid": 7, "step": -1, "state": "D", "stack": ""}
 
-    def ask(attempt: Attempt, what: str, count: int) -> Path:
+    def send(attempt: Attempt, what: str, count: int) -> Path:
         folder = attempt.path / "asked/1"
         folder.mkdir(parents=True)
-        requests.answer(folder / "member-0", json.dumps([report]))
-        requests.answer(folder / "member-1", "")
+        requests.write_reply(folder / "member-0", json.dumps([report]))
+        requests.write_reply(folder / "member-1", "")
         return folder
 
-    monkeypatch.setattr(requests, "ask", ask)
-    monkeypatch.setattr(reach, "until", lambda look: look())
+    monkeypatch.setattr(requests, "send", send)
+    monkeypatch.setattr(connect, "wait_until", lambda poll: poll())
     assert attach._stack(attempt, members, None) == 1
     shown = capsys.readouterr()
     assert "rank 0 on node1, process 7: no stack; its process waits for a device or a file server" in shown.out
@@ -176,19 +175,20 @@ def test_agents_that_do_not_answer_are_named(
 
 @pytest.fixture
 def served(tmp_path: Path) -> Any:
-    """`beside serve` for a shell beside this process, as an agent starts it: where it listens, and its secret."""
+    """Starts `node_session serve` for a shell, as an agent does; its port, its secret and its process."""
     secret = "s" * 64
-    told = place_of("node1", Process(0, os.getpid(), 0, {**os.environ, "SHELL": "/bin/sh", "RANK": "0"}))
-    question = {"mode": "shell", "term": "dumb", "ports": [20000, 32767]}
-    for name, text in {
-        "member-0": json.dumps(told), beside.SECRET: secret, beside.SERVED: "", "question": json.dumps(question)
-    }.items():  # fmt: skip
-        requests.answer(tmp_path / name, text)
-    server = subprocess.Popen([sys.executable, "-m", "launcher.attach.beside", "serve", str(tmp_path), "member-0"])
+    location = rank_location("node1", Process(0, os.getpid(), 0, {**os.environ, "SHELL": "/bin/sh", "RANK": "0"}))
+    request = {"mode": "shell", "term": "dumb", "ports": [20000, 32767]}
+    files = {"member-0": json.dumps(location), node_session.SECRET: secret, node_session.SERVED: ""}
+    for name, text in {**files, "question": json.dumps(request)}.items():
+        requests.write_reply(tmp_path / name, text)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "launcher.attach.node_session", "serve", str(tmp_path), "member-0"]
+    )
     try:
-        told = reach.until(lambda: requests.read(tmp_path / beside.SERVED), 60)
-        assert told is not None
-        yield told["port"], secret.encode(), server
+        location = connect.wait_until(lambda: requests.read_reply(tmp_path / node_session.SERVED), 60)
+        assert location is not None
+        yield location["port"], secret.encode(), server
     finally:
         server.kill()
         server.wait()
@@ -201,11 +201,11 @@ def test_a_shell_over_the_network_is_for_who_knows_the_secret(served: Any) -> No
     with socket.create_connection(("127.0.0.1", port), 30) as stranger, pytest.raises((Stranger, OSError)):
         as_client(stranger, b"guess")
     with contextlib.ExitStack() as held, socket.create_connection(("127.0.0.1", port), 30) as connection:
-        for _ in range(40):  # strangers who say nothing
+        for _ in range(40):  # strangers who send nothing
             held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
         as_client(connection, secret)
-        connection.sendall(beside.window(50, 132))
-        connection.sendall(beside.frame(b"d", b'echo "rank=$RANK"; stty size; exit\n'))
+        connection.sendall(node_session.window(50, 132))
+        connection.sendall(node_session.frame(b"d", b'echo "rank=$RANK"; stty size; exit\n'))
         shown = b""
         while data := connection.recv(1 << 16):
             shown += data

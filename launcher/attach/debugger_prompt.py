@@ -1,25 +1,25 @@
-"""The terminal's end of a rank's debugger: lines are edited here, with readline, and completed by the rank."""
+"""The prompt for a rank's debugger: input is edited here, with readline, and completed by the rank."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from launcher.attach.reach import Talk
+from launcher.attach.connect import DebuggerConnection
 
-LEFT = "the debugger waits where it is; the same command brings you back"
+LEFT = "the rank stays at its breakpoint; the same command attaches again"
 
 
-def talk(line: Talk, rank: int) -> int:
-    """Talks with the debugger until the rank ends, or the user leaves (Ctrl-D; while the rank runs, Ctrl-C).
+def run_prompt(debugger: DebuggerConnection, rank: int) -> int:
+    """Runs the prompt until the rank ends, or the user leaves (Ctrl-D; while the rank runs, Ctrl-C).
 
     Returns:
-        The command's exit code: 1 when the debugger was never reached.
+        The command's exit code: 1 if the debugger was never reached, else 0.
     """
     reached = runs = False
-    complete = _Completions(line)
+    complete = _Completions(debugger)
     try:
-        while (message := line.receive()) is not None:
+        while (message := debugger.receive()) is not None:
             reached = True
             if "text" in message:
                 print(message["text"], end="", flush=True)
@@ -28,9 +28,9 @@ def talk(line: Talk, rank: int) -> int:
                 if typed is None:
                     print(f"launcher: {LEFT}")
                     return 0
-                line.send(line=typed)
+                debugger.send(line=typed)
             elif "runs" in message:
-                print(f"launcher: rank {rank} goes on; its next breakpoint shows up here, Ctrl-C leaves it alone")
+                print(f"launcher: rank {rank} continues; its next breakpoint shows up here, Ctrl-C detaches")
                 runs = True
             elif "bye" in message:
                 print(f"launcher: {message['bye']}")
@@ -48,7 +48,7 @@ def talk(line: Talk, rank: int) -> int:
 
 
 def _ask(prompt: str, complete: Any) -> str | None:
-    """A line; None: the user leaves."""
+    """Returns the line that the user types; None: the user leaves (Ctrl-D)."""
     while True:
         try:
             with complete:
@@ -61,10 +61,10 @@ def _ask(prompt: str, complete: Any) -> str | None:
 
 
 class _Completions:
-    """Tab asks the rank, while a line is edited."""
+    """Completes names with the Tab key while a line is edited, by asking the rank."""
 
-    def __init__(self, line: Talk) -> None:
-        self._line = line
+    def __init__(self, debugger: DebuggerConnection) -> None:
+        self._debugger = debugger
         self._found: list[str] = []
         try:
             import readline
@@ -76,7 +76,7 @@ class _Completions:
     def __enter__(self) -> None:
         if self._readline:
             self._readline.set_completer(self._complete)
-            self._readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")  # pdb's own
+            self._readline.set_completer_delims(" \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?")  # as in pdb
             self._readline.parse_and_bind("tab: complete")
 
     def __exit__(self, *_: object) -> None:
@@ -85,10 +85,10 @@ class _Completions:
 
     def _complete(self, word: str, state: int) -> str | None:
         if state == 0:
-            found = self._readline
-            self._line.send(complete=[word, found.get_line_buffer(), found.get_begidx(), found.get_endidx()])
+            edited = self._readline
+            self._debugger.send(complete=[word, edited.get_line_buffer(), edited.get_begidx(), edited.get_endidx()])
             self._found = []
-            message = self._line.receive()
+            message = self._debugger.receive()
             if message is not None:
                 self._found = [str(each) for each in message.get("completions", ())]
         return self._found[state] if state < len(self._found) else None

@@ -1,4 +1,4 @@
-"""Ways from this terminal to a rank's node: it is here, by srun, or over the network to the rank's agent."""
+"""Connects this machine to a rank's node: directly if it is this machine, through srun, or over the network."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from launcher.rendezvous.handshake import Stranger, as_client
 from launcher.runs.directory import Attempt
 from launcher.spec.plan import JobPlan
 
-ANSWERS_WITHIN = 15.0  # seconds in which agents have answered; they look every second
-ENDS_WITHIN = 5.0  # seconds that srun has to end by itself, and again after SIGTERM, which it only hands on
-CONNECTS_WITHIN = 10.0  # seconds for one address of a node
+REPLY_TIMEOUT = 15.0  # seconds for the agents' replies; the leading agent looks for requests every second
+EXIT_TIMEOUT = 5.0  # seconds for srun to exit by itself, and once more after SIGTERM, which it only forwards
+CONNECT_TIMEOUT = 10.0  # seconds for one address of a node
 
 
 class Way(Enum):
-    """How a rank's node is reached."""
+    """How `attach` reaches a rank's node."""
 
     HERE = "here"
     SRUN = "srun"
@@ -37,38 +37,38 @@ class Way(Enum):
 
 
 def way(host: str, job: str | None, here: str) -> Way:
-    """How to get to a rank. Pure.
+    """Decides how to reach a rank's node. Pure.
 
-    | its node | its job | way |
+    | the node | the job | way |
     |---|---|---|
-    | is this machine | any | here |
-    | is another | Slurm's | srun --overlap: Slurm knows who may, and needs no open port |
-    | is another | PBS's, or none | the network: PBS lets nobody but the job itself start something on its nodes |
+    | is this machine | any | HERE |
+    | is another one | of Slurm | SRUN: Slurm checks who may, and no port has to be open |
+    | is another one | of PBS, or none | NETWORK: in PBS only the job itself can start processes on its nodes |
 
     Args:
-        host: its node, as the run calls it.
-        job: its job in Slurm.
-        here: this machine's name.
+        host: the rank's node, as the run names it.
+        job: the Slurm job's id; None: it is no Slurm job.
+        here: this machine's host name.
     """
     if host.partition(".")[0] == here.partition(".")[0]:
         return Way.HERE
     return Way.SRUN if job else Way.NETWORK
 
 
-def srun(plan: JobPlan, host: str, job: str, *words: str, terminal: bool) -> list[str]:
-    """The command that runs `launcher.attach.beside` with these words on a node of a running job. Pure.
+def srun(plan: JobPlan, host: str, job: str, *arguments: str, terminal: bool) -> list[str]:
+    """Returns the command that runs `launcher.attach.node_session` on a node of a running Slurm job. Pure.
 
-    --overlap: beside the steps that hold the node's CPUs (Slurm 20.11 and newer).
+    --overlap shares the CPUs that the job's other steps occupy (Slurm 20.11 and newer).
     """
     return [
         "srun", f"--jobid={job}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
         f"--chdir={plan.run_dir}", *(["--pty"] if terminal else ["--unbuffered"]),
-        plan.python, *own_module("launcher.attach.beside"), *words,
+        plan.python, *own_module("launcher.attach.node_session"), *arguments,
     ]  # fmt: skip
 
 
 def srun_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """This shell's environment without what would be options of srun, and with the run's launcher. Pure."""
+    """Returns `environ` without the variables that srun takes as options, and with the run's launcher. Pure."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -80,23 +80,24 @@ def srun_environment(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str
 
 
 @dataclass
-class Talk:
-    """Messages to and from a rank's debugger, one line of JSON each."""
+class DebuggerConnection:
+    """A connection to a rank's debugger. Each message is one line of JSON."""
 
     reading: IO[bytes]
     writing: IO[bytes]
     close: Callable[[], None]
 
     def send(self, **message: Any) -> None:
-        """
+        """Sends one message.
+
         Raises:
-            OSError: the other end is gone.
+            OSError: the connection is closed.
         """
         self.writing.write(json.dumps(message).encode() + b"\n")
         self.writing.flush()
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None: there will be none."""
+        """Returns the next message; None: the connection is closed, or carries something else."""
         try:
             line = self.reading.readline()
         except OSError:
@@ -107,7 +108,8 @@ class Talk:
             return None
 
 
-def over_socket(connection: socket.socket) -> Talk:
+def over_socket(connection: socket.socket) -> DebuggerConnection:
+    """Returns a debugger's connection over a socket, which `close` closes."""
     file = connection.makefile("rwb")
 
     def close() -> None:
@@ -115,14 +117,16 @@ def over_socket(connection: socket.socket) -> Talk:
             file.close()
         connection.close()
 
-    return Talk(file, file, close)  # type: ignore[arg-type]
+    return DebuggerConnection(file, file, close)  # type: ignore[arg-type]
 
 
-def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Talk:
-    """Through srun's standard input and output; its errors go to the terminal.
+def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> DebuggerConnection:
+    """Returns a debugger's connection over the standard input and output of an srun command.
+
+    srun's standard error goes to the terminal.
 
     Raises:
-        RunError: there is no srun here.
+        RunError: srun is not on this machine's PATH.
     """
     try:
         process = subprocess.Popen(
@@ -137,36 +141,44 @@ def over_srun(command: Sequence[str], environment: Mapping[str, str]) -> Talk:
     def close() -> None:
         with contextlib.suppress(OSError):
             writing.close()
-        for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0 is none
+        for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0 sends no signal
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ENDS_WITHIN)
+                process.wait(EXIT_TIMEOUT)
                 break
         reading.close()
 
-    return Talk(reading, writing, close)
+    return DebuggerConnection(reading, writing, close)
 
 
-def enter(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **question: Any) -> socket.socket:
-    """A connection to `beside serve`, which the rank's agent starts for us.
+def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, **details: Any) -> socket.socket:
+    """Has the rank's agent start `node_session serve`, and returns an authenticated connection to it.
+
+    Args:
+        plan: the run's plan.
+        attempt: the attempt that runs.
+        host: the rank's node.
+        rank: the rank.
+        members: the number of agents.
+        details: the request for `node_session serve`: `mode`, and `term` or `socket`.
 
     Raises:
-        RunError: the agent does not answer, or its node cannot be reached from here.
+        RunError: the agent does not reply, or its node cannot be reached from here.
     """
-    from launcher.attach.beside import SECRET, SERVED
+    from launcher.attach.node_session import SECRET, SERVED
 
     secret = secrets.token_hex(32)
-    details = {**question, "ports": list(plan.port_range)}
-    folder = requests.ask(
-        attempt, requests.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(details)}, rank=rank
+    request = {**details, "ports": list(plan.port_range)}
+    folder = requests.send(
+        attempt, requests.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
     )
-    served = until(lambda: requests.read(folder / SERVED))
+    served = wait_until(lambda: requests.read_reply(folder / SERVED))
     if served is None:
-        raise RunError(f"the agent of rank {rank} on {host} does not answer within {ANSWERS_WITHIN:g} s")
+        raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")
     names, problems = list(dict.fromkeys([host + plan.host_suffix, host, served["host"]])), []
     for name in names:
         try:
-            connection = socket.create_connection((name, served["port"]), CONNECTS_WITHIN)
+            connection = socket.create_connection((name, served["port"]), CONNECT_TIMEOUT)
         except OSError as error:
             problems.append(f"{name}: {error}")
             continue
@@ -184,9 +196,9 @@ def enter(plan: JobPlan, attempt: Attempt, host: str, rank: int, members: int, *
     )
 
 
-def until(look: Callable[[], Any], patience: float = ANSWERS_WITHIN) -> Any:
-    """The first answer that is not None, or None after `patience` seconds."""
-    give_up = time.monotonic() + patience
-    while (found := look()) is None and time.monotonic() < give_up:
+def wait_until(poll: Callable[[], Any], timeout: float = REPLY_TIMEOUT) -> Any:
+    """Calls `poll` until it returns something else than None, and returns that; None after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (found := poll()) is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
