@@ -17,6 +17,7 @@ For test authors:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -92,7 +93,12 @@ def _cluster(*, accounting: bool) -> Iterator[SlurmCluster]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, so that --strict-markers knows them."""
+    """Register the markers, so that --strict-markers knows them; and let Ctrl-C interrupt.
+
+    What a shell starts in the background (`make test &`) ignores SIGINT, and so would all that the tests start.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for marker in (
         "backend(name, against): count this test in the closing table; {slurm} stands for Slurm and its version",
         "slow: a longer form of what other tests hold too; `make test-slow` runs these alone",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,15 +42,6 @@ def test_ctrl_c_in_the_middle_of_a_write_ends_the_run_and_again_kills_it(
     assert capfd.readouterr().err == "launcher: stopping; Ctrl-C again kills\nlauncher: killing\n"
 
 
-@pytest.fixture
-def ctrl_c_interrupts() -> Iterator[None]:
-    """As in a terminal: a process that a shell starts in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_in_the_middle_of_a_write_waits_for_the_submission(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
