@@ -1,4 +1,4 @@
-"""`prune`: removes old runs."""
+"""`prune`: lists and removes old runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATES = ("done", "stopped", "failed", "cancelled", "lost")
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--older-than", type=age, metavar="AGE", help="whose last news is older than that: 30d, 12h, or 2026-10-31"
+        "--older-than", type=age, metavar="AGE", help="whose last activity is older than that: 30d, 12h, or 2026-10-31"
     )
     parser.add_argument(
         "--state", action="append", choices=STATES, metavar="STATE",
@@ -27,7 +27,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
-    What is live, unknown, unreadable, or needed by a run that is not over stays, and is told."""
+    What is live, unknown, unreadable, or needed by a run that is not over is kept, and listed with the reason."""
     from launcher.errors import ConfigError
     from launcher.formatting import plural, rough_size
     from launcher.maintenance import pruning  # not for --help
@@ -39,18 +39,18 @@ def run(arguments: Namespace) -> int:
     before, states = arguments.older_than, tuple(arguments.state or STATES)
     freed, count = pruning.finish(folder) if arguments.delete else 0, 0
     for old in pruning.survey(folder):
-        why = pruning.kept_because(old, before, states)
+        why = pruning.reason_to_keep(old, before, states)
         size = pruning.size_of(old.path) if why is None else 0
         if tried := why is None and arguments.delete:
             why = pruning.remove(old, folder, before, states)
         if why is None:
             freed, count = freed + size, count + 1
             print(f"{old.id}  {', '.join(sorted(old.states))}  {rough_size(size)}", flush=True)
-        elif tried or old.words or old.needed_by:
-            print(f"{old.id} stays: {why}", flush=True)
-    told = f"{plural(count, 'run')}, {rough_size(freed)}"
+        elif tried or old.error or old.needed_by:
+            print(f"{old.id} is kept: {why}", flush=True)
+    total = f"{plural(count, 'run')}, {rough_size(freed)}"
     if arguments.delete:
-        print(f"removed: {told}")
+        print(f"removed: {total}")
     else:
-        print(f"{told}; --delete removes them, checkpoints included" if count else "nothing to remove")
+        print(f"{total}; --delete removes them, checkpoints included" if count else "nothing to remove")
     return 0

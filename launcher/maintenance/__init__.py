@@ -1,4 +1,4 @@
-"""What old runs leave behind: run directories that nobody needs, and jobs whose run directory is gone.
+"""Cleans up after old runs: directories that nobody needs any more, and jobs whose run directory was deleted.
 
 It may import sweeps, submission, monitoring and what is below them.
 """

@@ -1,7 +1,8 @@
-"""Jobs in a queue whose run is gone: somebody has deleted its directory, and the job goes on.
+"""Finds orphaned jobs: jobs that are queued or running although somebody has deleted their run directory.
 
-A job of the launcher has a token, which is made of its directory, and a script in it. Of the jobs that no known run
-accounts for the scheduler is asked for both; only these tell a job without a run from one whose run is kept elsewhere.
+A job of the launcher has a token, which is derived from its run directory, and a script in that directory. The
+scheduler is asked for both, for each job that belongs to no known run. They distinguish an orphan from a job whose run
+lies in another folder.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from launcher.schedulers import registry
 from launcher.schedulers.base import JobOrigin, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import Shared
 
-MOST = 20  # jobs of one scheduler that are asked about
+MOST = 20  # jobs of one scheduler whose origin is queried at a time
 _JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 17[].server, 17[3].server
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A job, or an array, without a run.
+    """A job, or an array, whose run directory is gone.
 
     Attributes:
-        scheduler: its name.
-        job: its id.
-        word: its state, in the scheduler's word.
-        folder: where its run was.
+        scheduler: the scheduler's name.
+        job: the job's id.
+        word: its state, in the scheduler's own terms; empty: not known.
+        folder: where the run or sweep was.
     """
 
     scheduler: str
@@ -41,20 +42,20 @@ class Orphan:
 
 
 def schedulers() -> dict[str, Queries]:
-    """Those whose commands are here."""
+    """Returns the queries of each scheduler whose commands are on this machine, by the scheduler's name."""
     return {name: each.queries(PATIENCE) for name, each in registry.queues_here().items()}
 
 
 def family(job_id: str) -> str:
-    """A job's number without array index and server: `17` for 17_3 and 17[3].server. Pure."""
+    """Returns a job's number without array index and server: `17` for 17_3 and 17[3].server. Pure."""
     match = _JOB.fullmatch(job_id)
     return match[1] if match else job_id
 
 
 def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) -> dict[str, SchedulerJob]:
-    """One live job for each job number that no id in `accounted` belongs to, by number. Pure.
+    """Returns one live job for each job number that belongs to no id in `accounted`, by number. Pure.
 
-    Jobs whose comment is not a token of the launcher are left out: the user's other jobs cost no further query.
+    Jobs whose comment is not a token of the launcher are left out, so that the user's other jobs cost no query.
     """
     ours = {family(each) for each in accounted}
     found: dict[str, SchedulerJob] = {}
@@ -66,52 +67,53 @@ def unaccounted(jobs: Mapping[str, SchedulerJob], accounted: Collection[str]) ->
 
 
 def folder_of(origin: JobOrigin) -> Path | None:
-    """The directory of the run or sweep that a job comes from; None: it is not the launcher's. Pure.
+    """Returns the directory of the run or sweep that a job comes from; None: it is no job of the launcher. Pure.
 
-    | its script | the directory |
+    | the job's script | the directory |
     |---|---|
     | RUN/script.sh | RUN |
     | SWEEP/arrays/TOKEN.sh | SWEEP |
     """
     folder = Path(origin.file).parent
     folder = folder.parent if folder.name == "arrays" else folder
-    ours = (token_of(str(each)) for each in (folder, folder.parent))  # a point alone may have its sweep's token
+    # The job of a single point may have its sweep's token.
+    ours = (token_of(str(each)) for each in (folder, folder.parent))
     return folder if any(f"{origin.token}-".startswith(f"{each}-") for each in ours) else None
 
 
 def is_gone(folder: Path) -> bool:
-    """Whether there is no run and no sweep in a directory.
+    """Returns whether a directory contains neither a run nor a sweep.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: the directory cannot be read now.
     """
     return not any(unwrap(exists(folder / name)) for name in RECORDS.values())
 
 
 class Orphans:
-    """Looks for jobs without a run again and again, and asks once about each that has one."""
+    """Looks for orphaned jobs repeatedly, and queries the origin of each job that is none only once."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._others: set[tuple[str, str]] = set()  # families that are not ours, or have their run
+        self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
 
     def look(self, accounted: Collection[str]) -> list[Orphan]:
-        """The jobs that have no run, as far as schedulers answer.
+        """Returns the orphaned jobs of all schedulers that answer.
 
         Args:
-            accounted: ids of jobs of known runs.
+            accounted: ids of the jobs of known runs.
         """
         found: list[Orphan] = []
-        for name, asks in schedulers().items():
-            answer = self._live.answer(name, asks, PATIENCE)
+        for name, queries in schedulers().items():
+            answer = self._live.answer(name, queries, PATIENCE)
             jobs = {} if answer.problem else unaccounted(answer.jobs, accounted)
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
             if not jobs:
                 continue
             newest = sorted(jobs, key=lambda number: (len(number), number))[-MOST:]
             try:
-                origins = asks.origins(newest)
-            except QueryError:  # the next look may tell
+                origins = queries.origins(newest)
+            except QueryError:  # the next call may succeed
                 continue
             for each in newest:
                 origin = origins.get(each)
@@ -124,19 +126,20 @@ class Orphans:
 
 
 def look_for(job_id: str) -> Orphan | Path | None:
-    """What the user's job with this id is: an orphan, or a job of the run or sweep in this directory; None: there is
-    no such job, or it is not the launcher's.
+    """Returns the orphan with this job id, or the directory of the run or sweep that the job belongs to.
+
+    None: this user has no such job, or it is no job of the launcher.
 
     Raises:
-        QueryError: a scheduler does not answer, so that nobody can tell.
+        QueryError: the job was not found, and a scheduler did not answer.
     """
     number = family(job_id)
     if not number.isdecimal():
         return None
     problem: QueryError | None = None
-    for name, asks in schedulers().items():
+    for name, queries in schedulers().items():
         try:
-            origin = asks.origins([number]).get(number)
+            origin = queries.origins([number]).get(number)
         except QueryError as error:
             problem = error
             continue
@@ -148,10 +151,10 @@ def look_for(job_id: str) -> Orphan | Path | None:
 
 
 def cancel(orphan: Orphan) -> None:
-    """Asks its scheduler to end it.
+    """Cancels an orphaned job.
 
     Raises:
-        QueryError: it does not answer, or refuses.
+        QueryError: the scheduler does not answer, or refuses.
     """
     schedulers()[orphan.scheduler].cancel(orphan.job)
     Shared(orphan.scheduler).forget()

@@ -1,16 +1,16 @@
-"""Which old runs and sweeps may be removed, and removing them.
+"""Decides which old runs and sweeps may be removed, and removes them.
 
 | the run or sweep | is removed |
 |---|---|
 | is live, or waits (of a sweep: one of its points) | no |
-| nobody knows its state now: the scheduler, or the file server, does not answer | no |
-| cannot be read, or has a point that cannot | no |
-| is needed by another one that is not over: it waits for it (`after`), or names a file in it (`baseline`, ...) | no |
+| its state is unknown: the scheduler, or the file server, does not answer | no |
+| cannot be read, or has a point that cannot be read | no |
+| an unfinished run needs it: waits for it (`after`), or names a file in it (`baseline`, ...) | no |
 | is being submitted now, or belongs to another user | no |
-| its last news is younger than was asked for, or nobody knows when it was | no |
-| otherwise, if its state is one of those asked for | yes, as a whole: no point is removed alone |
+| its last activity is more recent than the given time, or not known | no |
+| otherwise, if its state is one of the given ones | yes, as a whole: no point is removed alone |
 
-What a run keeps outside of its directory (`checkpoint.dir`, the code of a repository, data) stays.
+Files of a run outside of its directory (`checkpoint.dir`, the code of a repository, data) are not removed.
 """
 
 from __future__ import annotations
@@ -34,99 +34,100 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.spec.plan import JobPlan
 from launcher.submission.dependencies import FOLLOWERS
 
-REMOVED = ".removed-"  # in front of the name of what is being removed
+REMOVED = ".removed-"  # prefix that a directory gets before its files are deleted
 
 
 @dataclass(frozen=True)
 class Old:
-    """A run or a sweep.
+    """A run or a sweep that may be removed.
 
     Attributes:
         path: its directory.
-        states: the states of its points, or its own; `damaged` and `unknown` among them.
-        news: when it last told of something, in seconds since the epoch; None: nobody knows.
-        needed_by: ids of those that are not over and wait for it, or use it.
-        words: why it cannot be read; empty: it can.
+        states: the run's state, or the states of the sweep's points; `damaged` and `unknown` are possible.
+        last_active: time of its newest event, in seconds since the epoch; None: not known.
+        needed_by: ids of unfinished runs that wait for it, or use its files.
+        error: why it cannot be read; empty: it can.
     """
 
     path: Path
     states: frozenset[str]
-    news: float | None
+    last_active: float | None
     needed_by: tuple[str, ...] = ()
-    words: str = ""
+    error: str = ""
 
     @property
     def id(self) -> str:
         return self.path.name
 
 
-def kept_because(old: Old, before: float, states: Collection[str]) -> str | None:
-    """Why it stays, by the table above; None: it may be removed. Pure.
+def reason_to_keep(old: Old, before: float, states: Collection[str]) -> str | None:
+    """Returns why a run or sweep is not removed, by the table above; None: it may be removed. Pure.
 
     Args:
         old: the run or sweep.
-        before: its last news must be older, in seconds since the epoch.
-        states: those in which one may be; a sweep: in which all of its points may be.
+        before: its last activity must be earlier than this, in seconds since the epoch.
+        states: the states that may be removed; all points of a sweep must be in one of them.
     """
-    if old.words or DAMAGED in old.states or not old.states:
-        return old.words or "it cannot be read"
+    if old.error or DAMAGED in old.states or not old.states:
+        return old.error or "it cannot be read"
     if found := sorted(old.states & {*LIVE, WAITING}):
         return f"it is {found[0]}"
     if old.needed_by:
         return f"{', '.join(old.needed_by)} {'needs' if len(old.needed_by) == 1 else 'need'} it"
     if not old.states <= {*states}:
         return f"it is {sorted(old.states - {*states})[0]}"
-    if old.news is None:
-        return "nobody knows how old it is"
-    return None if old.news < before else "it is younger"
+    if old.last_active is None:
+        return "its age is not known"
+    return None if old.last_active < before else "it is younger"
 
 
 def survey(runs_dir: Path) -> list[Old]:
-    """All runs and sweeps of a folder, and those that it has links to, oldest news first.
+    """Returns all runs and sweeps of a folder, and those that it has links to, the longest inactive first.
 
     Raises:
         UnavailableError: the folder cannot be read now.
     """
-    live = SweepLive()  # acts upon what it hears, so nothing is shared
+    live = SweepLive()  # queries the schedulers anew: a deletion must not depend on a cached state
     folders = [Path(path) for path in lookup.newest(runs_dir)]
     runs = [Run(path) for path in folders if lookup.may_have(str(path), lookup.RECORDS["run"])]
     found: list[Old] = []
-    users: list[tuple[str, JobPlan]] = []  # of those that are not over
+    users: list[tuple[str, JobPlan]] = []  # unfinished runs
     for each in look_at_each(runs, live):
         if isinstance(each, Damaged):
-            found.append(Old(each.run.path, frozenset(), None, words=each.words))
+            found.append(Old(each.run.path, frozenset(), None, error=each.words))
             continue
         found.append(Old(each.run.path, frozenset({each.state.value}), each.story.moved or None))
         users += [] if each.state.over else [(each.run.id, each.plan)]
     for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
         made = readable(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, Damaged):
-            found.append(Old(sweep.path, frozenset(), None, words=made.words))
+            found.append(Old(sweep.path, frozenset(), None, error=made.words))
             continue
         found.append(made[0])
         users += made[1]
     paths = [each.path for each in found]
     needed = needs(users, paths)
     for old in found:
-        needed.setdefault(old.path, []).extend([] if old.words else _waiting_for(old.path, live, paths))
-    found = [Old(each.path, each.states, each.news, tuple(needed.get(each.path, ())), each.words) for each in found]
-    return sorted(found, key=lambda each: each.news or 0.0)
+        needed.setdefault(old.path, []).extend([] if old.error else _waiting_for(old.path, live, paths))
+    found = [replace(each, needed_by=tuple(needed.get(each.path, ()))) for each in found]
+    return sorted(found, key=lambda each: each.last_active or 0.0)
 
 
-def _waiting_for(folder: Path, live: SweepLive, known_ones: Collection[Path] = ()) -> list[str]:
-    """Ids of those that were submitted to begin after a run or sweep, or one of its points, and are not over.
+def _waiting_for(folder: Path, live: SweepLive, skip: Collection[Path] = ()) -> list[str]:
+    """Returns the ids of unfinished runs that wait for a run or sweep, or for one of its points.
 
     Args:
-        folder: of the run or sweep.
-        live: asks schedulers.
-        known_ones: runs and sweeps that are not looked at.
+        folder: the directory of the run or sweep.
+        live: queries schedulers.
+        skip: directories of runs and sweeps that are not checked.
 
     Raises:
-        UnavailableError: nobody can tell who they are now. One whose state nobody can tell counts as not over.
+        UnavailableError: the list of those that wait cannot be read now. A run in an unknown state counts as
+            unfinished.
     """
     found: list[str] = []
     for path in _followers(folder):
-        if {path, path.parent}.isdisjoint(known_ones):
+        if {path, path.parent}.isdisjoint(skip):
             users = readable(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
             if isinstance(users, Damaged):
                 found += [path.name] if users.is_transient else []
@@ -136,6 +137,7 @@ def _waiting_for(folder: Path, live: SweepLive, known_ones: Collection[Path] = (
 
 
 def _followers(folder: Path) -> list[Path]:
+    """Returns the directories of the runs that were submitted to start after this one, or after one of its points."""
     sweep = Sweep(folder)
     homes = [folder, *(point.run.path for point in sweep.points())] if sweep.recorded() else [folder]
     files = [home / FOLLOWERS / name for home in homes for name in unwrap(list_names(home / FOLLOWERS)) or ()]
@@ -143,7 +145,7 @@ def _followers(folder: Path) -> list[Path]:
 
 
 def _not_over(path: Path, live: SweepLive) -> list[tuple[str, JobPlan]]:
-    """The id and the plan of a run, or of each point of a sweep, that is not over."""
+    """Returns the id and the plan of a run, or of each point of a sweep, that is not over."""
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
@@ -153,7 +155,12 @@ def _not_over(path: Path, live: SweepLive) -> list[tuple[str, JobPlan]]:
 
 
 def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> dict[Path, list[str]]:
-    """Which of these folders plans refer to, each with the ids of those whose plans do. Pure but for links."""
+    """Returns which of the folders the plans refer to, each with the ids of those runs.
+
+    Args:
+        users: ids and plans of runs.
+        folders: directories of runs and sweeps. Symbolic links are resolved.
+    """
     known_paths = {os.path.realpath(path): path for path in folders}
     found: dict[Path, list[str]] = {}
     for name, plan in users:
@@ -170,15 +177,16 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
 
 
 def _of_sweep(sweep: Sweep, live: SweepLive) -> tuple[Old, list[tuple[str, JobPlan]]]:
+    """Returns a sweep, and the ids and plans of its unfinished points."""
     seen = look_at(sweep, live)
-    news = [read(each.point.run).moved for each in seen if each.point.run.recorded()]
-    waiting = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
-    old = Old(sweep.path, frozenset(counts(seen)), max(news, default=0.0) or None)
-    return old, [(run.id, run.plan()) for run in waiting]
+    active = [read(each.point.run).moved for each in seen if each.point.run.recorded()]
+    unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
+    old = Old(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
+    return old, [(run.id, run.plan()) for run in unfinished]
 
 
 def size_of(folder: Path) -> int:
-    """Bytes on disk of all files in a folder."""
+    """Returns the bytes on disk of all files in a folder."""
     total = 0
     for root, _, files in os.walk(folder):
         for name in files:
@@ -188,12 +196,15 @@ def size_of(folder: Path) -> int:
 
 
 def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> str | None:
-    """Removes a run or sweep, having looked once more while nobody can submit it; why it stays, or None.
+    """Removes a run or sweep, after it has checked it once more under the submission lock.
 
     Args:
-        old: what `survey` found.
-        runs_dir: where it was found; its link there goes too.
-        before, states: see `kept_because`.
+        old: the run or sweep, as `survey` found it.
+        runs_dir: the folder in which it was found; a link to it there is removed too.
+        before, states: see `reason_to_keep`.
+
+    Returns:
+        Why it was not removed; None: it was.
     """
     path = old.path
     try:
@@ -204,7 +215,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
         for name in (SUBMITTING, ".points") if unwrap(exists(path / sweep_directory.RECORD)) else (SUBMITTING,):
             if not stack.enter_context(locks.try_acquire(path / name)):
                 return "it is being submitted"
-        if why := kept_because(_again(old), before, states):
+        if why := reason_to_keep(_refreshed(old), before, states):
             return why
         aside = path.with_name(f"{REMOVED}{path.name}")
         path.rename(aside)
@@ -218,7 +229,7 @@ def remove(old: Old, runs_dir: Path, before: float, states: Collection[str]) -> 
 
 
 def finish(runs_dir: Path) -> int:
-    """Removes what an earlier removal has left in a folder when it was interrupted; bytes that this has freed."""
+    """Completes removals in a folder that were interrupted; returns the bytes that this has freed."""
     freed = 0
     for name in unwrap(list_names(runs_dir)) or ():
         left = runs_dir / name
@@ -228,8 +239,8 @@ def finish(runs_dir: Path) -> int:
     return freed
 
 
-def _again(old: Old) -> Old:
-    """The run or sweep as it is now, and also needed by those that have come to wait for it since."""
+def _refreshed(old: Old) -> Old:
+    """Returns the run or sweep as it is now. `needed_by` gains the runs that wait for it by now."""
     live, path = SweepLive(), old.path
     try:
         if unwrap(exists(path / sweep_directory.RECORD)):
@@ -239,4 +250,4 @@ def _again(old: Old) -> Old:
             now = Old(path, frozenset({seen.state.value}), seen.story.moved or None)
         return replace(now, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)])))
     except DAMAGE as error:
-        return Old(path, frozenset(), None, words=str(error))
+        return Old(path, frozenset(), None, error=str(error))

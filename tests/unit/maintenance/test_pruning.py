@@ -15,7 +15,7 @@ import pytest
 from launcher.cli import commands
 from launcher.errors import ConfigError
 from launcher.maintenance import pruning
-from launcher.maintenance.pruning import Old, kept_because, needs
+from launcher.maintenance.pruning import Old, needs, reason_to_keep
 from launcher.monitoring import live
 from launcher.runs import event_file
 from launcher.runs.directory import SUBMITTING, Run, only_submitter
@@ -32,7 +32,7 @@ HERE = plan_of(cluster={"scheduler": "local"})
 
 
 def old(*states: str, **fields: Any) -> Old:
-    return Old(Path("/runs/a"), frozenset(states), **{"news": 100.0, **fields})
+    return Old(Path("/runs/a"), frozenset(states), **{"last_active": 100.0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def old(*states: str, **fields: Any) -> Old:
         (old("unconfirmed"), ("done",), "it is unconfirmed"),
         (old("unknown"), ("done",), "it is unknown"),
         (old("done", "damaged"), ("done", "damaged"), "it cannot be read"),
-        (old(words="/runs/a is damaged"), ("done",), "/runs/a is damaged"),
+        (old(error="/runs/a is damaged"), ("done",), "/runs/a is damaged"),
         (old("done", needed_by=("b",)), ("done",), "b needs it"),
         (old("done", needed_by=("b", "c")), ("done",), "b, c need it"),
-        (old("done", news=300.0), ("done",), "it is younger"),
-        (old("done", news=None), ("done",), "nobody knows how old it is"),
+        (old("done", last_active=300.0), ("done",), "it is younger"),
+        (old("done", last_active=None), ("done",), "its age is not known"),
     ],
 )
-def test_why_a_run_stays(found: Old, states: tuple[str, ...], why: str | None) -> None:
-    assert kept_because(found, 200.0, states) == why
+def test_why_a_run_is_kept(found: Old, states: tuple[str, ...], why: str | None) -> None:
+    assert reason_to_keep(found, 200.0, states) == why
 
 
 def test_what_plans_refer_to(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def pruned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_it_lists_and_removes_only_when_told(
+def test_it_lists_and_removes_only_with_delete(
     make: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done, failed = make("done"), make("failed", code=1)
@@ -134,12 +134,12 @@ def test_what_somebody_needs_or_nobody_knows_stays(
     theirs = make("open-to-all")
     theirs.path.chmod(0o777)
     monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "", True))
-    told = pruned(capsys, "--delete")
-    assert "needed stays: waits needs it" in told
-    assert "needed-elsewhere stays: other needs it" in told
-    assert "damaged stays: " in told
-    assert "open-to-all stays: everybody can write to" in told
-    assert "removed: 0 runs" in told
+    shown = pruned(capsys, "--delete")
+    assert "needed is kept: waits needs it" in shown
+    assert "needed-elsewhere is kept: other needs it" in shown
+    assert "damaged is kept: " in shown
+    assert "open-to-all is kept: everybody can write to" in shown
+    assert "removed: 0 runs" in shown
     assert all(run.path.exists() for run in (needed, waits, also_needed, damaged, theirs))
 
 
@@ -152,9 +152,9 @@ def test_nothing_is_removed_because_it_cannot_be_read_or_is_being_submitted(
     server.recover()
     holder = os.open(run.path / SUBMITTING, os.O_RDWR | os.O_CREAT)
     with only_submitter(run.path):
-        told = pruned(capsys, "--delete")
+        shown = pruned(capsys, "--delete")
     os.close(holder)
-    assert "a stays: it is being submitted" in told
+    assert "a is kept: it is being submitted" in shown
     assert run.path.exists()
 
 
@@ -167,8 +167,8 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
         for run in (whole.run(0), whole.run(1), half.run(0)):
             end(run)
     half.ask([1], again=False)
-    told = pruned(capsys, "--delete")
-    assert "whole  done  " in told
+    shown = pruned(capsys, "--delete")
+    assert "whole  done  " in shown
     assert not whole.path.exists()
     assert half.path.exists()
 
@@ -176,7 +176,7 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
     found = pruning.survey(tmp_path)[0]
-    event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # its last news is of now
+    event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # it was active just now
     assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
     assert run.path.exists()
 
