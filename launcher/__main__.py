@@ -64,7 +64,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments or not ABOUT.isdisjoint(ours):
         from launcher.cli import help
 
-        return help.instead_of(ours)
+        return help.show_for(ours)
     from launcher.cli import submit
 
     return submit.main(arguments)

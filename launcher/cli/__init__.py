@@ -1,1 +1,1 @@
-"""The command line: one small file per command."""
+"""The command line, with one module for each command. It may import every other package."""

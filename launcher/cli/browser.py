@@ -1,4 +1,4 @@
-"""A page in the user's browser; where there is none, how to get at it."""
+"""Opens a page in the user's browser, or prints how to copy the page to another machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from launcher.formatting import rough_size
 
 
 def show(path: Path) -> None:
-    """Opens a page in the browser, or tells how to get at it."""
+    """Opens a page in the browser, or prints its location if there is no browser."""
     if has_browser(os.environ, sys.platform):
         try:
             if webbrowser.open(path.absolute().as_uri()):
                 return
         except webbrowser.Error:
             pass
-    tell(path)
+    print_location(path)
 
 
 def has_browser(environ: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser would have a screen: a text browser that webbrowser finds shows no charts. Pure.
+    """Returns whether a graphical browser can be opened. Pure.
 
-    | | |
+    `webbrowser` alone would also open a text browser, which shows no charts.
+
+    | condition | result |
     |---|---|
     | BROWSER is set (editors that work over ssh set it) | yes |
     | DISPLAY or WAYLAND_DISPLAY is set | yes |
@@ -40,8 +42,8 @@ def has_browser(environ: Mapping[str, str], platform: str) -> bool:
     return platform == "darwin" and not environ.get("SSH_CONNECTION")
 
 
-def tell(path: Path) -> None:
-    """Where a page is, and what to type on one's own machine to see it."""
+def print_location(path: Path) -> None:
+    """Prints where a page is, and the command that copies it to the user's own machine."""
     path = path.absolute()
     print(f"directory  {path.parent}")
     print(f"page       {path} ({rough_size(path.stat().st_size)})")
@@ -49,7 +51,10 @@ def tell(path: Path) -> None:
 
 
 def copy_command(path: Path, environ: Mapping[str, str], user: str, host: str) -> str:
-    """scp for the user's own machine: from the address by which it has reached this one, if it did by ssh. Pure."""
+    """Returns the scp command that copies a file of this machine to the user's own. Pure.
+
+    If the user came by ssh, it uses the address by which they have reached this machine; else `host`.
+    """
     address = (environ.get("SSH_CONNECTION", "").split() or [""] * 4)[2:3]  # client, its port, server, its port
     name = address[0] if address and address[0] else host
     name = f"[{name}]" if ":" in name else name

@@ -1,4 +1,4 @@
-"""`cancel`: ends runs."""
+"""`cancel`: cancels runs, sweeps, and jobs whose run directory is gone."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def run(arguments: Namespace) -> int:
 
 
 def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
-    """The run, the point or the sweep meant by a name, or by the id of its job; or a job that has none.
+    """Returns the run, the point or the sweep with this name or job id, or the orphaned job with this id.
 
     Raises:
-        RunError: none fits, or several do.
+        RunError: nothing matches, or several runs do.
     """
     from launcher.errors import RunError
     from launcher.maintenance import orphaned_jobs
@@ -73,11 +73,11 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
         try:
             found = orphaned_jobs.look_for(name)
         except QueryError as problem:
-            raise RunError(f"{error} Whether there is a job {name} nobody can tell: {problem}") from None
+            raise RunError(f"{error} Whether there is a job {name} is not known: {problem}") from None
         if found is None:
             raise
     if isinstance(found, orphaned_jobs.Orphan):
         return found
     if Sweep(found).recorded():
-        raise RunError(f"job {name} is of sweep {found.name}: name that, or one of its points ({found.name}/0)")
+        raise RunError(f"job {name} belongs to sweep {found.name}: name the sweep, or a point ({found.name}/0)")
     return Run(found)

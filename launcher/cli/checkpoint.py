@@ -1,4 +1,4 @@
-"""`checkpoint`: what a run has saved: which checkpoints, what is in one, is it sound, and a plain file of it."""
+"""`checkpoint`: lists, inspects and verifies the checkpoints of a run, and extracts plain files from them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=f"{RUN}; or a folder of checkpoints, or of one")
     parser.add_argument("step", metavar="STEP", nargs="?", help="step of one checkpoint (default: newest; verify: all)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="list, inspect: for programs")
-    parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only what rank R has written")
+    parser.add_argument("--shard", type=whole_number, metavar="R", help="extract: only the shard of rank R")
     parser.add_argument(
         "--key", action="append", metavar="NAME", dest="keys", default=[],
-        help="extract: only what has this name (model.weight, or model for all of it; may be repeated)",
+        help="extract: only values of this name (model.weight, or model for all of it; may be repeated)",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=folder, metavar="FILE", help="extract: file to write (default: by name)")
     parser.add_argument(
-        "--format", choices=FORMATS, dest="as_format", help="extract: torch (default), or safetensors: tensors alone"
+        "--format", choices=FORMATS, dest="as_format", help="extract: torch (default), or safetensors: only tensors"
     )
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Show what checkpoints a run has and what is in one, verify them, or make a plain torch.save file of one."""
+    """List the checkpoints of a run, show the contents of one, verify them, or make a plain torch.save file of one."""
     action = arguments.action
     require_action("checkpoint", action, ACTIONS)
     extracting = {"--shard": arguments.shard is not None, "--key": arguments.keys, "--output": arguments.output,
@@ -68,7 +68,16 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the checkpoints of a run are, which of them is meant, and what the run keeps."""
+    """Which checkpoints a command is about.
+
+    Attributes:
+        name: of the run, or of the folder.
+        folder: the folder of the checkpoints.
+        step: the chosen step; None: all, or the newest.
+        keep: how many of the newest checkpoints the run keeps.
+        best: the metric whose best checkpoint the run keeps too; None: none.
+        best_is: `max` or `min`.
+    """
 
     name: str
     folder: Path
@@ -100,11 +109,11 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
     return Place(found.id, Path(plan.checkpoint_dir), wanted, plan.keep, plan.best, plan.best_is)
 
 
-def _meant(place: Place) -> list[Path]:
-    """The checkpoints that are meant, newest first.
+def _chosen(place: Place) -> list[Path]:
+    """Returns the chosen checkpoints, newest first.
 
     Raises:
-        CheckpointError: there is none, or not of this step.
+        CheckpointError: there is none, or none of this step.
     """
     from launcher.checkpoint import format as checkpoints
 
@@ -122,10 +131,10 @@ def _meant(place: Place) -> list[Path]:
 
 
 def _one(place: Place) -> tuple[Path, Manifest]:
-    """The checkpoint that is meant: of the step given, or the newest that looks sound."""
+    """Returns the checkpoint of the given step, or the newest one that seems undamaged."""
     from launcher.checkpoint import format as checkpoints
 
-    chosen = _meant(place)
+    chosen = _chosen(place)
     if place.step is None:
         newest = next(iter(checkpoints.sound(place.folder).items()), None)
         return newest or (chosen[0], checkpoints.read(chosen[0]))
@@ -189,7 +198,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
     )
     newest = {manifest.step for manifest in good[: place.keep]}
     best = retention.best_of(good, place.best, place.best_is)
-    for path, told in problems.items():
+    for path, found in problems.items():
         manifest = manifests.get(path)
         step = aside[path] if path in aside else checkpoints.step_of(path.name)
         yield {
@@ -201,13 +210,13 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
             "attempt": manifest.attempt if manifest else None,
             "metrics": manifest.metrics if manifest else {},
             "kept_as": [
-                *(["newest"] if step in newest and not told else []),
+                *(["newest"] if step in newest and not found else []),
                 *(["best"] if best is not None and best.step == step and path not in aside else []),
                 *(["aside"] if path in aside else []),
             ],
             "sizes": sizes[path],
             "aside": path in aside,
-            "problems": told,
+            "problems": found,
         }
 
 
@@ -256,7 +265,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested dicts by dotted name."""
+    """Yields the leaves of nested dicts, by dotted name."""
     for key, item in value.items():
         if isinstance(item, dict):
             yield from _flat(item, f"{prefix}{key}.")
@@ -271,7 +280,7 @@ def _verify(place: Place) -> int:
     from launcher.checkpoint import format as checkpoints
 
     code = 0
-    for path in _meant(place):
+    for path in _chosen(place):
         try:
             problems = checkpoints.verify(path)
             verdict = "damaged" if problems else "sound"
@@ -301,7 +310,7 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
     ending = "" if shard is None else f"-shard-{shard}"
     output = arguments.output or Path(f"{place.name}-{path.name}{ending}.{'safetensors' if plain else 'pt'}")
     if output.exists():
-        raise ConfigError(f"{output} is there already: choose another file with -o")
+        raise ConfigError(f"{output} exists already: choose another file with -o")
     if not output.parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
@@ -342,7 +351,7 @@ def _adopt(name: str, step: str | None) -> int:
         raise ConfigError(f"{name}: checkpoint adopt takes a folder that torch.distributed.checkpoint has written")
     number = step or "".join(re.findall(r"(\d+)\D*$", path.name))
     if not number.isdecimal():
-        raise ConfigError(f"{step or path.name!r} tells no step: checkpoint adopt {name} STEP")
+        raise ConfigError(f"{step or path.name!r} contains no step: checkpoint adopt {name} STEP")
     adopted = adopt(path, int(number))
     print(f"{adopted}: step {int(number)}; load it with launcher.checkpoint.Checkpointer or LauncherReader")
     return 0

@@ -1,7 +1,7 @@
-"""The sub-commands. Each loads its own file only when it is called.
+"""The table of sub-commands, and their dispatch. A command's module is imported only when the command is called.
 
-Such a file has `configure(parser)`, which adds the command's arguments, and `run(arguments)`, which returns its exit
-code and whose docstring is the description in its help.
+Each module has `configure(parser)`, which adds the command's arguments, and `run(arguments)`, which returns its exit
+code. The docstring of `run` is the description in the command's help.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-# Name, which is its file's too (`-` is `_` there), and one line for the list.
+# The command's name, which is also its module's (with `_` for `-`), and its line in the list of commands.
 COMMANDS = {
-    "run": "A script of yours, with its own arguments behind `--`.",
-    "status": "State of runs, with one question to the scheduler for all.",
-    "logs": "What a run printed, or one of its ranks.",
+    "run": "Your own script; its arguments follow `--`.",
+    "status": "State of runs, with one query to the scheduler for all.",
+    "logs": "The output of a run, or of one of its ranks.",
     "cancel": "End runs.",
-    "resume": "Start a run again that is over, at the same size or another one.",
-    "attach": "A shell beside a rank, stacks of all ranks, or a rank's debugger.",
+    "resume": "Restart a run that is over, at the same size or another one.",
+    "attach": "A shell on a rank's node, stacks of all ranks, or a debugger.",
     "open": "A run's report page in the browser.",
     "prune": "Remove old runs, with their checkpoints.",
     "wait": "Wait for a run and exit with its code.",
@@ -36,7 +36,7 @@ COMMANDS = {
     "checkpoint": "Checkpoints of a run: list, inspect, verify, extract.",
     "site": "Profiles of sites: list, show, check, or make one from the site.",
     "env": "Archives of environments, unpacked on each node (env.archive).",
-    "template": "Job scripts of your own: one to start from, and what yours lost.",
+    "template": "Your own job scripts: one to start from, and what yours lacks.",
     "report": "One HTML page about a run, or several side by side.",
     "data": "Data sets: which are here, and how to get one.",
     "doctor": "This machine and its scheduler: a report to paste into a ticket.",
@@ -46,34 +46,34 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Options and arguments in any order; what is wrong with them is told in a line, with near matches."""
+    """A parser which takes options and arguments in any order, and reports an error in one line, with near matches."""
 
     def __init__(self, prog: str, description: str | None) -> None:
-        # Without a width argparse would load shutil and all it needs, to ask the terminal.
+        # A fixed width, since argparse would import shutil and its dependencies to find the terminal's width.
         super().__init__(
             prog, description=description, allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
         )  # fmt: skip
-        self.behind: str | None = (
-            None  # where words behind `--` go to as they are; None: they are arguments like others
-        )
+        # Name of the attribute that gets the words after `--` unchanged; None: they are parsed like the others.
+        self.behind: str | None = None
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The arguments in `words`.
+        """Parses the words of a command.
 
         Raises:
-            ConfigError: they are not this command's.
-            SystemExit: only the help was wanted, and has been printed.
+            ConfigError: a word is no argument of this command.
+            SystemExit: the help was requested, and has been printed.
         """
         known = [name for name in self._option_string_actions if name.startswith("--")]
         behind: Sequence[str] | None = None
         if self.behind is not None and "--" in words:
             at = words.index("--")
             words, behind = words[:at], words[at + 1 :]
-        for word in takewhile(lambda word: word != "--", words):  # first, or a wrong one's value might pass for a RUN
+        # Checked first, since the value of an unknown option might be taken for a RUN.
+        for word in takewhile(lambda word: word != "--", words):
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
-                more = f". Arguments of your own program stand behind `--`: {self.usage}" if self.behind else ""
+                more = f". Arguments of your own program follow `--`: {self.usage}" if self.behind else ""
                 raise ConfigError(
                     f"there is no option {option!r}.{near(option, known)} Known: {', '.join(known)}{more}"
                 )
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message.removeprefix('argument ')}; `{self.prog} --help` tells more")
+        raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
 
 def main(arguments: list[str]) -> int:

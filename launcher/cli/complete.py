@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHELLS = ("bash", "zsh", "fish")
-WORDS = "LAUNCHER_COMPLETE"  # the words behind the program's name, a line each, and a line with a dot
+WORDS = "LAUNCHER_COMPLETE"  # variable with the words after the program's name, one per line, then a line with a dot
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -22,12 +22,12 @@ def configure(parser: ArgumentParser) -> None:
         "--install", nargs="?", const="", metavar="SHELL",
         help="have every new shell load it; bash, zsh or fish (default: that of $SHELL)",
     )  # fmt: skip
-    what.add_argument("--print", dest="shell", metavar="SHELL", help="print what the shell is to load")
-    what.add_argument("--candidates", action="store_true", help="for that: what the words so far may become")
+    what.add_argument("--print", dest="shell", metavar="SHELL", help="print the script that the shell has to load")
+    what.add_argument("--candidates", action="store_true", help="for that script: list completions of the words so far")
 
 
 def run(arguments: Namespace) -> int:
-    """Completion of commands, their options, run ids and overrides (KEY=VALUE), behind `launcher` and behind
+    """Complete commands, their options, run ids and overrides (KEY=VALUE) with the Tab key, after `launcher` and
     `python -m launcher`."""
     if arguments.candidates:
         return _print_candidates()
@@ -35,7 +35,7 @@ def run(arguments: Namespace) -> int:
         print(script(_known(arguments.shell)), end="")
         return 0
     if arguments.install is None:
-        raise ConfigError(f"say --install, or --print and one of {', '.join(SHELLS)}")
+        raise ConfigError(f"give --install, or --print with one of {', '.join(SHELLS)}")
     return _install(_known(arguments.install or os.path.basename(os.environ.get("SHELL", ""))))
 
 
@@ -55,14 +55,14 @@ def _print_candidates() -> int:
 
 
 def script(shell: str) -> str:
-    """What a shell is to load."""
+    """Returns the script that a shell has to load."""
     from launcher.paths import resource
 
     return (resource("templates") / f"complete.{shell}").read_text()
 
 
 def _install(shell: str) -> int:
-    """Writes the script beside the user's settings, and one line into what the shell reads when it starts."""
+    """Writes the script into the folder of user settings, and a line that loads it into the shell's start-up file."""
     from pathlib import Path
 
     from launcher.files.run_files import write
@@ -70,7 +70,7 @@ def _install(shell: str) -> int:
 
     home = Path(os.environ.get("HOME", "~")).expanduser()
     folder = user_config_dir()
-    if shell == "fish":  # it reads every file in there
+    if shell == "fish":  # fish loads every file in conf.d
         folder = Path(os.environ.get("XDG_CONFIG_HOME", home / ".config")) / "fish" / "conf.d"
     name = "launcher.fish" if shell == "fish" else f"complete.{shell}"
     try:
@@ -81,7 +81,7 @@ def _install(shell: str) -> int:
             _add_line(rc, path)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written ({error.strerror})") from None
-    print(f"{path}\n" + (f"{rc} loads it\n" if rc else "") + f"Open another {shell}, and press Tab behind `launcher `")
+    print(f"{path}\n" + (f"{rc} loads it\n" if rc else "") + f"Open another {shell}, and press Tab after `launcher `")
     return 0
 
 

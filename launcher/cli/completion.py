@@ -1,7 +1,7 @@
-"""What may stand where the cursor is, on the command line of the launcher; for bash, zsh and fish.
+"""Computes completions of the word at the cursor on the launcher's command line, for bash, zsh and fish.
 
-Read from the sub-commands' parsers, the schema, and the names of files in conf/ and of runs, without Hydra, which needs
-half a second to be loaded.
+The candidates come from the sub-commands' parsers, the schema, and the names of files in conf/ and of runs. Hydra is
+not used, since its import takes half a second.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FLAGS = (
 )
 VALUES_OF = {"--cfg": ("job", "hydra", "all"), "--info": ("all", "config", "defaults", "plugins", "searchpath")}
 ACTIONS = {"checkpoint": ("list", "inspect", "verify", "extract"), "data": ("fetch",)}
-MOST = 200  # runs that are offered; a terminal shows no more
+MAX_RUNS = 200  # a terminal shows no more
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last word may become, whole words.
+    """Returns the completions of the last word, as whole words.
 
     Args:
-        words: behind the program's name, the last one as far as it has been typed.
+        words: all words after the program's name; the last one as far as it has been typed.
     """
     *before, word = words or [""]
     if not before and not word.startswith("-") and "=" not in word:
@@ -60,42 +60,42 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _of_command(name: str, before: Sequence[str], word: str) -> list[str]:
     if "--" in before and name == "run":
-        return []  # the script's own arguments; the shell offers files
+        return []  # arguments of the script; the shell offers files
     module = importlib.import_module(f"launcher.cli.{name.replace('-', '_')}")
     parser = Parser(name, None)
     module.configure(parser)
     if before and (option := parser._option_string_actions.get(before[-1])) is not None and _takes_value(option):
-        return _starting(option.choices or (), word) or _for(option, module, name, word)
+        return _starting(option.choices or (), word) or _values_of_argument(option, module, name, word)
     if word.startswith("-"):
         return _starting(sorted(parser._option_string_actions), word)
-    places = [action for action in parser._actions if not action.option_strings]
-    if not places:
+    positionals = [action for action in parser._actions if not action.option_strings]
+    if not positionals:
         return []
-    number = _places_taken(before, parser._option_string_actions)
-    if number >= len(places) and places[-1].nargs not in ("*", "+"):
+    number = _count_positionals(before, parser._option_string_actions)
+    if number >= len(positionals) and positionals[-1].nargs not in ("*", "+"):
         return []
-    return _for(places[min(number, len(places) - 1)], module, name, word)
+    return _values_of_argument(positionals[min(number, len(positionals) - 1)], module, name, word)
 
 
 def _takes_value(option: Action) -> bool:
     return option.nargs != 0
 
 
-def _places_taken(before: Sequence[str], options: Mapping[str, Action]) -> int:
-    """How many arguments there are among words that are no options and no values of options."""
-    taken, value = 0, False
+def _count_positionals(before: Sequence[str], options: Mapping[str, Action]) -> int:
+    """Returns how many of the words are neither options nor values of options."""
+    count, value = 0, False
     for each in before:
         if value:
             value = False
         elif each.startswith("-"):
             value = each in options and _takes_value(options[each])
         else:
-            taken += 1
-    return taken
+            count += 1
+    return count
 
 
-def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
-    """What an argument with this name in the help may be."""
+def _values_of_argument(action: Action, module: Any, command: str, word: str) -> list[str]:
+    """Returns the completions of an argument's value, by the name that the help shows for it."""
     name, text = str(action.metavar or ""), action.help or ""
     if name == "RUN":
         return runs(word, sweeps="a sweep," in text)
@@ -106,7 +106,8 @@ def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
     if name == "WHAT":
         group, equals, _ = word.partition("=")
         named = overrides(word, ()) if not equals or group in GROUPS else []
-        return [*_starting(COMMANDS, word), *(each if each in _CHOOSES else each.removesuffix("=") for each in named)]
+        keys = (each if each in _GROUP_KEYS else each.removesuffix("=") for each in named)
+        return [*_starting(COMMANDS, word), *keys]
     if name == "KEY=VALUE":
         return overrides(word, ("workload=program",) if command == "run" else ())
     if name == "NAME" and command == "doctor":
@@ -122,12 +123,12 @@ def _for(action: Action, module: Any, command: str, word: str) -> list[str]:
 
 
 def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
-    """Ids of runs that begin with a word, the newest ones; of sweeps, too, and of a sweep's points behind its slash.
+    """Returns ids that begin with `word`, the newest first: of runs, of sweeps, and of a sweep's points (SWEEP/0).
 
     Args:
-        word: how they begin.
-        sweeps: whether a sweep may stand there.
-        points: whether a run may stand there.
+        word: the beginning of the id.
+        sweeps: whether sweeps are wanted.
+        points: whether runs and points are wanted.
     """
     from launcher.paths import default_runs_dir
 
@@ -137,12 +138,12 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
         if sweep.startswith((".", "~", "/")) or not points:
             return []
         numbers = sorted(int(name) for name in _names(folder / sweep) if name.isdecimal() and name.startswith(point))
-        return [f"{sweep}/{number}" for number in numbers[:MOST]]
+        return [f"{sweep}/{number}" for number in numbers[:MAX_RUNS]]
     kinds = [*(["record.json"] if points else []), *(["sweep.json"] if sweeps else [])]
     latest = any((folder / "latest" / kind).exists() for kind in kinds) and "latest".startswith(word)
     found = ["latest"] if latest else []
-    for name in sorted((name for name in _names(folder) if name.startswith(word)), key=_moment, reverse=True):
-        if len(found) >= MOST:
+    for name in sorted((name for name in _names(folder) if name.startswith(word)), key=_timestamp, reverse=True):
+        if len(found) >= MAX_RUNS:
             break
         if name == "latest":
             continue
@@ -161,8 +162,8 @@ def _names(folder: Path) -> Iterator[str]:
         return
 
 
-def _moment(name: str) -> str:
-    """The time in a run's id (`ddp_mnist-20261121-074601-3f9c`), by which the newest come first. Pure."""
+def _timestamp(name: str) -> str:
+    """Returns the date and time in a run's id (`ddp_mnist-20261121-074601-3f9c`); empty: it has none. Pure."""
     parts = name.split("-")[-3:-1]
     return "-".join(parts) if "".join(parts).isdecimal() else ""
 
@@ -171,11 +172,11 @@ def _moment(name: str) -> str:
 
 
 def overrides(word: str, before: Iterable[str]) -> list[str]:
-    """KEY= and KEY=VALUE that begin with a word.
+    """Returns the overrides (KEY= and KEY=VALUE) that begin with `word`.
 
     Args:
-        word: as far as it has been typed.
-        before: the words before it, which may choose a workload.
+        word: the override, as far as it has been typed.
+        before: the words before it, which may choose a workload and so its keys.
     """
     plain = word.lstrip("+~")
     mark = word[: len(word) - len(plain)]
@@ -201,11 +202,11 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
     return [f"{mark}{name}" for name in dict.fromkeys(found) if name.startswith(plain)]
 
 
-_CHOOSES = tuple(f"{group}=" for group in GROUPS)
+_GROUP_KEYS = tuple(f"{group}=" for group in GROUPS)
 
 
 def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
-    """What a key may be set to, where that is known."""
+    """Returns the values that a key may have; empty: any, or the key is not known."""
     if key in GROUPS:
         return choices(key)
     if key == "track":

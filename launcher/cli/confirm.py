@@ -1,4 +1,4 @@
-"""What a submission asks for, told before it is made; and the question whether to make it, where that is much."""
+"""Prints the resources of a submission before it is made, and asks for confirmation if they exceed `confirm_above`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ YES = "--yes"
 
 
 class Declined(LauncherError):
-    """The user was asked whether to submit, and did not say yes."""
+    """The user was asked whether to submit, and declined."""
 
     exit_code = DECLINED
 
 
-def tell_and_ask(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
-    """Prints what is asked for, and asks where it is more than `above`; before anything is made.
+def confirm(lines: Sequence[str], cost: Cost, above: float | None, *, yes: bool) -> None:
+    """Prints the resources that are requested, and asks the user for confirmation if they are more than `above`.
+
+    Nothing is asked if standard input is no terminal.
 
     Args:
-        lines: what is asked for.
-        cost: the same in numbers.
-        above: GPU-hours (without GPUs: node-hours) from which on a yes is needed; None: never.
-        yes: it was given on the command line.
+        lines: the resources as text.
+        cost: the resources as numbers.
+        above: GPU-hours (without GPUs: node-hours) above which confirmation is needed; None: never.
+        yes: whether the user has confirmed on the command line.
 
     Raises:
-        Declined: the answer was not yes.
+        Declined: the user did not answer yes.
     """
     for number_of, line in enumerate(lines):
         print(f"{'' if number_of else 'asks for':<11}{line}", flush=True)

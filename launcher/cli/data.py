@@ -1,4 +1,4 @@
-"""`data`: data sets on this machine, and getting one from the internet, which compute nodes often lack."""
+"""`data`: lists the data sets on this machine, and downloads one. (Compute nodes often have no internet access.)"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Show which data sets are on this machine; with `fetch NAME`, get one."""
+    """Show which data sets are on this machine; with `fetch NAME`, download one."""
     action, name = arguments.action, arguments.name
     if action is None:
         if arguments.mirrors:
@@ -50,8 +50,8 @@ def run(arguments: Namespace) -> int:
     if name is None:
         raise ConfigError(f"fetch needs the NAME of a data set: {names}")
     if name not in known:
-        not_asked = "".join(f"\nnot asked: {problem}" for problem in problems)
-        raise ConfigError(f"there is no data set {name!r}.{near(name, known)} Known: {names}{not_asked}")
+        unread = "".join(f"\nnot listed: {problem}" for problem in problems)
+        raise ConfigError(f"there is no data set {name!r}.{near(name, known)} Known: {names}{unread}")
     return _fetch(known[name], arguments.mirrors, arguments.data_dir)
 
 
@@ -78,7 +78,7 @@ def _fetch(source: workload_hook.Source, mirrors: list[str] | None, data_dir: Pa
     try:
         with _shown() as progress:
             found = source.fetch(data_dir, mirrors, progress)
-    except ConfigError as error:  # what was asked for was right
+    except ConfigError as error:  # the command was right, so the exit code is not that of a wrong one
         raise LauncherError(str(error)) from error
     print(f"{source.name} is in {found.dir}")
     return 0
@@ -86,7 +86,7 @@ def _fetch(source: workload_hook.Source, mirrors: list[str] | None, data_dir: Pa
 
 @contextlib.contextmanager
 def _shown() -> Iterator[workload_hook.Progress]:
-    """A bar for each file, or a line now and then."""
+    """Shows a progress bar for each file; where there is no terminal, a line at intervals."""
     from launcher.cli.progress import Rate, of_download, shown
 
     rates: dict[str, Rate] = {}

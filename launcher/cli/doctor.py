@@ -1,4 +1,4 @@
-"""`doctor`: looks at this machine, its software, its shared folder and its scheduler."""
+"""`doctor`: checks this machine, its software, the shared folder and the scheduler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--cluster", metavar="NAME", help="look at this profile (default: the one that runs get)")
+    parser.add_argument("--cluster", metavar="NAME", help="check this profile (default: the one that runs get)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: one object")
 
 
 def run(arguments: Namespace) -> int:
-    """What a run would meet here: versions, scheduler and its limits, GPUs, the folder of runs, ports and names. Each
-    line is ok, a warning or a problem with what to do about it. Nothing is submitted, and no secret is shown. Exits
-    with 0 if there is no problem, else with 1."""
+    """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and names.
+    Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is shown.
+    Exits with 0 if there is no problem, else with 1."""
     from launcher.findings import Level, worst
 
     found = []
@@ -65,10 +65,10 @@ def _all(cluster: str | None) -> Iterator[Finding]:
 
 
 def config_of(cluster: str | None) -> Config:
-    """The configuration of a profile, or of the one that is used without any.
+    """Returns the configuration with a cluster's profile; None: the default profile.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: the configuration cannot be composed.
     """
     from launcher.submission import configs
 
@@ -76,7 +76,7 @@ def config_of(cluster: str | None) -> Config:
 
 
 def line(found: Finding) -> str:
-    """One finding for a terminal, with what to do on lines of its own. Pure."""
+    """Returns one finding as text for a terminal; what to do about it starts on a new line. Pure."""
     head = f"{MARKS[found.level.value]}  {found.about:<10} "
     margin = " " * len(head)
     body = textwrap.wrap(found.says, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]

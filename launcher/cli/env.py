@@ -1,4 +1,4 @@
-"""`env`: archives of environments, for env.archive."""
+"""`env`: makes archives of environments, for env.archive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s ACTION [FOLDER] ARCHIVE"
     add_actions(parser, ACTIONS)
     parser.add_argument("paths", metavar="[FOLDER] ARCHIVE", nargs="+", help="venv (default: this one), and the file")
-    parser.add_argument("--force", action="store_true", help="replace an archive that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing archive")
 
 
 def run(arguments: Namespace) -> int:
-    """Archives of environments (env.archive): .tar, .tar.gz or .tar.zst."""
+    """Make an archive of an environment (env.archive): .tar, .tar.gz or .tar.zst."""
     from pathlib import Path
 
     from launcher.environment import archives
@@ -32,10 +32,10 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("`env pack` takes a FOLDER and an ARCHIVE")
     *folder, name = (Path(path).expanduser().absolute() for path in arguments.paths)
     if name.exists() and not arguments.force:
-        raise ConfigError(f"{name} is there already: --force replaces it")
+        raise ConfigError(f"{name} exists already: --force replaces it")
     source = folder[0] if folder else archives.default_folder()
-    told = archives.pack(source, name)
-    print(f"{name}: {rough_size(told['bytes'])} of {source}")
-    print(f"torch was imported from {source} in {told['import_seconds']:.1f} s")
+    packed = archives.pack(source, name)
+    print(f"{name}: {rough_size(packed['bytes'])} of {source}")
+    print(f"torch was imported from {source} in {packed['import_seconds']:.1f} s")
     print(f"use it with env.archive={name}")
     return 0

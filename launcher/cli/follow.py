@@ -1,4 +1,4 @@
-"""Stays with a run until it is over: its output, a progress line where there is a terminal, and how it ended."""
+"""Follows a run until it is over: prints its output, a progress line in a terminal, and how it ended."""
 
 from __future__ import annotations
 
@@ -22,66 +22,69 @@ from launcher.runs.output import Stream
 from launcher.schedulers.query_cache import interval
 from launcher.submission.interrupts import say
 
-POLL = 0.1  # seconds between two looks at the files of a run on this machine
-# Of a write: the terminal was closed, the reader has left, or there is no room for what the user redirected.
+POLL_INTERVAL = 0.1  # seconds, for a run on this machine
+MAX_POLL_INTERVAL = 15.0  # seconds, while nothing changes or nothing can be read
+# Errors of writing output: the terminal was closed, the reader of a pipe has exited, or the disk is full.
 OUTPUT_GONE = frozenset({errno.EIO, errno.EPIPE, errno.ENXIO, errno.ENOSPC, errno.EDQUOT})
 T = TypeVar("T")
-SLOWEST = 15.0  # seconds between two looks where nothing happens, or nothing can be read
 
 
-def to_the_end(
-    run: directory.Run, *, foreground: bool, output: bool = True, printed: Stream | None = None,
-    begin: Callable[[], object] | None = None,
+def follow_to_end(
+    run: directory.Run, *, foreground: bool, output: bool = True, stream: Stream | None = None,
+    start: Callable[[], object] | None = None,
 ) -> int:  # fmt: skip
-    """Follows the run and returns the exit code for it.
+    """Follows a run to its end, and returns the command's exit code.
 
     Args:
         run: the run.
-        foreground: the run belongs to this terminal: Ctrl-C ends it, and so does closing the window. Otherwise these
-            only stop following.
-        output: print what the run prints.
-        printed: that, where some of it is known; None: all of it is shown.
-        begin: starts it; None: it has been started.
+        foreground: whether the run belongs to this terminal. If so, Ctrl-C and closing the window cancel the run; else
+            they only end this command.
+        output: whether the run's output is printed.
+        stream: the reader of the output; None: all output is printed.
+        start: starts the run; None: it was started already.
     """
-    begun = begin is None
+    started = start is None
 
     def cancel(kill: bool) -> None:
-        if begun:
+        if started:
             Live().cancel(run, kill=kill)
 
     def follow(shown: bool, signals: Sequence[int]) -> Seen:
-        nonlocal begun
-        if not begun and begin is not None:
-            begin()
-            begun = True
-            if signals:  # that came before there was anything to end
+        nonlocal started
+        if not started and start is not None:
+            start()
+            started = True
+            if signals:  # they came before the run could be cancelled
                 cancel(False)
-        return _follow(run, printed or Stream(run), foreground, output and shown)
+        return _follow(run, stream or Stream(run), foreground, output and shown)
 
-    attended = attend(run.id, follow, foreground, cancel)
-    if attended is None:
+    result = with_signals(run.id, follow, foreground, cancel)
+    if result is None:
         return INTERRUPTED
-    seen, interrupted = attended
+    seen, interrupted = result
     print(outcome(seen), file=sys.stderr if seen.state is not RunState.DONE else sys.stdout)
     return INTERRUPTED if interrupted else seen.exit_code
 
 
-def attend(
+def with_signals(
     name: str, follow: Callable[[bool, Sequence[int]], T], foreground: bool, cancel: Callable[[bool], object]
 ) -> tuple[T, bool] | None:
-    """What following something comes to, and whether it was interrupted; None: it goes on without this terminal.
+    """Follows a run or sweep to its end, and handles signals and the loss of the terminal meanwhile.
 
-    | what happens | it belongs to this terminal | it does not |
+    | event | the run belongs to this terminal | it does not |
     |---|---|---|
     | Ctrl-C, SIGTERM | it is cancelled, and followed to its end; the second time it is killed | following ends |
     | the window is closed (SIGHUP) | it is cancelled, and followed to its end | following ends |
-    | nobody reads what is printed any more (`head`) | the same | an error |
+    | the reader of the output has exited (`head`) | the same | an error |
 
     Args:
-        name: of the run or sweep.
-        follow: follows it to its end; gets whether somebody sees what is printed, and the signals that came so far.
-        foreground: it belongs to this terminal.
-        cancel: ends it; with True at once.
+        name: the id of the run or sweep.
+        follow: follows it to its end. It gets whether output can be printed, and the list of signals received so far.
+        foreground: whether it belongs to this terminal.
+        cancel: cancels it; with True it kills it.
+
+    Returns:
+        The result of `follow`, and whether it was interrupted; None: following was ended, and the run continues.
     """
     try:
         with ctrl_c(foreground, cancel) as signals:
@@ -90,55 +93,60 @@ def attend(
             except OSError as error:
                 if not foreground or error.filename is not None or error.errno not in OUTPUT_GONE:
                     raise
-                _without_reader(f"nobody reads the output any more: stopping {name}")
+                _discard_output(f"the reader of the output has exited: stopping {name}")
                 if not signals:
                     cancel(False)
                 return follow(False, signals), True
     except KeyboardInterrupt:
-        say(f"{name} goes on without this terminal")
+        say(f"{name} continues without this terminal")
         return None
 
 
-def _without_terminal() -> None:
-    """What would go to the terminal goes nowhere from now on."""
+def _discard_terminal_output() -> None:
+    """Redirects standard output and standard error to /dev/null if they are a terminal."""
     with open(os.devnull, "wb") as nowhere:
         for number in (1, 2):
             if stat.S_ISCHR(os.fstat(number).st_mode):
                 os.dup2(nowhere.fileno(), number)
 
 
-def _without_reader(words: str) -> None:
-    """Standard output goes nowhere from now on; so does standard error, unless it is another file that takes this."""
+def _discard_output(message: str) -> None:
+    """Redirects standard output to /dev/null, and standard error too, unless it is another file that can be written.
+
+    Args:
+        message: written to standard error, if it is that other file.
+    """
     with open(os.devnull, "wb") as nowhere:
-        apart = not os.path.sameopenfile(1, 2)
+        separate = not os.path.sameopenfile(1, 2)
         os.dup2(nowhere.fileno(), 1)
         try:
-            if apart:
-                os.write(2, f"launcher: {words}\n".encode())
+            if separate:
+                os.write(2, f"launcher: {message}\n".encode())
         except OSError:
-            apart = False
-        if not apart:
+            separate = False
+        if not separate:
             os.dup2(nowhere.fileno(), 2)
 
 
 @contextlib.contextmanager
 def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[int]]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP end what belongs to this terminal; the signals that came are yielded.
+    """Handles Ctrl-C, SIGTERM and SIGHUP inside the `with` block; yields the list of signals received so far.
 
     Args:
-        foreground: it belongs to it; else they raise KeyboardInterrupt.
-        cancel: ends it; with True at once, the second time.
+        foreground: whether the run belongs to this terminal. If so, a signal calls `cancel`; else it raises
+            KeyboardInterrupt.
+        cancel: cancels the run; called with True, which kills it, from the second signal on.
     """
     signals: list[int] = []
 
-    def interrupted(number: int, _: object) -> None:
-        if signals and number == signal.SIGHUP:  # a window that is closed may send it twice
+    def handle(number: int, _: object) -> None:
+        if signals and number == signal.SIGHUP:  # closing a window may send it twice
             return
         signals.append(number)
         if not foreground:
             raise KeyboardInterrupt
         if number == signal.SIGHUP:
-            _without_terminal()
+            _discard_terminal_output()
         first = len(signals) == 1
         say("stopping; Ctrl-C again kills" if first else "killing")
         try:
@@ -146,7 +154,7 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
         except (LauncherError, OSError) as error:
             say(str(error))
 
-    previous = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield signals
     finally:
@@ -154,36 +162,37 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _follow(run: directory.Run, printed: Stream, foreground: bool, output: bool) -> Seen:
+def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) -> Seen:
     live, rate = Live(share=True), Rate()
-    looks, why = 0, ""
-    with shown(every=None) as show:  # where there is no terminal the output tells enough
+    polls, why = 0, ""
+    with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
-            seen = readable(lambda: look(run, live))
+            seen = wait_until_readable(lambda: look(run, live))
             if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
-                why = seen.word  # it may never start, and then this is all that there is to see
+                why = seen.word  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
-            for text in printed.new(last=seen.state.over) if output else ():
+            for text in stream.new(last=seen.state.over) if output else ():
                 show.print(_decoded(text))
-            show.stand(printed.states if output else ())
+            show.show_run_bars(stream.states if output else ())
             _show_progress(show, seen, rate)
             if seen.state.over:
                 return seen
-            time.sleep(POLL if foreground else interval(looks, 0.0, 1.0, SLOWEST))  # a queue may take hours
-            looks += 1
+            # A job may be queued for hours, so the interval grows.
+            time.sleep(POLL_INTERVAL if foreground else interval(polls, 0.0, 1.0, MAX_POLL_INTERVAL))
+            polls += 1
 
 
-def readable(read: Callable[[], T]) -> T:
-    """What is read, once it can be; until then each new reason why not is printed."""
+def wait_until_readable(read: Callable[[], T]) -> T:
+    """Calls `read` until it does not raise UnavailableError, and returns its result. Each new reason is printed."""
     why = ""
     while True:
         try:
             return read()
-        except UnavailableError as error:  # which tells nothing of what is followed
+        except UnavailableError as error:  # the state of the run is unknown, not failed
             if str(error) != why:
                 why = str(error)
                 print(f"launcher: waiting: {why}", file=sys.stderr, flush=True)
-            time.sleep(SLOWEST)
+            time.sleep(MAX_POLL_INTERVAL)
 
 
 def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:

@@ -1,4 +1,4 @@
-"""`help`, `--help`, `--version`, and what a command line without a word says. Needs neither Hydra nor torch."""
+"""`help`, `--help`, `--version`, and the text for a command line without arguments. Needs neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WIDTH = 80
-MEANING = 28  # column in which meanings begin
-# Keys that most runs need; `help --all` has the others.
-FIRST = (
+MEANING_COLUMN = 28
+# Keys that most runs need; `help --all` lists all keys.
+COMMON_KEYS = (
     "workload", "workload.script", "workload.args", "cluster", "nodes", "gpus_per_node", "time", "mem", "name",
     "run_id", "wait", "dry_run",
 )  # fmt: skip
@@ -35,9 +35,9 @@ usage: {program} run SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]
 
 Runs PyTorch here, on Slurm, on PBS and inside allocations, from one config.
 
-  run train.py procs_per_node=2 -- --lr 0.1   a script of yours, on this machine
-  run train.py cluster=slurm nodes=2 time=2h  submitted (dry_run=true: shown)
-  workload=ddp_mnist                          a training that comes with it
+  run train.py procs_per_node=2 -- --lr 0.1   runs your script on this machine
+  run train.py cluster=slurm nodes=2 time=2h  submits it (dry_run=true: shows)
+  workload=ddp_mnist                          runs a training that is included
 
 Keys that most runs need (KEY=DEFAULT; null is empty):
 
@@ -53,29 +53,29 @@ Commands, each with a --help:
 Options:
 
   -m, --multirun      a sweep: a run for each combination of workload.lr=1,2
-  --yes               submit without a question (confirm_above)
-  --cfg job           show the config that the other words make, and stop; with
-                      --resolve all references are filled in
+  --yes               submit without confirmation (confirm_above)
+  --cfg job           only show the resulting config; with --resolve, all
+                      references in it are resolved
   --config-dir DIR    one more folder of configs
   --info, --hydra-help   where the config comes from; all flags of Hydra
   --version
 
 Keys for all your runs are in {settings}.
 
-Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 nothing was
-submitted because you said so (confirm_above), 75 stopped early and can be
+Exit codes: 0 done, 1 failed, 2 bad input (nothing was submitted), 3 not
+confirmed (confirm_above; nothing was submitted), 75 stopped early and can be
 resumed, 93 failed and a retry would fail too, 130 interrupted."""
-NEXT = """\
+NEXT_STEPS = """\
 launcher {version}: runs PyTorch here, on Slurm, on PBS and inside allocations.
 
   {program} workload=ddp_mnist
       trains on this machine, for a minute
   {program} run train.py -- --lr 0.1
-      runs a script of yours on this machine
+      runs your script on this machine
   {program} run train.py cluster={cluster} nodes=2 dry_run=true
       shows what would be submitted; without dry_run submits it
   {program} site init
-      writes a profile of your site, from what its scheduler tells
+      writes a profile of your site, from its scheduler's configuration
   {program} status
       shows your runs
   {program} --help
@@ -90,51 +90,51 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Keys with their defaults and meaning: those that most runs need, those of WHAT, or all."""
+    """Show keys with their defaults and meaning: those that most runs need, those of WHAT, or all."""
     if arguments.everything:
         print("\n".join(everything()))
     elif not arguments.words:
         print(overview())
     for word in arguments.words:
-        _tell(word)
+        _explain(word)
     return 0
 
 
-def instead_of(words: Sequence[str]) -> int:
-    """What `--help` or `--version` among overrides shows; without a word, what to do next."""
+def show_for(words: Sequence[str]) -> int:
+    """Prints the text for --help or --version among overrides, or the next steps if there are no words; returns 0."""
     if not words:
         print(next_steps())
     elif "--version" in words:
         print(f"launcher {__version__}")
     elif named := [word for word in words if word.partition("=")[0] in GROUPS]:
         for word in named:
-            _tell(word)
+            _explain(word)
     else:
         print(overview())
     return 0
 
 
 def next_steps() -> str:
-    """For somebody who has typed the program's name alone."""
+    """Returns the text for a command line without arguments."""
     from launcher.schedulers import registry
 
     cluster = next(iter(registry.queues_here()), "slurm")
-    return NEXT.format(version=__version__, program=program(), cluster=cluster)
+    return NEXT_STEPS.format(version=__version__, program=program(), cluster=cluster)
 
 
 def overview() -> str:
-    """The keys that most runs need, the commands and the options."""
+    """Returns the general help: the keys that most runs need, the commands and the options."""
     found = {key.name: key for _, keys in sections() for key in keys}
     return USAGE.format(
         program=program(), count=len(found),
-        keys="\n".join(line for name in FIRST for line in row(found[name])),
+        keys="\n".join(line for name in COMMON_KEYS for line in row(found[name])),
         commands="\n".join(f"  {name:<13}{words}" for name, words in COMMANDS.items()),
         settings=_settings(),
     )  # fmt: skip
 
 
 def everything() -> Iterator[str]:
-    """All keys, by sections."""
+    """Yields the lines of `help --all`: all keys, by sections."""
     for title, keys in sections():
         yield f"== {title} =="
         for key in keys:
@@ -148,7 +148,7 @@ def everything() -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def sections() -> list[tuple[str, list[Key]]]:
-    """Titles, and the keys that stand below them; what all workloads have stands below a title of its own."""
+    """Returns the title and the keys of each section. Keys that all workloads share are a section."""
     found = []
     common = list(keys_of(schema.Workload, "workload."))
     for section in SECTIONS:
@@ -160,20 +160,24 @@ def sections() -> list[tuple[str, list[Key]]]:
 
 
 def row(key: Key, default: str | None = None) -> Iterator[str]:
-    """A key as it is typed, with its default, and what it means; 80 wide."""
+    """Yields the lines, up to 80 characters wide, which show a key with its default and its meaning."""
     default = key.default if default is None else default
     typed = f"  {key.name}" if default is None else f"  {key.name}={default}"
-    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING) or [""]
-    if len(typed) > MEANING - 2:
+    first, *rest = textwrap.wrap(key.meaning, WIDTH - MEANING_COLUMN) or [""]
+    if len(typed) > MEANING_COLUMN - 2:
         yield from _wrapped(typed, "", "      ") if len(typed) > WIDTH else [typed]
         rest = [first, *rest]
     else:
-        yield f"{typed:<{MEANING}}{first}".rstrip()
-    yield from (f"{'':{MEANING}}{line}" for line in rest)
+        yield f"{typed:<{MEANING_COLUMN}}{first}".rstrip()
+    yield from (f"{'':{MEANING_COLUMN}}{line}" for line in rest)
 
 
-def _tell(word: str) -> None:
-    """All that goes by a name: a command, a key, a section of keys."""
+def _explain(word: str) -> None:
+    """Prints the help for a name: a command, a key, a section of keys, or GROUP=NAME.
+
+    Raises:
+        ConfigError: nothing has this name.
+    """
     name, equals, choice = word.partition("=")
     if equals and name in GROUPS:
         print("\n".join(of_choice(name, choice)))
@@ -195,7 +199,7 @@ def _tell(word: str) -> None:
 
 
 def of_key(name: str) -> Iterator[str]:
-    """What a key means, or all keys of a section; `lr` also means workload.lr, where nothing is called `lr` alone."""
+    """Yields the lines about a key, or about all keys of a section. `lr` finds workload.lr if there is no key `lr`."""
     every = [(title, key) for title, keys in sections() for key in keys]
     if name in GROUPS:
         yield from _wrapped(f"{name}=NAME: {', '.join(choices(name))}", "", "  ")
@@ -219,10 +223,10 @@ def of_key(name: str) -> Iterator[str]:
 
 
 def of_choice(group: str, name: str) -> Iterator[str]:
-    """The keys of a group with the values that one choice of it gives them.
+    """Yields the lines about a group's keys, with the values that the choice `name` gives them.
 
     Raises:
-        ConfigError: there is no such choice.
+        ConfigError: the group has no such choice.
     """
     lineage, values = _values(group, name)
     kind = GROUPS[group]
@@ -237,7 +241,7 @@ def of_choice(group: str, name: str) -> Iterator[str]:
 
 
 def _keys(section: Section) -> list[Key]:
-    """The keys of a section; instead of those that have keys of their own the groups, as they are chosen."""
+    """Returns the keys of a section. A key which is a section itself appears only if it is a group, with its choice."""
     chosen = _chosen() if section.kind is schema.Config else {}
     keys = keys_of(section.kind, section.prefix)
     return [
@@ -248,7 +252,7 @@ def _keys(section: Section) -> list[Key]:
 
 
 def _chosen() -> Mapping[str, str]:
-    """What the main config chooses of each group."""
+    """Returns the choice of each group in the main config."""
     from launcher.paths import resource
 
     pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
@@ -256,10 +260,13 @@ def _chosen() -> Mapping[str, str]:
 
 
 def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
-    """The choices that one is made of, itself first, and what their files set (`limits.nodes`).
+    """Reads a choice of a group, with the choices that its defaults list names.
+
+    Returns:
+        The names of all of them, this one first; and the values that their files set, by key (`limits.nodes`).
 
     Raises:
-        ConfigError: one of them is not there, or no YAML.
+        ConfigError: one of them does not exist, or is no valid YAML.
     """
     known = choices(group)
     if name not in known:
@@ -277,9 +284,10 @@ def _values(group: str, name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """
+    """Reads a mapping from a YAML file.
+
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: the file is no valid YAML.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""`logs`: what a run printed."""
+"""`logs`: prints the output of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
-from launcher.cli.progress import StandingBars
+from launcher.cli.progress import RunBars
 from launcher.cli.screen import write_output
 from launcher.errors import RunError
 from launcher.formatting import plural
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on until the run is over, from one attempt to the next"
+        "-f", "--follow", action="store_true", help="continue until the run is over, through all attempts"
     )
     parser.add_argument(
-        "--rank", type=_ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); one alone: its own files"
+        "--rank", type=_ranks, default=(), metavar="N", help="only these ranks (3, 0-3,7); of one rank: its own files"
     )
     parser.add_argument("--attempt", type=whole_number, metavar="N", help="only this attempt (default: all)")
     parser.add_argument("--tail", type=_positive, metavar="N", help="begin with the last N lines")
@@ -37,7 +37,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """What the run printed: its ranks in the order of time, each line with its rank in front, attempt after attempt."""
+    """Print the run's output: the lines of all ranks in the order of time, each after its rank, for all attempts."""
     from launcher.runs.directory import Run
     from launcher.runs.output import Stream  # not for --help
 
@@ -64,26 +64,26 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
             print(f"launcher: {run.id} has not started, so it has printed nothing: see `why {run.id}`", file=sys.stderr)
         return 0
     pace = Pace(time.monotonic())
-    over: Callable[[], bool] | None = None
-    before: object = None
-    bars, states = StandingBars(sys.stdout), stream.states
+    is_over: Callable[[], bool] | None = None
+    last_mark: object = None
+    bars, states = RunBars(sys.stdout), stream.states
     while True:
-        heard = False
+        printed = False
         for text in stream.new():
             bars.clear()
             write_output(text)
-            heard = True
-        heard, states = heard or stream.states != states, stream.states
+            printed = True
+        printed, states = printed or stream.states != states, stream.states
         bars.show(states)
         sys.stdout.flush()
-        now, signs = time.monotonic(), _signs(run)
-        if heard or signs != before:
-            pace.heard(now)
-        if signs != before or pace.due(now):
-            before = signs
-            pace.asked(now)
-            over = over or _over(run)  # after the first output: it loads what asks schedulers
-            if over():
+        now, mark = time.monotonic(), _attempt_mark(run)
+        if printed or mark != last_mark:
+            pace.active(now)
+        if mark != last_mark or pace.due(now):
+            last_mark = mark
+            pace.queried(now)
+            is_over = is_over or _is_over(run)  # after the first output, since it imports the scheduler's client
+            if is_over():
                 bars.clear()
                 for text in stream.new(last=True):
                     write_output(text)
@@ -93,43 +93,43 @@ def _show(run: Run, stream: Stream | OneRank, arguments: Namespace) -> int:
 
 
 class Pace:
-    """How often a run's files are read, and its state asked for, while it is followed.
+    """Decides how often a run's files are read, and its state is queried, while its output is followed. Pure.
 
-    | the run | its files are read every | its state is asked for |
+    | the run | its files are read every | its state is queried |
     |---|---|---|
     | prints | 0.1 s | not at all |
     | has been quiet for a while | 2 s | after 2 s, 3 s, ... and then every 60 s |
 
-    A new attempt, or the end of one, is seen in the files.
+    A new attempt, or the end of one, is found in the files. All times are in seconds on one clock.
     """
 
-    READ, RARELY = 0.1, 2.0  # seconds between two looks at the files
-    ASK, AT_LEAST = 2.0, 60.0  # seconds between two questions for the state
-    SLOWER = 1.5
+    MIN_PAUSE, MAX_PAUSE = 0.1, 2.0  # seconds between two reads of the files
+    MIN_QUERY, MAX_QUERY = 2.0, 60.0  # seconds between two queries of the state
+    BACKOFF = 1.5
 
     def __init__(self, now: float) -> None:
-        self._heard = self._asked = now
-        self._ask = self.ASK
+        self._active = self._queried = now
+        self._interval = self.MIN_QUERY
 
-    def heard(self, now: float) -> None:
-        """Something was printed, so the run lives."""
-        self._heard, self._ask = now, self.ASK
+    def active(self, now: float) -> None:
+        """Records that the run has printed something, or that an attempt has started or ended."""
+        self._active, self._interval = now, self.MIN_QUERY
 
     def due(self, now: float) -> bool:
-        """Whether the state is to be asked for now."""
-        return now - max(self._heard, self._asked) >= self._ask
+        """Returns whether the state has to be queried now."""
+        return now - max(self._active, self._queried) >= self._interval
 
-    def asked(self, now: float) -> None:
-        """It was."""
-        self._asked, self._ask = now, min(self._ask * self.SLOWER, self.AT_LEAST)
+    def queried(self, now: float) -> None:
+        """Records that the state was queried."""
+        self._queried, self._interval = now, min(self._interval * self.BACKOFF, self.MAX_QUERY)
 
     def pause(self, now: float) -> float:
-        """Seconds until the files are to be read again: a tenth of the time for which nothing came."""
-        return min(max((now - self._heard) / 10, self.READ), self.RARELY)
+        """Returns the seconds until the next read: a tenth of the time since the last activity."""
+        return min(max((now - self._active) / 10, self.MIN_PAUSE), self.MAX_PAUSE)
 
 
-def _signs(run: Run) -> object:
-    """What differs when an attempt begins or ends."""
+def _attempt_mark(run: Run) -> object:
+    """Returns a value that changes when an attempt starts or ends."""
     attempts = run.attempts()
     if not attempts:
         return None
@@ -139,18 +139,19 @@ def _signs(run: Run) -> object:
         return attempts[-1].number, 0
 
 
-def _over(run: Run) -> Callable[[], bool]:
-    """A function that tells whether the run is over."""
-    from launcher.monitoring.live import Live, look  # what asks schedulers; not for a run's output alone
+def _is_over(run: Run) -> Callable[[], bool]:
+    """Returns a function that returns whether the run is over."""
+    from launcher.monitoring.live import Live, look  # it imports the scheduler's client, which output does not need
 
     live = Live(share=True)
     return lambda: look(run, live).state.over
 
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
-    """
+    """Checks the ranks and the attempt that the user has named.
+
     Raises:
-        RunError: the run has no such attempt, or no such rank in any attempt that is meant.
+        RunError: the run has no such attempt, or no such rank in that attempt (or in any).
     """
     if attempt is None and not ranks:
         return
@@ -167,7 +168,7 @@ def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:
 
 
 def files_of(attempt: Attempt, rank: int) -> list[Path]:
-    """What a rank of an attempt wrote itself, in the order of its rounds."""
+    """Returns the output files of a rank of an attempt, in the order of its rounds."""
     found = [*attempt.logs.glob(f"rank-{rank}.out"), *attempt.logs.glob(f"rank-{rank}.err")]
     found += [*attempt.logs.glob(f"rank-{rank}.round-*.out"), *attempt.logs.glob(f"rank-{rank}.round-*.err")]
     return sorted(found, key=lambda path: (_round(path), path.suffix != ".out"))
@@ -179,14 +180,17 @@ def _round(path: Path) -> int:
 
 
 class OneRank:
-    """What one rank wrote itself: all of it, whatever became of its agent; without its number in front of the lines."""
+    """Reads the output of one rank from the rank's files, which are complete even if its agent was killed.
+
+    Lines have no prefix with the rank.
+    """
 
     def __init__(self, run: Run, rank: int, attempt: int | None) -> None:
         self._run, self._rank, self._attempt = run, rank, attempt
         self._read: dict[Path, int] = {}
-        self._shown: int | None = None  # the attempt that the last line was of
+        self._shown: int | None = None  # attempt of the last line
         self._lines = Lines()
-        self._from: Path | None = None  # the file that the last line was of
+        self._from: Path | None = None  # file of the last line
 
     @property
     def states(self) -> list[bytes]:
@@ -198,7 +202,7 @@ class OneRank:
         return [(each, path) for each in attempts for path in files_of(each, self._rank)]
 
     def skip_to_last(self, count: int) -> None:
-        """All but the last `count` lines is known."""
+        """Skips all but the last `count` lines."""
         from launcher.runs.output import start_of_last
 
         for attempt, path in reversed(self._files()):
@@ -237,7 +241,7 @@ def _positive(text: str) -> int:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Ranks in `3` or `0-3,7`."""
+    """Converts an option's value, `3` or `0-3,7`, to ranks."""
     from argparse import ArgumentTypeError
 
     try:

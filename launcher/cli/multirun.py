@@ -1,4 +1,4 @@
-"""`python -m launcher -m KEY=VALUE,VALUE ...`: what our plug-in for Hydra does with the points of a multirun."""
+"""`python -m launcher -m KEY=VALUE,VALUE ...`: submits the points of a multirun, for our launcher plug-in of Hydra."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from launcher.runs.sweep_directory import Sweep
     from launcher.sweeps.submit import PreparedSweep, SubmittedSweep, Wanted
 
-GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not look at what comes of a point
+GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
 
 
 @dataclass
 class CommandLine:
-    """What was typed, and what came of it.
+    """The command line, and the exit codes of what it has submitted.
 
     Attributes:
         words: the arguments, without --yes.
-        yes: whether that was among them: to submit without a question.
-        codes: the exit codes of what came of it so far.
+        yes: whether --yes was given: to submit without confirmation.
+        codes: the exit codes so far. The command exits with the highest one.
     """
 
     words: tuple[str, ...]
@@ -40,18 +40,18 @@ class CommandLine:
 
 
 class Multirun:
-    """Takes points, a batch at a time: submits them, and waits where somebody wants to know what comes of them."""
+    """Submits points, a batch at a time, and waits for them if the user or a search needs their results."""
 
     def __init__(self, command: CommandLine, loader: ConfigLoader, config: DictConfig) -> None:
         """
         Args:
-            command: what was typed; gets the exit codes.
-            loader: composes configs.
-            config: what the points have in common, Hydra's own settings included.
+            command: the command line; exit codes are added to it.
+            loader: Hydra's loader, which composes configs.
+            config: the config that all points have in common, with Hydra's settings.
         """
         self._command = command
         self._compose = of_multirun(loader, config)
-        self._id: str | None = None  # of the sweep that a search has begun
+        self._id: str | None = None  # id of the sweep that a search has started
         self._search = None
         if not str(config.hydra.sweeper._target_).endswith(GRIDS):
             from launcher.cli.search import Search
@@ -59,13 +59,17 @@ class Multirun:
             self._search = Search.of(config.hydra.sweeper)
 
     def __call__(self, batch: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Submits a batch.
+        """Submits a batch of points.
+
+        Args:
+            batch: the overrides of each point.
+            first: the number of the first point.
 
         Returns:
-            One JobReturn for each point. Its value is the objective (a list, for several) where a search wants it.
+            One JobReturn for each point. For a search its value is the objective (a list, if there are several).
 
         Raises:
-            LauncherError: nothing of the batch, or not all of it, was submitted; the text tells.
+            LauncherError: nothing of the batch, or not all of it, was submitted; the text says which.
         """
         from launcher.sweeps.submit import prepare_sweep, submit_sweep
 
@@ -82,19 +86,19 @@ class Multirun:
         submitted = submit_sweep(prepared)
         if self._search and submitted.left[0]:
             raise SubmissionError(
-                f"the scheduler does not take as many jobs as the search has at once: {submitted.left[1]}\n"
+                f"the scheduler does not accept as many jobs as the search submits at once: {submitted.left[1]}\n"
                 "Repeat the command with fewer: hydra.sweeper.n_jobs"
             )
         if not first:
-            tell(prepared, submitted, self._search.trials if self._search else None)
+            print_submitted(prepared, submitted, self._search.trials if self._search else None)
         if submitted.left[0] and not first:
             self._command.codes.append(FAILED)
         wait = bool(submitted.local) if config.wait is None else config.wait
         if not (wait or self._search):
             return self._returns(prepared)
-        from launcher.cli.sweep_follow import to_the_end
+        from launcher.cli.sweep_follow import follow_to_end
 
-        code = to_the_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
+        code = follow_to_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
         if not self._search:
             self._command.codes.append(code)
         elif code == INTERRUPTED:
@@ -104,8 +108,8 @@ class Multirun:
         return self._returns(prepared, submitted)
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
-        """Tells what points that have no job yet ask for, of a search all trials; see `confirm.tell_and_ask`."""
-        from launcher.cli.confirm import tell_and_ask
+        """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
+        from launcher.cli.confirm import confirm
         from launcher.monitoring.live import read
         from launcher.runs.sweep_directory import Sweep
         from launcher.spec import cost
@@ -119,16 +123,19 @@ class Multirun:
         if new:
             trials = self._search.trials if self._search else None
             total = cost.of_plans(new).times(trials / len(new) if trials else 1)
-            tell_and_ask(cost.lines_of_all(new, trials), total, above, yes=self._command.yes)
+            confirm(cost.lines_of_all(new, trials), total, above, yes=self._command.yes)
 
     def sweep_of(self, overrides: Sequence[str]) -> tuple[Sweep, tuple[str, ...]]:
-        """The sweep of a search, known from any one of its points; all points that are submitted later are in it.
+        """Determines the sweep of a search from one of its points. All points that are submitted later belong to it.
+
+        Args:
+            overrides: of any point of the search.
 
         Returns:
-            The sweep, and the overrides as they are written: without the values of secrets.
+            The sweep, and the overrides as they are recorded, without the values of secrets.
 
         Raises:
-            ConfigError: such a point cannot be composed, or planned.
+            ConfigError: the point's config or plan is wrong.
         """
         from launcher.runs.sweep_directory import Sweep
         from launcher.sweeps.submit import prepare_sweep
@@ -153,7 +160,7 @@ class Multirun:
         return self._search.settle(config, self._command.words, self._id) if self._search else config
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
-        """What Hydra is told: that all is done, or, for a search, what came of each point."""
+        """Returns Hydra's results: for a search those of each point; else that all points are completed."""
         from hydra.core.utils import JobReturn, JobStatus
 
         from launcher.monitoring.live import Live, look
@@ -169,7 +176,7 @@ class Multirun:
 
 
 def show(prepared: PreparedSweep) -> None:
-    """For a dry run: each array, its points, and its script."""
+    """Prints each array of a sweep, its points and its script, for a dry run."""
     from launcher.runs import sweep_directory
     from launcher.runs.directory import token_of
     from launcher.schedulers import job_script
@@ -200,8 +207,14 @@ def show(prepared: PreparedSweep) -> None:
         print(job_script.script(plan, token=token, array=array, elements=prepared.path / "arrays" / token), end="")
 
 
-def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
-    """What was submitted and what to type next; `trials`: of a search, which has only begun."""
+def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None = None) -> None:
+    """Prints what was submitted, and the next commands.
+
+    Args:
+        prepared: the sweep.
+        submitted: which of its points were submitted, and as which jobs.
+        trials: the number of trials of a search, whose later points are not known yet; None: it is no search.
+    """
     from launcher.cli.text import program
 
     sweep = submitted.sweep
@@ -213,7 +226,7 @@ def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None 
         most = prepared.parallelism or 1
         print(f"here       {plural(len(submitted.local), 'point')}, {most} at a time")
     if submitted.there:
-        print(f"           {_there(submitted)}")
+        print(f"           {_submitted_before(submitted)}")
     print(f"directory  {sweep.path}")
     for number, words in enumerate(("status", "results", "cancel")):
         print(f"{'' if number else 'next':<11}{program()} sweep {words} {sweep.id}")
@@ -221,13 +234,13 @@ def tell(prepared: PreparedSweep, submitted: SubmittedSweep, trials: int | None 
     if left:
         print(
             f"launcher: {plural(len(left), 'point')} could not be submitted yet: {words}\n"
-            "Repeat the command when some of the others are over: it submits those that are left",
+            "Repeat the command when some of the others are over: it submits the rest",
             file=sys.stderr,
         )
 
 
-def _there(submitted: SubmittedSweep) -> str:
-    """Points that had been submitted before, by their states."""
+def _submitted_before(submitted: SubmittedSweep) -> str:
+    """Returns a line about the points that had been submitted before, with the numbers in each state."""
     from collections import Counter
 
     from launcher.monitoring.sweep import look_at

@@ -1,4 +1,4 @@
-"""`open`: a run's report page in the browser; where there is none, how to get at it."""
+"""`open`: opens a run's report page in the browser, or prints how to copy the page."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ if TYPE_CHECKING:
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=EITHER)
     parser.add_argument(
-        "--print", action="store_true", dest="only_print", help="only tell where it is, and how to copy it"
+        "--print", action="store_true", dest="only_print", help="only print where it is, and how to copy it"
     )
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Open the report page of RUN in the browser. It is made if it is missing or older than what the run has written;
-    `report` does more. Without a browser here, the command that copies the page to your own machine is printed."""
+    """Open the report page of RUN in the browser. The page is made first if it is missing or older than the run's
+    newest records; `report` has more options. Without a browser on this machine, the command that copies the page to
+    your own machine is printed."""
     from launcher.cli import browser
     from launcher.cli.report import write_alone
     from launcher.files.ownership import require_own
 
     found = find_either(arguments.name, arguments.runs_dir)
-    require_own(found.path, "open its page; `report` with -o FILE makes one of your own")
+    require_own(found.path, "open its page; `report` with -o FILE writes one elsewhere")
     path = found.path / "report.html"
     if stale(found, path):
         path = write_alone(found)
     if arguments.only_print:
-        browser.tell(path)
+        browser.print_location(path)
     else:
         browser.show(path)
     return 0
 
 
 def stale(found: Run | Sweep, page: Path) -> bool:
-    """Whether the page is missing, or something of the run is newer. A sweep's is always made again."""
+    """Returns whether the page is missing or older than the run's records. A sweep's page is always stale."""
     from launcher.runs.directory import Run
 
     if not isinstance(found, Run) or not page.exists():

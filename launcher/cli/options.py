@@ -1,4 +1,4 @@
-"""Options and arguments that several sub-commands share."""
+"""Options, arguments and their conversions that several sub-commands share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from launcher.runs.directory import Run
     from launcher.runs.sweep_directory import Sweep
 
-RUN = "id, unique beginning of one, `latest`, or directory"
+RUN = "id, unique prefix of one, `latest`, or directory"
 EITHER = f"of a run, a sweep, or a sweep's point (SWEEP/7): {RUN}"
 
 
 def add_actions(parser: ArgumentParser, actions: Mapping[str, str], more: str = "") -> None:
-    """ACTION, the first argument of a command that has several; they are listed below its options, then `more`."""
+    """Adds the argument ACTION to a command that has several actions.
+
+    Args:
+        parser: the command's parser.
+        actions: each action's line in the list that the help shows below the options.
+        more: text below that list.
+    """
     from argparse import RawDescriptionHelpFormatter
 
     parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
@@ -26,7 +32,8 @@ def add_actions(parser: ArgumentParser, actions: Mapping[str, str], more: str = 
 
 
 def require_action(command: str, action: str, actions: Iterable[str]) -> None:
-    """
+    """Checks the name of an action.
+
     Raises:
         ConfigError: the command has no such action.
     """
@@ -38,7 +45,7 @@ def require_action(command: str, action: str, actions: Iterable[str]) -> None:
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:
-    """--runs-dir, as a Path or None."""
+    """Adds the option --runs-dir; its value is a Path, or None."""
     parser.add_argument(
         "--runs-dir",
         type=folder,
@@ -48,14 +55,14 @@ def add_runs_dir(parser: ArgumentParser) -> None:
 
 
 def folder(text: str) -> Path:
-    """An option's value as a Path."""
+    """Converts an option's value to a Path."""
     from pathlib import Path  # not for --help
 
     return Path(text)
 
 
 def whole_number(text: str) -> int:
-    """An option's value as a number from 0 up."""
+    """Converts an option's value to a whole number from 0 up."""
     if not text.isdecimal():
         from argparse import ArgumentTypeError
 
@@ -64,8 +71,10 @@ def whole_number(text: str) -> int:
 
 
 def age(text: str) -> float:
-    """An option's value as a moment in seconds since the epoch: so long ago (2d, 12h, 90m), or a day (2026-10-31), or
-    a moment of one (2026-10-31T18:00), in local time."""
+    """Converts an option's value to a time, in seconds since the epoch.
+
+    The value is an age (2d, 12h, 90m), a day (2026-10-31), or a local time (2026-10-31T18:00).
+    """
     import time
     from argparse import ArgumentTypeError
     from datetime import datetime
@@ -85,7 +94,7 @@ def age(text: str) -> float:
 
 
 def find(name: str, runs_dir: Path | None) -> Run:
-    """The run meant by `name`; see `lookup.find`."""
+    """Returns the run with a name; see `lookup.find`."""
     from launcher.paths import default_runs_dir
     from launcher.runs import lookup  # not for --help
 
@@ -114,10 +123,10 @@ def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
 
 
 def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
-    """The run, the point or the sweep meant by `name`.
+    """Returns the run, the point or the sweep with a name.
 
     Raises:
-        RunError: none fits, or several do.
+        RunError: none has this name, or it is a prefix of several ids.
     """
     from launcher.errors import RunError, near
     from launcher.files.shared_files import exists, unwrap
@@ -135,7 +144,7 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
                 raise error from None
     if unwrap(exists(folder / name / sweep_directory.RECORD)):
         return lookup.find_sweep(name, folder)
-    there = lookup.names(folder)  # only those whose names fit are opened, of however many there are
+    there = lookup.names(folder)  # only directories with a matching name are opened: there may be thousands
     matches = sorted(
         each
         for each in there

@@ -1,13 +1,13 @@
-"""`hydra/sweeper=optuna`: Optuna's sweeper, with a memory of what has been tried that is the sweep itself.
+"""`hydra/sweeper=optuna`: Optuna's sweeper, which takes earlier trials from the sweep's runs instead of a database.
 
-A search must go on after its command was killed. A database of trials of its own would be a second truth beside the
-runs (and SQLite is not safe on NFS): a run that ended while nobody looked is in one of them only. So the study is made
-anew in memory by each command. Every point that the sweep's manifest has is asked for once more before the sampler is
-asked for a new one, and goes the way of all points: one that is done is taken as it is, one that runs is waited for,
-and one that was never handed over is now. Trials count over all lives.
+A search continues when its command is repeated after it was killed. A database of trials would have to agree with the
+runs, and would miss a run that ended while no command was active (and SQLite is not safe on NFS). So each command makes
+the study anew, in memory. It enqueues every point of the sweep's manifest before the sampler chooses new ones. Such a
+point is treated like any other: the result of one that is done is used, one that runs is waited for, and one that was
+never submitted is submitted. The number of trials counts over all commands.
 
-What a sampler knows besides trials (the generations of NSGA-II, the matrix of CMA-ES) grows again from the trials that
-it is told. `hydra.sweeper.storage` still works; trials that it has as complete are not told again.
+State of a sampler besides the trials (the generations of NSGA-II, the matrix of CMA-ES) is built anew from the trials.
+`hydra.sweeper.storage` still works; trials that are complete in it are not enqueued.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from launcher.runs.sweep_directory import Sweep
 
 
 class OptunaSearch(OptunaSweeperImpl):
-    """Asks Optuna for trials, and the launcher for what comes of them."""
+    """Optuna's sweeper, whose trials are points of a sweep of ours."""
 
     sampler: Any
     storage: Any
     study_name: Any
 
     def sweep(self, arguments: list[str]) -> None:
-        """Searches, and tells the best.
+        """Runs the search, and prints the best trial.
 
         Raises:
-            ConfigError: there is nothing to search, or the objective does not fit.
-            LauncherError: more trials of a batch failed than may, or all did.
+            ConfigError: there is nothing to search, or the objective is wrong.
+            LauncherError: more trials of a batch failed than max_failure_rate allows, or all did.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        logging.getLogger(OptunaSweeperImpl.__module__).addFilter(lambda _: False)  # a point's end is told already
+        # sweep_follow prints the end of each point.
+        logging.getLogger(OptunaSweeperImpl.__module__).addFilter(lambda _: False)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         distributions, fixed = self._space(arguments)
         multirun = getattr(self.launcher, "multirun", None)
@@ -68,17 +69,22 @@ class OptunaSearch(OptunaSweeperImpl):
             super().sweep(arguments)
         except PointFailed as error:
             raise LauncherError(
-                f"{error}\nThe search stopped. Mend it, `{program()} sweep rerun {sweep.id}`, and repeat this\n"
-                "command, or let some trials fail: hydra.sweeper.max_failure_rate=0.5 (of those that run at once)"
+                f"{error}\nThe search has stopped. Correct the cause, `{program()} sweep rerun {sweep.id}`, and\n"
+                "repeat this command; or allow failures: hydra.sweeper.max_failure_rate=0.5 (of the trials that run at "
+                "once)"
             ) from None
         except ValueError:
             if any(trial.state is TrialState.COMPLETE for trial in study.trials):
                 raise
             raise LauncherError(f"no trial of {sweep.id} succeeded: {program()} sweep results {sweep.id}") from None
-        _tell_best(sweep, study, fixed)
+        _print_best(sweep, study, fixed)
 
     def _space(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], dict[str, str]]:
-        """What is searched, and the overrides that all trials have."""
+        """Returns the distribution of each key that is searched, and the overrides that all trials have.
+
+        Raises:
+            ConfigError: Optuna cannot search them, or there are none.
+        """
         self._process_searchspace_config()
         try:
             searched, fixed = create_params_from_overrides([*self._parse_sweeper_params_config(), *arguments])
@@ -93,7 +99,11 @@ class OptunaSearch(OptunaSweeperImpl):
     def _study(
         self, sweep: Sweep, distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
     ) -> optuna.Study:
-        """The study, with all points that the sweep has in front of its queue."""
+        """Returns the study, with all points of the sweep at the front of its queue.
+
+        Raises:
+            ConfigError: Optuna cannot use the storage.
+        """
         self.storage = self.storage or optuna.storages.InMemoryStorage()
         self.study_name = self.study_name or sweep.id
         try:
@@ -103,29 +113,29 @@ class OptunaSearch(OptunaSweeperImpl):
         except Exception as error:
             raise ConfigError(
                 f"hydra.sweeper.storage={self.storage}: {type(error).__name__} {error}; leave it out, the sweep's runs "
-                "are enough to go on"
+                "are enough to continue the search"
             ) from error
         points = sweep.manifest().points if sweep.recorded() else ()
         found = [params_of(point, distributions, fixed) for point in points]
         known = [params for params in found if params is not None]
         if isinstance(self.sampler, functools.partial) and self.sampler.func is optuna.samplers.GridSampler:
-            random.seed(sweep.id)  # what it takes its order from: the same points in each life
+            random.seed(sweep.id)  # GridSampler shuffles with it: the same order in each command
             return study
         trials = study.trials
-        told = [trial.params for trial in trials if trial.state is TrialState.COMPLETE]
-        told += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state is TrialState.WAITING]
+        stored = [trial.params for trial in trials if trial.state is TrialState.COMPLETE]
+        stored += [trial.system_attrs.get("fixed_params") for trial in trials if trial.state is TrialState.WAITING]
         for params in known:
-            if params not in told:
+            if params not in stored:
                 study.enqueue_trial(params)
         self.n_trials -= sum(trial.params in known for trial in trials if trial.state is TrialState.COMPLETE)
         settings: Any = OmegaConf.to_container(self.config.hydra.sweeper.sampler)
-        if known and settings.get("seed") is not None:  # or it would begin with the points that are known
+        if known and settings.get("seed") is not None:  # else it would suggest the known points once more
             self.sampler = instantiate({**settings, "seed": settings["seed"] + len(known)})
         return study
 
 
 def _lowest(distributions: Mapping[str, Any]) -> dict[str, Any]:
-    """A value of each."""
+    """Returns one value of each key: its lowest, or its first choice."""
     return {
         key: each.choices[0] if isinstance(each, CategoricalDistribution) else each.low
         for key, each in distributions.items()
@@ -133,7 +143,12 @@ def _lowest(distributions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fixed_of(written: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> dict[str, str]:
-    """The overrides that all points have, as they are written: without the values of secrets. Pure."""
+    """Returns the overrides that all points have, by key. Pure.
+
+    Args:
+        written: the overrides of a point as they are recorded, without the values of secrets.
+        distributions: the keys that are searched.
+    """
     pairs = (each.partition("=") for each in written)
     return {key: value for key, _, value in pairs if key not in distributions}
 
@@ -141,11 +156,11 @@ def fixed_of(written: Sequence[str], distributions: Mapping[str, BaseDistributio
 def params_of(
     overrides: Sequence[str], distributions: Mapping[str, BaseDistribution], fixed: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """A point's values of what is searched; None: it is not of this search. Pure.
+    """Returns a point's values of the keys that are searched; None: the point is not of this search. Pure.
 
     Args:
-        overrides: of the point.
-        distributions: what is searched.
+        overrides: the point's overrides.
+        distributions: the keys that are searched.
         fixed: the overrides that all points of the search have.
     """
     common = sweep_directory.canonical(f"{key}={value}" for key, value in fixed.items())
@@ -157,13 +172,13 @@ def params_of(
         distribution = distributions.get(key)
         if isinstance(distribution, CategoricalDistribution):
             params.update((key, choice) for choice in distribution.choices if str(choice) == written)
-        else:  # those that a custom_search_space adds have a distribution only when they are asked for
+        else:  # keys of a custom_search_space get their distribution only when Optuna suggests a value
             params[key] = OverridesParser.create().parse_override(f"{key}={written}").value()
     return params if params.keys() == own.keys() else None
 
 
-def _tell_best(sweep: Sweep, study: optuna.Study, fixed: Mapping[str, str]) -> None:
-    """The best trial, or those of which none is better than another in all objectives."""
+def _print_best(sweep: Sweep, study: optuna.Study, fixed: Mapping[str, str]) -> None:
+    """Prints the best trial; for several objectives, the Pareto-optimal trials."""
     manifest = sweep.manifest()
     for trial in study.best_trials if len(study.directions) > 1 else [study.best_trial]:
         overrides = sweep_directory.canonical(f"{key}={value}" for key, value in {**trial.params, **fixed}.items())

@@ -1,4 +1,4 @@
-"""`post-mortem`: why a run ended, who failed first, and what to do."""
+"""`post-mortem`: shows why a run ended, which rank failed first, and what to do."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
-    words, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
+    """Show why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
+    output, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
     from launcher.monitoring.live import Damaged, readable
 
     found = find(arguments.name, arguments.runs_dir)
@@ -45,25 +45,25 @@ def _examine(found: Run, arguments: Namespace) -> int:
 
     seen, name = look(found, Live()), reference(found)
     attempts, over = found.attempts(), seen.state.over
-    told = None
+    examined = None
     if arguments.attempt is not None:
         chosen = _chosen(seen, attempts, arguments.attempt)
         following = dict(findings.ended(seen))
         over = chosen in following
         if over:
-            told = findings.find(seen, chosen, following[chosen], name=name, program=program())
+            examined = findings.find(seen, chosen, following[chosen], name=name, program=program())
     elif over and seen.state.value != "done":
-        told = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
+        examined = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
     ended = findings.verdicts(seen)
     if arguments.as_json:
         import json
 
-        print(json.dumps(_as_dict(seen, told, ended), indent=1))
+        print(json.dumps(_as_dict(seen, examined, ended), indent=1))
         return DONE if over else FAILED
     if len(ended) > 1 or (ended and not seen.state.over):
         _print_attempts(ended)
-    if told is not None:
-        _print(seen, told)
+    if examined is not None:
+        _print(seen, examined)
     else:
         _print_none(seen, program(), name)
     print_unreadable(found)
@@ -71,10 +71,10 @@ def _examine(found: Run, arguments: Namespace) -> int:
 
 
 def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
-    """The attempt that is meant.
+    """Returns the attempt with a number.
 
     Raises:
-        RunError: there is none.
+        RunError: the run has no such attempt.
     """
     for each in attempts:
         if each.number == number:
@@ -83,26 +83,32 @@ def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
     raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
 
 
-def _as_dict(seen: Seen, told: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
+def _as_dict(seen: Seen, examined: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
             {"attempt": attempt.number, "kind": verdict.kind.value, "cause": verdict.cause, **codes.as_dict()}
             for attempt, verdict, codes in ended
         ],
-        "verdict": told.as_dict() if told else None,
+        "verdict": examined.as_dict() if examined else None,
     }  # fmt: skip
 
 
 def _print_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> None:
-    """A line for each attempt that is over."""
+    """Prints a line for each attempt that is over."""
     for attempt, verdict, _ in ended:
         _wrapped(f"attempt {attempt.number}", f"{verdict.kind.value}" + (f": {verdict.cause}" if verdict.cause else ""))
     print()
 
 
-def _print_none(seen: Seen, called: str, name: str) -> None:
-    """There is nothing to examine (yet)."""
+def _print_none(seen: Seen, program: str, name: str) -> None:
+    """Prints that the run is done, or not over yet.
+
+    Args:
+        seen: the run.
+        program: how the user calls the launcher.
+        name: how the user may call the run.
+    """
     if seen.state.value == "done":
         from launcher.diagnose.post_mortem.findings import restarts
 
@@ -110,54 +116,58 @@ def _print_none(seen: Seen, called: str, name: str) -> None:
         for place, line in enumerate(restarts(seen.story.events), 1):
             _wrapped("before", f"round {place} began because {line}")
         return
-    where = f"{called} why {name}" if seen.state.value == "queued" else f"{called} status {name}"
+    where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
     print(f"{seen.run.id} is not over: it is {seen.state.value}" + (f" ({seen.word})" if seen.word else ""))
     print(f"see {where}")
 
 
-def _print(seen: Seen, told: Findings) -> None:
+def _print(seen: Seen, examined: Findings) -> None:
     from launcher.escapes import clean
     from launcher.failures.kinds import Kind
     from launcher.formatting import rough_size
 
-    verdict = told.verdict
-    number = f", attempt {told.attempt}" if told.attempt else ""
+    verdict = examined.verdict
+    number = f", attempt {examined.attempt}" if examined.attempt else ""
     print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.words}\n")
     _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
     _wrapped("kind", verdict.kind.value)
     if verdict.sign and verdict.sign not in (verdict.cause or ""):
         _wrapped("sign", verdict.sign)
-    if told.rank is not None:
-        _wrapped("first", f"rank {told.rank}" + (f" on {told.host}" if told.host else "") + _at(told.time))
-    elif told.time is not None:
-        _wrapped("when", ((f"on {told.host}" if told.host else "") + _at(told.time)).strip())
-    if told.same:
-        _wrapped("others", f"{name_ranks(told.same)} had the same error")
-    for rank, line in list(told.others.items())[:4]:
+    if examined.rank is not None:
+        _wrapped(
+            "first", f"rank {examined.rank}" + (f" on {examined.host}" if examined.host else "") + _at(examined.time)
+        )
+    elif examined.time is not None:
+        _wrapped("when", ((f"on {examined.host}" if examined.host else "") + _at(examined.time)).strip())
+    if examined.same:
+        _wrapped("others", f"{name_ranks(examined.same)} had the same error")
+    for rank, line in list(examined.others.items())[:4]:
         _wrapped("others", f"rank {rank} had another error: {line}")
-    if told.followed:
-        _wrapped("others", f"{name_ranks(told.followed)} only followed")
-    if told.by:
-        _wrapped("by", told.by)
-    for place, line in enumerate(told.restarts, 1):
+    if examined.followed:
+        _wrapped("others", f"{name_ranks(examined.followed)} only followed")
+    if examined.by:
+        _wrapped("by", examined.by)
+    for place, line in enumerate(examined.restarts, 1):
         _wrapped("before", f"round {place} began because {line}")
-    if told.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
-        shown = [f"{name} {rough_size(size)}" for name, size in told.memory.items() if "kills" not in name]
-        kills = [f"{name.replace('_', ' of the ')} {count}" for name, count in told.memory.items() if "kills" in name]
+    if examined.memory and verdict.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED):
+        shown = [f"{name} {rough_size(size)}" for name, size in examined.memory.items() if "kills" not in name]
+        kills = [
+            f"{name.replace('_', ' of the ')} {count}" for name, count in examined.memory.items() if "kills" in name
+        ]
         _wrapped("memory", ", ".join([*shown, *kills]))
-    for place, step in enumerate(told.todo):
+    for place, step in enumerate(examined.todo):
         _wrapped("" if place else "to do", step.words + (":" if step.command else ""))
-        if step.command:  # never broken, for it is copied
+        if step.command:  # not wrapped, so that it can be copied
             print(f"{'':<13}{step.command}")
-    for head, path in told.files.items():
-        print(f"{head:<11}{path}")  # never cut: it is what one copies
-    if told.traceback and "\n" in told.traceback:
-        print(f"\nTraceback of rank {told.rank}:\n{clean(told.traceback)}")
-    if told.log:
-        print(f"\nLast words of rank {told.rank}:")
-        for line in told.log:
+    for head, path in examined.files.items():
+        print(f"{head:<11}{path}")  # not shortened, so that it can be copied
+    if examined.traceback and "\n" in examined.traceback:
+        print(f"\nTraceback of rank {examined.rank}:\n{clean(examined.traceback)}")
+    if examined.log:
+        print(f"\nLast output of rank {examined.rank}:")
+        for line in examined.log:
             print(f"  {clean(line)}")
-    for stack in told.stacks:
+    for stack in examined.stacks:
         print(f"\nStack of {name_ranks(stack.ranks)}, the newest frame first:")
         for frame in stack.frames:
             print(f"  {clean(frame)}")
@@ -170,7 +180,7 @@ def _at(time: float | None) -> str:
 
 
 def _wrapped(head: str, text: str) -> None:
-    """A line with its name in front, broken at spaces; a word (a path, a command's part) is never cut."""
+    """Prints a text after its heading, wrapped at spaces. Long words, such as paths, are not broken."""
     import textwrap
 
     from launcher.escapes import clean

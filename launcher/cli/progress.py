@@ -1,7 +1,7 @@
-"""How far something is: a bar where there is a terminal, a line now and then where there is none.
+"""Shows progress: as bars in a terminal, elsewhere as lines at intervals.
 
-The one place that makes bars, for a training, a sweep, a download and `status --watch`. What stands behind a bar is the
-same text that is printed without one. rich leaves colours out where NO_COLOR is set.
+All progress bars are made here: of a training, a sweep, a download and `status --watch`. The text after a bar is the
+same that is printed without a terminal. rich omits colours if NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -24,32 +24,37 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress_bar import ProgressBar
 
-EVERY = 10.0  # seconds between two lines about the same thing where there is no terminal
-WINDOW = 30.0  # seconds over which a rate is taken
-KNOWN = ("time", "event", "step", "total", "writer")  # of a progress event; the others are the workload's own
+EVERY = 10.0  # seconds between two lines about the same thing, without a terminal
+WINDOW = 30.0  # seconds over which a rate is measured
+KNOWN = ("time", "event", "step", "total", "writer")  # keys of a progress event; other keys come from the workload
 
 
 def on_terminal(stream: TextIO) -> bool:
-    """Whether bars can be drawn there."""
+    """Returns whether bars can be drawn on a stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Rate:
-    """How fast a number grows, over the last while. Pure: moments are given to it."""
+    """Measures how fast a number grows. Pure: the caller gives the times.
+
+    Args:
+        window: seconds over which the rate is measured.
+    """
 
     def __init__(self, window: float = WINDOW) -> None:
-        """
-        Args:
-            window: seconds that count.
-        """
         self._window = window
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, moment: float, done: float) -> None:
-        """It was `done` then, in seconds on any clock; what is no later than what is known already says nothing new."""
+        """Adds a value. Values that are not later than the newest one are ignored.
+
+        Args:
+            moment: when the number had this value, in seconds on any clock.
+            done: the number.
+        """
         if self._seen and moment <= self._seen[-1][0]:
             return
-        if self._seen and done < self._seen[-1][1]:  # it has begun anew
+        if self._seen and done < self._seen[-1][1]:  # it has started over
             self._seen.clear()
         self._seen.append((moment, done))
         while len(self._seen) > 2 and moment - self._seen[1][0] >= self._window:
@@ -57,14 +62,14 @@ class Rate:
 
     @property
     def per_second(self) -> float | None:
-        """None: nobody knows yet."""
+        """The rate; None: not known yet, or the number does not grow."""
         if len(self._seen) < 2:
             return None
         (began, first), (now, last) = self._seen[0], self._seen[-1]
         return (last - first) / (now - began) if last > first else None
 
     def left(self, total: float) -> float | None:
-        """Seconds until it is `total`, if it goes on like that."""
+        """Returns the seconds until the number is `total`, at the current rate; None: not known."""
         rate = self.per_second
         return None if rate is None else max(0.0, total - self._seen[-1][1]) / rate
 
@@ -77,9 +82,12 @@ def _left(seconds: float | None) -> list[str]:
 
 
 def of_training(progress: Mapping[str, Any], rate: Rate) -> str:
-    """`120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`, from the last event of progress. Pure.
+    """Returns the text about a training: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
 
-    Values of the workload that end in `_per_s` are rates of samples; their words are the workload's.
+    Args:
+        progress: the newest progress event. Its values that end in `_per_s` are rates of samples: `images_per_s` is
+            shown as images/s.
+        rate: of the steps.
     """
     values = {key: value for key, value in progress.items() if key not in KNOWN}
     speed = rate.per_second
@@ -96,38 +104,40 @@ def _is_rate(key: str, value: object) -> bool:
 
 
 def of_sweep(words: str, rate: Rate, total: int) -> str:
-    """`3/15 done, 2 running, 10 queued  4m left`. Pure."""
+    """Returns the text about a sweep: `3/15 done, 2 running, 10 queued  4m left`. Pure."""
     return "  ".join([words, *_left(rate.left(total))])
 
 
 def of_download(done: int, total: int, rate: Rate) -> str:
-    """`3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Pure."""
+    """Returns the text about a download: `3.2 MiB of 9.9 MiB  1.1 MiB/s  6s left`. Pure."""
     speed = rate.per_second
-    told = [] if speed is None else [f"{long_size(speed)}/s"]
-    return "  ".join([f"{long_size(done)} of {long_size(total)}", *told, *_left(rate.left(total))])
+    pace = [] if speed is None else [f"{long_size(speed)}/s"]
+    return "  ".join([f"{long_size(done)} of {long_size(total)}", *pace, *_left(rate.left(total))])
 
 
 # -- what is shown
 
 
-class StandingBars:
-    """Bars of a run's own, which have not ended their line: the newest one in the last line of a terminal, and
-    elsewhere a line now and then. Without rich, which takes longer to load than a log to show."""
+class RunBars:
+    """Shows the progress bars that a run itself prints (lines which end in a carriage return, as tqdm's).
+
+    The newest one is shown in the last line of a terminal; elsewhere it is printed at intervals. rich is not used: its
+    import takes longer than showing a log.
+
+    Args:
+        stream: the stream on which the run's output is shown too.
+        clock: returns the time in seconds.
+    """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            stream: where what the run prints is shown too.
-            clock: tells the time in seconds.
-        """
         self._stream, self._clock = raw(stream), clock
         self._in_place = on_terminal(stream)
-        self._told, self._when = "", clock()
+        self._shown, self._when = "", clock()
 
     def show(self, states: Sequence[bytes]) -> None:
-        """Shows the newest of these."""
+        """Shows the newest bar; `states` are the run's unfinished lines, the newest last."""
         state = one_line(states[-1].decode(errors="replace")) if states else ""
-        if state == self._told:
+        if state == self._shown:
             return
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
@@ -137,52 +147,52 @@ class StandingBars:
         else:
             self._stream.write(f"{state}\n")
         self._stream.flush()
-        self._told, self._when = state, self._clock()
+        self._shown, self._when = state, self._clock()
 
     def clear(self) -> None:
-        """Makes room for a line."""
-        if self._in_place and self._told:
+        """Clears the bar, before a line is printed."""
+        if self._in_place and self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-            self._told = ""
+            self._shown = ""
 
 
 class Lines:
-    """Where there is no terminal: now and then a line."""
+    """Prints progress as lines at intervals, where there is no terminal.
+
+    Args:
+        stream: where to print.
+        every: seconds between two lines about the same thing; None: only `print` prints.
+        clock: returns the time in seconds.
+    """
 
     def __init__(self, stream: TextIO, every: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            stream: where to print.
-            every: seconds between two lines about the same thing; None: only `print` prints.
-            clock: tells the time in seconds.
-        """
         self._stream, self._every, self._clock = stream, every, clock
         self._shown: dict[str, tuple[float, str]] = {}
-        self._standing = StandingBars(stream, clock)
+        self._run_bars = RunBars(stream, clock)
 
     def print(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a text at once."""
         print(text, file=self._stream, flush=True)
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """How far `name` is: told at first, at its end, and now and then if more than a rate has changed."""
+        """Prints the progress of `name`: at first, at its end, and at intervals if its first part has changed."""
         if self._every is None:
             return
         now = self._clock()
-        last, told = self._shown.get(name, (float("-inf"), ""))
+        last, before = self._shown.get(name, (float("-inf"), ""))
         first = words.partition("  ")[0]
-        if first != told and (now - last >= self._every or (total is not None and done >= total)):
+        if first != before and (now - last >= self._every or (total is not None and done >= total)):
             self._shown[name] = now, first
             self.print(f"{name}: {words}" if name else words)
 
-    def stand(self, states: Sequence[bytes]) -> None:
-        """Bars of a run's own."""
-        self._standing.show(states)
+    def show_run_bars(self, states: Sequence[bytes]) -> None:
+        """Shows the newest of the bars that the run itself prints."""
+        self._run_bars.show(states)
 
 
 class Bars:
-    """On a terminal: a bar for each name below what is printed."""
+    """Draws a bar for each name in a terminal, below the lines that are printed."""
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
         from rich.console import Console
@@ -191,7 +201,7 @@ class Bars:
         from rich.text import Text
 
         class WithStates(Progress):
-            """Bars, and below them the newest of the run's own."""
+            """Our bars, and below them the newest bar that the run itself prints."""
 
             state = ""
 
@@ -201,7 +211,7 @@ class Bars:
                     yield Text.from_ansi(coloured(self.state), no_wrap=True, overflow="ellipsis")
 
         self.console = Console(file=raw(stream), highlight=False)
-        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # or the bar would be what there is no room for
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # else a long text would displace the bar
         words = TextColumn("{task.fields[words]}", table_column=rest, markup=False)
         self.bars = WithStates(
             TextColumn("{task.description}", markup=False), BarColumn(bar_width=16), words,
@@ -210,31 +220,31 @@ class Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def print(self, text: str) -> None:
-        """A text above the bars, as it is but for its colours."""
+        """Prints a text above the bars; of escape sequences it keeps only colours."""
         from rich.text import Text
 
-        self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # a line stays one, to be copied
+        self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # not wrapped, so that it can be copied
 
     def show(self, name: str, done: float, total: float | None, words: str) -> None:
-        """How far `name` is; None: nobody knows of how much."""
+        """Updates the bar of `name`; `total` None: not known."""
         name, words = one_line(name), one_line(words)
         if name not in self._tasks:
             self._tasks[name] = self.bars.add_task(name, total=total, words=words)
         self.bars.update(self._tasks[name], completed=done, total=total, words=words)
 
-    def stand(self, states: Sequence[bytes]) -> None:
-        """Bars of a run's own."""
+    def show_run_bars(self, states: Sequence[bytes]) -> None:
+        """Shows the newest of the bars that the run itself prints."""
         self.bars.state = states[-1].decode(errors="replace") if states else ""
 
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bool = False) -> Iterator[Lines | Bars]:
-    """What the stream can show.
+    """Yields an object which shows progress on a stream: Bars on a terminal, else Lines.
 
     Args:
-        stream: where to; default: stdout.
-        every: where it is no terminal, seconds between two lines about the same thing; None: none are printed.
-        keep: leave bars standing at the end.
+        stream: default: stdout.
+        every: without a terminal, seconds between two lines about the same thing; None: no such lines.
+        keep: whether bars remain visible at the end.
     """
     stream = sys.stdout if stream is None else stream
     if not on_terminal(stream):
@@ -246,14 +256,14 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
 
 
 def still(done: float, total: float, width: int) -> ProgressBar:
-    """A bar that stands still, for a cell of a table."""
+    """Returns a bar without animation, for a cell of a table."""
     from rich.progress_bar import ProgressBar
 
     return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
 
 
 def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
-    """One bar that stands still, if the stream is a terminal."""
+    """Prints one bar without animation, if the stream is a terminal."""
     if on_terminal(stream):
         from rich.console import Console
 

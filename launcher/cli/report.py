@@ -1,4 +1,4 @@
-"""`report`: one HTML page that shows a run, several side by side, or a sweep."""
+"""`report`: writes an HTML page about a run, several runs side by side, or a sweep."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
     runs = [each for each in named if not isinstance(each, Sweep)]
     sweeps = [each for each in named if isinstance(each, Sweep)]
     if sweeps and (len(named) > 1 or baseline):
-        raise ConfigError(f"{sweeps[0].id} is a sweep, which has a page of its own: name it alone, or name its points")
+        raise ConfigError(f"{sweeps[0].id} is a sweep, whose page shows nothing else: name it alone, or its points")
     shown = _sweep(sweeps[0]) if sweeps else _runs(runs, baseline)
     alone = sweeps or {each.path for each in (*runs, *([baseline] if baseline else []))} == {runs[0].path}
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> int:
 
 
 def write_alone(found: Run | Sweep) -> Path:
-    """Writes the page of one run or sweep into its directory, and returns its path."""
+    """Writes the page of one run or sweep into its directory, and returns the page's path."""
     from launcher.runs.directory import Run
 
     path = found.path / "report.html"

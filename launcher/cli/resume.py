@@ -1,4 +1,4 @@
-"""`resume`: another attempt of a run that is over, at the same size or at another one."""
+"""`resume`: starts another attempt of a run that is over, at the same size or at another one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="what is to be different (nodes=4, time=2h)")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="keys to change (nodes=4, time=2h)")
     parser.add_argument("--new-snapshot", action="store_true", help="with env.snapshot: of the code as it is now")
-    parser.add_argument("--yes", action="store_true", help="submit without a question (confirm_above)")
+    parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Start RUN again where its newest checkpoint left it. Everything stays as it was when it was submitted, but for
-    the KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
+    """Restart RUN from its newest checkpoint, with the configuration with which it was submitted, changed by the
+    KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
     from launcher.cli import submit
     from launcher.monitoring.live import Live
     from launcher.runs.output import Stream
@@ -31,8 +31,8 @@ def run(arguments: Namespace) -> int:
     ready = from_overrides.again(found, arguments.overrides, new_snapshot=arguments.new_snapshot)
     if ready.composed.config.dry_run:
         return submit.show(ready.prepared)
-    require_over(found, Live())  # before a question; `Ready.submit` looks again
+    require_over(found, Live())  # before the user is asked to confirm; `Ready.submit` checks once more
     submit.ask(ready, yes=arguments.yes)
-    printed = Stream(found)
-    printed.skip()  # what earlier attempts have printed
-    return submit.conclude(ready, printed)
+    output = Stream(found)
+    output.skip()  # the output of earlier attempts
+    return submit.conclude(ready, output)

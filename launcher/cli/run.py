@@ -1,4 +1,4 @@
-"""`run`: a script of the user's own as workload=program, named after the script."""
+"""`run`: runs the user's own script as workload=program. The run is named after the script."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from launcher.cli.commands import Parser
 
 USAGE = "run [-m] SCRIPT [KEY=VALUE ...] [-- ARGUMENT ...]"
-BEHIND = "; arguments of {} stand behind `--`"
+SCRIPT_ARGUMENTS = "; arguments of {} follow `--`"
 
 
 def configure(parser: Parser) -> None:
     parser.usage = parser.prog.removesuffix("run") + USAGE
     parser.behind = "arguments"
     parser.epilog = (
-        "Whatever stands behind `--` reaches the script as it is, and needs no quotes but your shell's. What is to be "
-        "swept (-m) has a name: workload.flags.lr=0.1,0.01 is --lr 0.1, then --lr 0.01, behind the other arguments; "
-        "for a script that is a Hydra app workload.overrides.lr=0.1,0.01 is lr=0.1, then lr=0.01."
+        "Everything after `--` reaches the script unchanged, and needs no quotes but your shell's. An argument that is "
+        "swept (-m) is given as a key: workload.flags.lr=0.1,0.01 is --lr 0.1, then --lr 0.01, after the other "
+        "arguments; for a script that is a Hydra app workload.overrides.lr=0.1,0.01 is lr=0.1, then lr=0.01."
     )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or one that is executable")
     parser.add_argument(
@@ -31,14 +31,14 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--module", action="store_true", help="SCRIPT is a module: as `python -m` runs it")
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: one run for each combination")
-    parser.add_argument("--yes", action="store_true", help="submit without a question (confirm_above)")
-    parser.add_argument("--cfg", choices=("job", "hydra", "all"), help="show the config instead, and stop")
-    parser.add_argument("--resolve", action="store_true", help="with --cfg: all references filled in")
+    parser.add_argument("--yes", action="store_true", help="submit without confirmation (confirm_above)")
+    parser.add_argument("--cfg", choices=("job", "hydra", "all"), help="only show the config")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: all references resolved")
     parser.add_argument("--config-dir", metavar="DIR", help="one more folder of configs")
 
 
 def run(arguments: Namespace) -> int:
-    """Run a script of your own, written for torchrun or for nothing at all, once for each rank. The run has the
+    """Run your own script, written for torchrun or for no launcher at all, once for each rank. The run has the
     script's name. KEY=VALUE are the keys of every run and of workload=program."""
     from launcher.cli import submit  # not for --help
 
@@ -50,10 +50,10 @@ def run(arguments: Namespace) -> int:
 
 
 def overrides(script: str, given: Sequence[str], *, module: bool = False) -> list[str]:
-    """The overrides of a run of this script, with those that were given. Pure.
+    """Returns the overrides of a run of this script: the script, its name, then those that were given. Pure.
 
     Raises:
-        ConfigError: one that was given is none.
+        ConfigError: a word in `given` is no override.
     """
     from launcher.config.hydra_text import key_of, quoted  # not for --help
 
@@ -61,18 +61,18 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {USAGE}")
     for word in given:
         if "=" not in word and not word.startswith("~"):
-            raise ConfigError(f"{word!r} is not KEY=VALUE{BEHIND.format(script)}: {USAGE}")
-    own = {
+            raise ConfigError(f"{word!r} is not KEY=VALUE{SCRIPT_ARGUMENTS.format(script)}: {USAGE}")
+    defaults = {
         "name": quoted(name_of(script, module=module)),
         "workload": "program",
         f"workload.{'module' if module else 'script'}": quoted(script),
     }
-    said = {key_of(word) for word in given}
-    return [*(f"{key}={value}" for key, value in own.items() if key not in said), *given]
+    given_keys = {key_of(word) for word in given}
+    return [*(f"{key}={value}" for key, value in defaults.items() if key not in given_keys), *given]
 
 
 def name_of(script: str, *, module: bool = False) -> str:
-    """What a run of this script or module is called: `train` for dir/train.py and for pkg.train. Pure."""
+    """Returns the name of a run of this script or module: `train` for dir/train.py and for pkg.train. Pure."""
     from launcher.spec.plan import LONGEST_NAME
 
     base = script.rpartition("." if module else "/")[2]

@@ -1,13 +1,13 @@
-"""Where commands print: the one place that writes to the terminal.
+"""Removes terminal escape sequences from everything that commands print.
 
-Names of folders, logs and a scheduler's words are other people's, and a terminal acts upon escape sequences in them:
-its title, its clipboard, what seems to stand in the lines above. So while a command runs, whatever is printed passes
-`Screen.write`, which removes them. What must reach the terminal as it is asks for it by name:
+Names of folders, logs and the output of schedulers come from other people. Escape sequences in them could change the
+terminal's title, its clipboard, or the lines above. So while a command runs, stdout and stderr are `Screen` objects,
+which remove them. There are two exceptions:
 
-| | gets |
+| function | for |
 |---|---|
 | `raw` | bars and colours that rich makes; the texts in them are cleaned one by one |
-| `write_output` | what a run printed: its colours on a terminal, and every byte where there is none |
+| `write_output` | the output of a run: its colours on a terminal, and every byte where there is none |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """A text stream without what a terminal acts upon; all but writing is the stream's own."""
+    """A text stream that removes escape sequences from what is written; all other methods are those of `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -41,7 +41,7 @@ class Screen:
 
 
 class Cleaned:
-    """Inside, stdout and stderr are Screens."""
+    """Replaces stdout and stderr by Screens inside a `with` block."""
 
     def __enter__(self) -> None:
         self._before = sys.stdout, sys.stderr
@@ -52,12 +52,12 @@ class Cleaned:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """What is below a Screen, for escape sequences of our own."""
+    """Returns the stream below a Screen, for escape sequences that we write."""
     return stream.stream if isinstance(stream, Screen) else stream
 
 
 def write_output(data: bytes) -> None:
-    """Writes what a run printed to stdout: as it is, or on a terminal without what does more than colour it."""
+    """Writes output of a run to stdout: unchanged, or on a terminal without escape sequences other than colours."""
     stream = raw(sys.stdout)
     if stream.isatty():
         stream.write(coloured(data.decode(errors="replace")))

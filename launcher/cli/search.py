@@ -1,4 +1,4 @@
-"""What a sweeper that searches (Optuna's, Ax's) needs of a sweep: settings that fit, and what came of each point."""
+"""Connects sweepers that search (Optuna's, Ax's) with sweeps: their settings, and the value of each point."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PointFailed(LauncherError):
 
 
 class PointReturn(JobReturn):
-    """What came of a point. Hydra's own prints a line of its own whenever an error is looked at."""
+    """Hydra's result of a point. Unlike JobReturn it prints no line when an error is read."""
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
@@ -39,12 +39,12 @@ class PointReturn(JobReturn):
 
 @dataclass(frozen=True)
 class Search:
-    """What a sweeper was told that concerns the sweep.
+    """The settings of a sweeper that concern the sweep.
 
     Attributes:
-        directions: maximize or minimize, of each objective; none: the sweeper does not say.
-        trials: how many in all; None: it does not say.
-        workers: how many at once; None: it does not say.
+        directions: maximize or minimize, for each objective; empty: the sweeper has no such setting.
+        trials: the number of trials in all; None: the sweeper has no such setting.
+        workers: the number of trials at the same time; None: the sweeper has no such setting.
     """
 
     directions: tuple[str, ...] = ()
@@ -53,13 +53,13 @@ class Search:
 
     @classmethod
     def of(cls, sweeper: DictConfig) -> Search:
-        """That of `hydra.sweeper`.
+        """Reads the settings from `hydra.sweeper`.
 
         Raises:
             ConfigError: a value cannot be used.
         """
-        told = sweeper.get("direction") or ()
-        several = [told] if isinstance(told, (str, Enum)) else list(told)
+        given = sweeper.get("direction") or ()
+        several = [given] if isinstance(given, (str, Enum)) else list(given)
         directions = tuple(each.name if isinstance(each, Enum) else str(each) for each in several)
         for each in directions:
             if each not in DIRECTIONS:
@@ -73,30 +73,29 @@ class Search:
         return cls(directions, sweeper.get("n_trials"), sweeper.get("n_jobs"))
 
     def settle(self, config: Config, command: Sequence[str], sweep_id: str | None) -> Config:
-        """A point's config, with the sweep's settings as the search needs them. Pure.
+        """Returns a point's config with the sweep's settings that the search needs. Pure.
 
-        | sweep. | becomes, where it is not given |
+        | key of `sweep` | value, unless the user gives one |
         |---|---|
         | best_is | max or min, as the sweeper's first direction |
         | parallelism | the sweeper's workers |
-        | id | that of the search's first points |
+        | id | the id of the search's first points |
 
         Args:
-            config: of the point.
-            command: what was typed.
-            sweep_id: see there; None: these are the first points.
+            config: the point's config.
+            command: the words of the command line.
+            sweep_id: the sweep's id; None: these are the first points.
 
         Raises:
-            ConfigError: there is no objective, or it does not fit the directions, or nobody would wait for it.
+            ConfigError: there is no objective, or their number is not that of the directions, or the command does not
+                wait for the points.
         """
         sweep = config.sweep
         names = objectives(sweep.objective)
         if not names:
-            raise ConfigError(
-                "the sweeper wants to know what comes of each point: name a metric, sweep.objective=accuracy"
-            )
+            raise ConfigError("the sweeper needs a value of each point: name a metric, sweep.objective=accuracy")
         if config.wait is False or config.dry_run:
-            raise ConfigError("the sweeper waits for what comes of each point: leave wait=false and dry_run out")
+            raise ConfigError("the sweeper waits for the value of each point: leave wait=false and dry_run out")
         if self.directions and len(self.directions) != len(names):
             raise ConfigError(
                 f"sweep.objective has {len(names)} and hydra.sweeper.direction {len(self.directions)}: give each "
@@ -108,8 +107,8 @@ class Search:
             given = any(key_of(word) == "sweep.best_is" for word in command)
             if given and sweep.best_is is not best_is:
                 raise ConfigError(
-                    f"sweep.best_is={sweep.best_is.value} and hydra.sweeper.direction={self.directions[0]} say the "
-                    "opposite: leave sweep.best_is out"
+                    f"sweep.best_is={sweep.best_is.value} and hydra.sweeper.direction={self.directions[0]} contradict "
+                    "each other: leave sweep.best_is out"
                 )
         changed = dataclasses.replace(
             sweep, id=sweep_id or sweep.id, best_is=best_is, parallelism=sweep.parallelism or self.workers
@@ -118,16 +117,21 @@ class Search:
 
 
 def objectives(given: Any) -> tuple[str, ...]:
-    """The metrics of `sweep.objective`, which is one, a list, or none. Pure."""
+    """Returns the metrics of `sweep.objective`, which is a name, a list, or None. Pure."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> list[float]:
-    """The metrics that are the objective. Pure.
+    """Returns the values of a point's objective. Pure.
+
+    Args:
+        metrics: all metrics of the point.
+        names: the metrics of the objective.
+        run: the point's id, for the error.
 
     Raises:
-        ConfigError: there is no such metric, so there will be none in the next point either.
-        PointFailed: it is no number.
+        ConfigError: the point has no such metric; neither will the next points.
+        PointFailed: a metric is no number.
     """
     for name in names:
         if name not in metrics:
@@ -141,10 +145,10 @@ def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> lis
 
 
 def returned(seen: Seen, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
-    """What the sweeper is told of a point that is over: the value (a list, for several), or why there is none.
+    """Returns the sweeper's result of a point that is over: its value (a list, if there are several), or the error.
 
     Raises:
-        ConfigError: it has no such metric.
+        ConfigError: the point has no such metric.
     """
     from launcher.cli.sweep_results import flat
     from launcher.cli.text import cause

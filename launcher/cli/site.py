@@ -1,4 +1,4 @@
-"""`site`: profiles of sites: which there are, one made from what the scheduler tells, and whether one still fits."""
+"""`site`: lists and shows profiles of sites, makes one from the scheduler's configuration, and compares one with it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 ACTIONS = {
     "list": "profiles that `cluster=NAME` knows, and where their files are",
     "show": "the file of a profile",
-    "init": "write a profile from what the scheduler of this machine tells",
+    "init": "write a profile from the configuration of this machine's scheduler",
     "check": "compare a profile with the scheduler of this machine",
 }
-TIMEOUT = 20.0  # seconds that one question to a scheduler may take
+TIMEOUT = 20.0  # seconds for one query to a scheduler
 POOLS = ("partition", "queue")
-# Which of them an option goes with.
+# Options of single actions: the attribute, the option, and its actions.
 OPTIONS = {
     "scheduler": ("--scheduler", ("init",)),
     "partition": ("--partition", ("init",)),
@@ -38,7 +38,7 @@ def configure(parser: ArgumentParser) -> None:
     add_actions(parser, ACTIONS)
     parser.add_argument("name", metavar="NAME", nargs="?", help="of the profile (init: default the cluster's own name)")
     names = [each.name for each in _schedulers()]
-    parser.add_argument("--scheduler", choices=names, help="init: where both are, the one to ask")
+    parser.add_argument("--scheduler", choices=names, help="init: the one to query, if there are several")
     parser.add_argument("--partition", metavar="P", help="init: a partition other than the default one")
     parser.add_argument("--queue", metavar="Q", help="init: a queue other than the default one")
     parser.add_argument("--print", action="store_true", dest="only_print", help="init: show it, and write nothing")
@@ -46,7 +46,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Profiles of sites: ours, and your own in ~/.config/launcher/cluster."""
+    """Show, make and check profiles of sites. Yours are in ~/.config/launcher/cluster."""
     action, name = arguments.action, arguments.name
     require_action("site", action, ACTIONS)
     for key, (option, actions) in OPTIONS.items():
@@ -119,18 +119,18 @@ def _check(name: str) -> int:
     for each in found:
         print(doctor.line(each))
     for problem in site.problems:
-        print(f"not found out: {problem}")
+        print(f"not checked: {problem}")
     return 0 if worst(found) is Level.OK else 1
 
 
 def survey(wanted: str | None) -> tuple[DescribesSite, Site]:
-    """The scheduler of this machine, and what it tells of its site.
+    """Returns the scheduler of this machine, and its description of the site.
 
     Args:
-        wanted: its name; None: the first one that is here and answers.
+        wanted: the scheduler's name; None: the first one that is installed and answers.
 
     Raises:
-        RunError: there is none here, or none answers.
+        RunError: no scheduler is installed here, or none answers.
     """
     silent, others = [], []
     known = _schedulers()

@@ -1,4 +1,4 @@
-"""`status`: runs and their states."""
+"""`status`: shows the states of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from launcher.cli.status_rows import View
     from launcher.monitoring.live import Seen
 
-SILENCE = 300.0  # seconds without a sign of life that are told; clocks of machines may differ
+SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -24,16 +24,16 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--failed", action="store_true", help="only those that failed, are lost or cannot be read")
     parser.add_argument(
-        "--since", type=age, metavar="AGE", help="only those with news since then: 2d, 12h, 90m, or 2026-10-31"
+        "--since", type=age, metavar="AGE", help="only those active since then: 2d, 12h, 90m, or 2026-10-31"
     )
-    parser.add_argument("--watch", action="store_true", help="show changes until all are over; Ctrl-C leaves")
+    parser.add_argument("--watch", action="store_true", help="update until all are over; Ctrl-C exits")
     parser.add_argument("--json", action="store_true", dest="as_json", help="for programs: a list of objects")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """State of the live runs and sweeps and the newest others, or of the RUNs named, with one question to the scheduler
-    for all."""
+    """Show the state of the live runs and sweeps and the newest others, or of the named RUNs, with one query to the
+    scheduler for all."""
     from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
     from launcher.errors import ConfigError, RunError
     from launcher.maintenance.orphaned_jobs import schedulers
@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> int:
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
-        raise ConfigError("--json does not go with --watch: call `status --json` again when you want to know again")
+        raise ConfigError("--json does not go with --watch: call `status --json` repeatedly")
     if not names and lookup.nothing_in(folder) and not schedulers():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
@@ -70,12 +70,12 @@ def run(arguments: Namespace) -> int:
         print(json.dumps([plain(row) for row in view.rows], indent=1))
         return 0
     if not view.rows:
-        print(f"no runs in {folder}" + (" that were asked for" if rows.filter.filters else ""))
+        print(f"no runs in {folder}" + (" that match" if rows.filter.filters else ""))
         return 0
     for line in table(view.rows, _width()):
         print(line)
     for each in view.seen if names else ():
-        _tell(each, named=len(view.rows) > 1)
+        _print_details(each, heading=len(view.rows) > 1)
     for row in [*damaged, *(row for row in view.rows if row["state"] == ORPHANED)]:
         print(f"\n{one_line(row['run'])}: {row['cause']}")
     for number, line in enumerate(unanswered(view)):
@@ -86,15 +86,15 @@ def run(arguments: Namespace) -> int:
 
 
 def unanswered(view: View) -> Iterator[str]:
-    """A line or two for each scheduler that did not answer."""
+    """Yields a line or two for each scheduler that did not answer."""
     from launcher.cli.status_table import brief
 
     for scheduler, seen in view.unanswered.items():
         unknown = sum(each.unanswered == scheduler and each.state.value == "unknown" for each in view.seen)
-        yield f"This is not all: {scheduler} does not answer ({seen.word})."
+        yield f"This is incomplete: {scheduler} does not answer ({seen.word})."
         if unknown and seen.age is not None:
             states = "1 state is" if unknown == 1 else f"{unknown} states are"
-            yield f"{states} unknown; in brackets is what it said {brief(seen.age)} ago."
+            yield f"{states} unknown; the state of {brief(seen.age)} ago is in brackets."
 
 
 def _width() -> int:
@@ -105,12 +105,17 @@ def _width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
-def _tell(seen: Seen, *, named: bool) -> None:
-    """What the table does not tell of a run that was named; `named`: whose attempts these are, too."""
+def _print_details(seen: Seen, *, heading: bool) -> None:
+    """Prints details of a run that the table does not show.
+
+    Args:
+        seen: the run.
+        heading: whether the run's id is printed above its attempts.
+    """
     from launcher.cli.text import print_columns, print_unreadable
 
     if seen.story.attempt:
-        print(f"\n{one_line(seen.run.id)}:" if named else "")
+        print(f"\n{one_line(seen.run.id)}:" if heading else "")
         print_columns(_attempts(seen))
     if not seen.unanswered and (why := _remark(seen)):
         print(f"\n{one_line(f'{seen.run.id}: {why}')}")
@@ -120,13 +125,13 @@ def _tell(seen: Seen, *, named: bool) -> None:
 
 
 def _remark(seen: Seen) -> str | None:
-    """What the table does not tell of a run.
+    """Returns a remark about a run, or None.
 
-    | the run is | what is said |
+    | the run is | remark |
     |---|---|
-    | done | nothing |
-    | running | that its job shows no sign of life, when that is so |
-    | queued, unknown, unconfirmed | the scheduler's word, if it has one |
+    | done | none |
+    | running | that its heartbeat is missing, if it is |
+    | queued, unknown, unconfirmed | the scheduler's reason, if there is one |
     | over in another way | the cause |
     """
     if seen.state.value == "running":
@@ -147,7 +152,7 @@ def _remark(seen: Seen) -> str | None:
 
 
 def _health(seen: Seen) -> list[str]:
-    """What the preflight of the last attempt has found, and ranks that are slower than the others."""
+    """Returns lines about the preflight checks of the last attempt, and about ranks that are slower than the others."""
     from launcher.runs.health import preflights, stragglers
 
     attempts = seen.run.attempts()
@@ -159,7 +164,7 @@ def _health(seen: Seen) -> list[str]:
 
 
 def _attempts(seen: Seen) -> list[tuple[str, ...]]:
-    """A line for each attempt of a run that has had several."""
+    """Returns a table of a run's attempts, with its heading."""
     from launcher.cli.status_table import short_job
     from launcher.diagnose.post_mortem.findings import verdicts
     from launcher.formatting import format_time
@@ -171,10 +176,10 @@ def _attempts(seen: Seen) -> list[tuple[str, ...]]:
         last: dict[str, dict[str, Any]] = {event["event"]: event for event in events}
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
         step, end = last.get("progress", {}).get("step", "-"), ends.get(attempt.number)
-        words = f"{last['ended']['code']}" if "ended" in last else "-"
+        ended = f"{last['ended']['code']}" if "ended" in last else "-"
         if end is not None and end.cause is not None:
-            words += f" {end.kind.value}: {end.cause}"
+            ended += f" {end.kind.value}: {end.cause}"
         ranks = str(last["met"].get("ranks", "-")) if "met" in last else "-"
         job = short_job(last.get("started", {}).get("job", "-"))
-        lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), words))
+        lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), ended))
     return lines

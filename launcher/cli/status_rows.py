@@ -1,4 +1,4 @@
-"""What `status` shows: which runs are looked at, and a row of plain values for each."""
+"""Selects the runs and sweeps that `status` shows, and makes a row of plain values for each."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ COLUMNS = (
     "stays", "unanswered", "answer_age", "before",
     "updated", "directory",
 )  # fmt: skip
-CODES = ("kind", "code", "stop", "stays")  # of COLUMNS: what the cause says, for programs
-GOES_WELL = ("done", "queued", "running", "suspended")  # states without a cause
+CODES = ("kind", "code", "stop", "stays")  # columns with the codes of the cause, for programs
+WITHOUT_CAUSE = ("done", "queued", "running", "suspended")  # states
 UNREADABLE = "unreadable"
 ORPHANED = "orphaned"  # a job without a run
 FAILED = frozenset({RunState.FAILED.value, RunState.LOST.value, DAMAGED, UNREADABLE})
-OURS = ("over", "settled", "unread")  # keys of a row that programs do not get
+INTERNAL = ("over", "settled", "unread")  # keys of a row that --json leaves out
 
 
 @dataclass(frozen=True)
 class View:
-    """Runs and sweeps as they are now.
+    """The selected runs and sweeps as they are now.
 
     Attributes:
-        rows: one for each.
+        rows: a row for each.
         seen: the runs that could be read, in the order of their rows.
-        older: folders that were not looked at.
+        older: the number of older runs that are not shown.
     """
 
     rows: list[dict[str, Any]]
@@ -62,22 +62,22 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it goes on by itself."""
+        """Whether all runs and sweeps are over."""
         return all(row["over"] for row in self.rows)
 
     @property
     def unanswered(self) -> dict[str, Seen]:
-        """The schedulers that did not answer, each with a run that says why."""
+        """The schedulers that did not answer, each with a run that has the reason."""
         return {each.unanswered: each for each in self.seen if each.unanswered}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which of all runs and sweeps are shown.
+    """A filter of runs and sweeps.
 
     Attributes:
-        failed: only those that failed, are lost or cannot be read; of sweeps those with such a point.
-        since: only those with news since then, in seconds since the epoch.
+        failed: whether only those are shown that failed, are lost or cannot be read, and sweeps with such a point.
+        since: only those are shown that were active since then, in seconds since the epoch; None: all.
     """
 
     failed: bool = False
@@ -88,7 +88,7 @@ class Wanted:
         return self.failed or self.since is not None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is shown. Pure."""
+        """Returns whether a row is shown. Pure."""
         states = {row["state"], *(row.get("points") or ())}
         if self.failed and not states & FAILED:
             return False
@@ -96,13 +96,13 @@ class Wanted:
 
 
 class Rows:
-    """Looks at runs again and again.
+    """Reads the states of runs and sweeps repeatedly.
 
     Args:
-        names: the runs and sweeps meant; none: all that are live and the newest others.
-        folder: where run directories are.
-        everything: all of them.
-        wanted: which of these; if it leaves some out, all are looked at.
+        names: the names of the runs and sweeps; none: all that are live, and the newest others.
+        folder: the folder of run directories.
+        everything: whether all runs of the folder are shown.
+        wanted: a filter; with one, all runs are read.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, everything: bool, wanted: Wanted | None = None) -> None:
@@ -115,7 +115,7 @@ class Rows:
         self._done: set[str] = set()
 
     def look(self) -> View:
-        """All of them as they are now, with one question to each scheduler."""
+        """Returns the runs and sweeps as they are now. It makes one query to each scheduler."""
         wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
         runs = [each for each in wanted if not isinstance(each, Sweep)]
         looked = {each.run.path: each for each in look_at_each(runs, self._live)}
@@ -134,12 +134,15 @@ class Rows:
         return View([*map(_orphaned, orphans), *(rows[each.path] for each in wanted)], seen, all_of_them - len(wanted))
 
     def _listed(self) -> tuple[list[Run | Sweep], int]:
-        """What is looked at of all that is in the folder, newest first, and how much is in it.
+        """Selects runs and sweeps of the folder, newest first.
 
-        | the folder has | looked at are |
+        | the folder has | selected are |
         |---|---|
-        | an index | what the index has, and the newest others |
-        | none | all but those whose last word is that they are done, and the newest of them |
+        | an index of live runs | those in the index, and the newest others |
+        | none | those whose records do not say that they are done, and the newest others |
+
+        Returns:
+            The selected runs and sweeps, and the number of all in the folder.
         """
         paths = newest(self._folder)
         noted = live_index.noted(self._folder)
@@ -152,14 +155,14 @@ class Rows:
                 found = _at(path)
                 wanted += [] if found is None else [found]
                 recent += found is not None and not may_live
-                others += found is None  # a folder of something else, as MLflow's
+                others += found is None  # another folder, such as MLflow's
         known = set(map(_name, paths))
         for name in noted - known if noted else ():
             live_index.remove(self._folder, name)
         return wanted, len(paths) - others
 
     def _settle(self, rows: Mapping[Path, Mapping[str, Any]]) -> None:
-        """Notes which of them are over for good, and which live ones the index has not."""
+        """Updates the index of live runs: adds live ones that are missing, removes those that are over for good."""
         noted = live_index.noted(self._folder)
         base = self._folder.resolve()
         ours = {path.name: row for path, row in rows.items() if path.parent == base or (base / path.name).is_symlink()}
@@ -185,12 +188,14 @@ class Rows:
             number = live_index.counted(sweep.path) if settled else None
             if number is None:
                 number = counts(look_at(sweep, self._live))
-                if settled and not _goes_on(number):
+                if settled and not _unfinished(number):
                     live_index.count(sweep.path, number)
         except DAMAGE as error:
             return _unreadable(Damaged(Run(sweep.path), str(error), is_transient(error)))
-        news = None if self.filter.since is None else _news(sweep)  # it takes a look at every point
-        return _row_of_sweep(sweep, number) | {"updated": news}
+        # The time is read only if it is needed, since that takes a look at every point.
+        return _row_of_sweep(sweep, number) | {
+            "updated": _last_active(sweep) if self.filter.since is not None else None
+        }
 
 
 def _name(path: str) -> str:
@@ -198,13 +203,13 @@ def _name(path: str) -> str:
 
 
 def _done(path: str) -> bool:
-    """Whether the run in a directory is known to be done."""
+    """Returns whether the records of the run in a directory say that it is done."""
     found = readable(Run(Path(path)), lambda: done(Run(Path(path))))
     return found is True
 
 
 def _at(path: str) -> Run | Sweep | None:
-    """The run or sweep in a directory; None: there is neither."""
+    """Returns the run or sweep in a directory; None: there is neither."""
     if may_have(path, "record.json"):
         return Run(Path(path))
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
@@ -216,7 +221,7 @@ def _row_of(seen: Seen) -> dict[str, Any]:
     if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:
         before = saved_before(seen.plan.checkpoint_dir)
     far = standing(seen, now, before)
-    why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in GOES_WELL else ending(seen)
+    why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in WITHOUT_CAUSE else ending(seen)
     nodes, ranks = _size(seen)
     return {
         "run": seen.run.id,
@@ -249,9 +254,9 @@ def _row_of(seen: Seen) -> dict[str, Any]:
 
 
 def _size(seen: Seen) -> tuple[int, int]:
-    """How many nodes and ranks the run has: in its last attempt, if that went on without some of them.
+    """Returns the numbers of nodes and ranks of a run.
 
-    One that waits asks for all of them again.
+    They are those of the last attempt, which may have continued without some nodes. A queued run has all of them.
     """
     resized = seen.story.last("resized")
     if resized is None or seen.state is RunState.QUEUED:
@@ -260,17 +265,17 @@ def _size(seen: Seen) -> tuple[int, int]:
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:
-    """A sweep like a run: `3/15 done` is its state."""
+    """Returns the row of a sweep. Its state is like `3/15 done`."""
     failed = f", {number['failed']} failed" if "failed" in number else ""
     return {
         **dict.fromkeys(COLUMNS), "run": sweep.id, "points": dict(number), "directory": str(sweep.path),
-        "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}", "over": not _goes_on(number),
+        "state": f"{number.get('done', 0)}/{sum(number.values())} done{failed}", "over": not _unfinished(number),
         "settled": True,
     }  # fmt: skip
 
 
-def _news(sweep: Sweep) -> float | None:
-    """When a point of a sweep last told of something, in seconds since the epoch, by the times of files alone."""
+def _last_active(sweep: Sweep) -> float | None:
+    """Returns when the files of a sweep's points last changed, in seconds since the epoch; None: there are none."""
     newest: float | None = None
     for pattern in ("journal.jsonl", "*/journal.jsonl", "*/attempts/*/events/*.jsonl"):
         for path in sweep.path.glob(pattern):
@@ -279,13 +284,13 @@ def _news(sweep: Sweep) -> float | None:
     return newest
 
 
-def _goes_on(number: Mapping[str, int]) -> bool:
-    """Whether a sweep with so many points in each state is not over."""
+def _unfinished(number: Mapping[str, int]) -> bool:
+    """Returns whether a sweep is not over, by the number of its points in each state."""
     return any(state == WAITING or state in LIVE for state in number)
 
 
 def _unreadable(each: Damaged) -> dict[str, Any]:
-    """The row of what is damaged, which is over; or of what cannot be read now, of which nothing is known."""
+    """Returns the row of a run that cannot be read: over if it is damaged; unknown if it may be readable later."""
     return {
         **dict.fromkeys(COLUMNS), "run": each.run.id,
         "state": RunState.UNKNOWN.value if each.is_transient else UNREADABLE,
@@ -295,18 +300,18 @@ def _unreadable(each: Damaged) -> dict[str, Any]:
 
 
 def _orphaned(orphan: Orphan) -> dict[str, Any]:
-    """The row of a job whose run is gone."""
-    lives = f"job {orphan.job} is still {orphan.word} on {orphan.scheduler}"
+    """Returns the row of a job whose run directory is gone."""
+    job = f"job {orphan.job} is still {orphan.word} on {orphan.scheduler}"
     return {
         **dict.fromkeys(COLUMNS), "run": orphan.folder.name, "state": ORPHANED, "job": orphan.job,
         "cluster": orphan.scheduler, "reason": orphan.word, "directory": str(orphan.folder),
-        "cause": f"{orphan.folder} is gone, and {lives}: `{program()} cancel {orphan.job}` ends it",
+        "cause": f"{orphan.folder} is gone, and {job}: `{program()} cancel {orphan.job}` ends it",
         "over": False, "settled": False,
     }  # fmt: skip
 
 
 def _jobs(looked: Iterable[Seen | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
-    """The ids of jobs of these runs and sweeps, as far as they can be read."""
+    """Returns the ids of the jobs of runs and sweeps. Those that cannot be read are left out."""
     found: set[str] = set()
     for each in looked:
         if isinstance(each, Seen):
@@ -319,8 +324,8 @@ def _jobs(looked: Iterable[Seen | Damaged], wanted: Iterable[Run | Sweep]) -> se
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for programs: without what is only ours."""
-    return {key: value for key, value in row.items() if key not in OURS}
+    """Returns a row for programs, without internal keys."""
+    return {key: value for key, value in row.items() if key not in INTERNAL}
 
 
 def _state(seen: Seen) -> str:

@@ -1,4 +1,4 @@
-"""The table of `status`, which fits the terminal; a run's id is never cut, for it is what one copies. Pure."""
+"""Formats the table of `status`. It fits the terminal, but run ids are never shortened, since users copy them. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from launcher.escapes import one_line
 from launcher.formatting import brief
 
 Row = Mapping[str, Any]
-WIDTH = 80  # of a terminal that does not say, and of what is no terminal
+WIDTH = 80  # where the terminal's width is not known
 
 
 def table(rows: Sequence[Row], width: int = WIDTH) -> list[str]:
-    """Lines for these rows, a head first; columns that say nothing, or for which there is no room, are left out.
+    """Returns the table's lines, its heading first. Columns that are empty, or that do not fit, are left out.
 
     Args:
-        rows: what `status --json` prints.
-        width: columns of the terminal. Only ids and states may be wider.
+        rows: as `status --json` prints them.
+        width: characters in a line of the terminal. Only ids and states may make a line longer.
     """
     columns = {head: [one_line(cell(row)) for row in rows] for head, cell in COLUMNS.items()}
-    shown = {head: cells for head, cells in columns.items() if head in KEPT or any(each != "-" for each in cells)}
+    shown = {head: cells for head, cells in columns.items() if head in ALWAYS or any(each != "-" for each in cells)}
     widths = {head: max(map(len, [head, *cells])) for head, cells in shown.items()}
-    for head in GIVEN_UP:
+    for head in DISPENSABLE:
         if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             break
         widths.pop(head, None)
@@ -39,19 +39,19 @@ def _state(row: Row) -> str:
 
 
 def _step(row: Row) -> str:
-    """`1200 26%`; of work without an end the step alone."""
+    """Returns the step as `1200 26%`; without the percentage if the number of steps is not known."""
     if row["step"] is None:
         return "-"
     return f"{row['step']}" + ("" if row["percent"] is None else f" {row['percent']}%")
 
 
 def _saved(row: Row) -> str:
-    """`1200 3m`: the step, and how long ago."""
+    """Returns the step and the age of the newest checkpoint: `1200 3m`."""
     return "-" if row["checkpoint"] is None else f"{row['checkpoint']} {brief(row['checkpoint_age'])}"
 
 
 def short_job(job_id: str) -> str:
-    """The id as one types it: without PBS's server, and without what all local ones have in common."""
+    """Returns a job id without PBS's server and without the prefix of local jobs, at most 10 characters."""
     return re.sub(r"\.[^_]*", "", job_id).removeprefix("local-launcher-")[:10]
 
 
@@ -67,5 +67,14 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "NEEDS": lambda row: brief(row["needs"]),
     "SAVED": _saved,
 }
-KEPT = ("RUN", "STATE")
-GIVEN_UP = ("JOB", "NEEDS", "NODES", "TRY", "SAVED", "TIME", "LEFT", "STEP")  # the first of them first
+ALWAYS = ("RUN", "STATE")
+DISPENSABLE = (
+    "JOB",
+    "NEEDS",
+    "NODES",
+    "TRY",
+    "SAVED",
+    "TIME",
+    "LEFT",
+    "STEP",
+)  # in the order in which they are dropped

@@ -1,4 +1,4 @@
-"""`python -m launcher KEY=VALUE ...`: composes the config with Hydra, plans, checks, and submits or shows."""
+"""`python -m launcher KEY=VALUE ...`: composes the config with Hydra, makes a plan, and submits or shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 
-from launcher.cli.confirm import YES, tell_and_ask
+from launcher.cli.confirm import YES, confirm
 from launcher.cli.multirun import CommandLine, Multirun
 from launcher.cli.text import program
 from launcher.config import compose
@@ -42,7 +42,10 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def main(arguments: list[str]) -> int:
-    """Submits what the arguments describe; flags and settings of Hydra's own go through its command line."""
+    """Submits the run or sweep that the arguments describe, and returns the exit code.
+
+    Arguments with Hydra's flags or `hydra.*` settings go through Hydra's own command line.
+    """
     configs.register()
     command = command_line(arguments)
     require_names(command.words)
@@ -58,36 +61,36 @@ def main(arguments: list[str]) -> int:
 
 
 def command_line(arguments: list[str]) -> CommandLine:
-    """The arguments as Hydra reads them. Pure.
+    """Returns the arguments in the form that Hydra expects, with --yes taken out. Pure.
 
     Raises:
-        ConfigError: as from `with_arguments`.
+        ConfigError: see `with_program_arguments`.
     """
-    words = with_arguments(arguments)
+    words = with_program_arguments(arguments)
     return CommandLine(tuple(opened(word for word in words if word != YES)), YES in words)
 
 
-def with_arguments(words: list[str]) -> list[str]:
-    """What stands behind `--` as the program's arguments, each of them a text as it was typed. Pure.
+def with_program_arguments(words: list[str]) -> list[str]:
+    """Replaces `--` and the words after it by workload.args=[...], each word as a string. Pure.
 
     Raises:
-        ConfigError: there are arguments in front of it as well, or one cannot be written into a config.
+        ConfigError: workload.args is given as well, or a word cannot be written into a config.
     """
     if "--" not in words:
         return words
     at = words.index("--")
     before, given = words[:at], words[at + 1 :]
     if twice := next((word for word in before if key_of(word) == "workload.args"), None):
-        raise ConfigError(f"{twice} and arguments behind `--` exclude each other: use one of them")
+        raise ConfigError(f"{twice} and arguments after `--` exclude each other: use one of them")
     if MISSING in given:
         raise ConfigError(f"{MISSING} cannot be an argument: in a config it stands for a value that is missing")
     return [*before, f"workload.args={element(given)}"]
 
 
 class Task:
-    """What Hydra calls with the config of a single run, and hands to our plug-in for a multirun.
+    """The task function: Hydra calls it with the config of a single run, or passes it to our plug-in for a multirun.
 
-    It carries the command line, for which Hydra has no place.
+    It carries the command line, which Hydra does not pass on.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -98,24 +101,24 @@ class Task:
         try:
             overrides = HydraConfig.get().overrides.task
             self.command.codes.append(_run(compose.finished(config), overrides, yes=self.command.yes))
-        except LauncherError as error:  # past Hydra, which would add a line of its own
+        except LauncherError as error:  # raised by _hydra_main: Hydra would add a line to it
             self.problem = error
 
     def multirun(self, loader: ConfigLoader, config: DictConfig) -> Multirun:
-        """What takes the points; see there."""
+        """Returns the object that submits the points of a multirun."""
         return Multirun(self.command, loader, config)
 
 
 def _hydra_main(command: CommandLine) -> int:
-    """The same through Hydra's own command line, so that all its flags work."""
+    """Submits through Hydra's own command line, so that all its flags work."""
     _require_known_options(command.words)
     task = Task(command)
     typed = sys.argv
-    # Hydra's parser wants the overrides in one piece.
+    # Hydra's parser needs all overrides next to each other.
     words = sorted(command.words, key=lambda word: not word.startswith("-") and ("=" in word or word.startswith("~")))
     sys.argv = [program(), *words]
     wanted = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"  # makes Hydra raise, so that the words are ours
+    os.environ[FULL_ERROR] = "1"  # makes Hydra raise its errors, which we then explain
     try:
         hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")(task)()
     finally:
@@ -127,9 +130,10 @@ def _hydra_main(command: CommandLine) -> int:
 
 
 def _require_known_options(arguments: Sequence[str]) -> None:
-    """
+    """Checks the options among the arguments.
+
     Raises:
-        ConfigError: one of the arguments is an option that Hydra does not have.
+        ConfigError: Hydra does not have one of the options.
     """
     known = list(get_args_parser()._option_string_actions)
     for word in arguments:
@@ -141,7 +145,7 @@ def _require_known_options(arguments: Sequence[str]) -> None:
 
 
 def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
-    from launcher.submission import from_overrides  # 60 ms, not for --cfg nor for a key that there is not
+    from launcher.submission import from_overrides  # its import takes 60 ms, which --cfg and a wrong key do not need
 
     wanted = composed.config
     ready = from_overrides.new(composed, overrides)
@@ -156,46 +160,46 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
 
 
 def ask(ready: Ready, *, yes: bool) -> None:
-    """Tells what a scheduler is about to be asked for, and asks the user where it is much.
+    """Prints the resources that a scheduler's job needs, and asks for confirmation if they exceed `confirm_above`.
 
     Args:
-        ready: what would be submitted.
-        yes: --yes was typed.
+        ready: the submission.
+        yes: whether --yes was given.
 
     Raises:
-        Declined: the user does not want it.
+        Declined: the user did not confirm.
     """
     from launcher.monitoring.live import read  # with `from_overrides`
 
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))
-    again = ready.run is not None  # it has had a job before, and gets another one
-    if plan.queued and (again or not run.recorded() or read(run).job_id is None):  # else its job is there already
-        tell_and_ask(cost.lines(plan), cost.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
+    resumed = ready.run is not None
+    if plan.queued and (resumed or not run.recorded() or read(run).job_id is None):  # else the run has its job already
+        confirm(cost.lines(plan), cost.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
 
 
-def conclude(ready: Ready, printed: Stream | None = None) -> int:
-    """Submits, tells what was submitted, and stays with it to its end where that is wanted (`wait`).
+def conclude(ready: Ready, output: Stream | None = None) -> int:
+    """Submits a run, prints what was submitted, and follows it to its end if `wait` says so; returns the exit code.
 
     Args:
-        ready: what is submitted.
-        printed: what it has printed before; None: nothing.
+        ready: the submission.
+        output: the reader of the run's output; None: all output is printed.
     """
     from launcher.cli import follow
 
     prepared, wait = ready.prepared, ready.composed.config.wait
-    if not prepared.plan.queued and wait is not False:  # it is this terminal's from its first moment
+    if not prepared.plan.queued and wait is not False:  # the run belongs to this terminal from its start
         run = Run(Path(prepared.plan.run_dir))
-        return follow.to_the_end(run, foreground=True, printed=printed, begin=ready.submit)
+        return follow.follow_to_end(run, foreground=True, stream=output, start=ready.submit)
     submitted = ready.submit()
-    _tell(prepared, submitted, waits=bool(wait))
+    _print_submitted(prepared, submitted, waits=bool(wait))
     if not wait:
         return 0
-    return follow.to_the_end(submitted.run, foreground=False, printed=printed)
+    return follow.follow_to_end(submitted.run, foreground=False, stream=output)
 
 
 def show(prepared: Prepared) -> int:
-    """The plan as a table, then the script, to the letter."""
+    """Prints the plan as a table, then the job script exactly as it would be submitted; returns 0."""
     from launcher.cli.text import plan_table
     from launcher.schedulers import job_script
 
@@ -204,13 +208,12 @@ def show(prepared: Prepared) -> int:
     return 0
 
 
-def _tell(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
-    """What was submitted, and what to type next if nobody waits for it here."""
+def _print_submitted(prepared: Prepared, submitted: Submitted, *, waits: bool) -> None:
+    """Prints what was submitted, and the next commands unless this one waits for the run."""
     run = submitted.run
     print(f"run        {run.id}")
     print(
-        f"job        {submitted.job_id} on {prepared.plan.cluster}"
-        + (" (it was there already)" if submitted.again else "")
+        f"job        {submitted.job_id} on {prepared.plan.cluster}" + (" (submitted before)" if submitted.again else "")
     )
     print(f"directory  {run.path}", flush=True)
     for number, command in enumerate(() if waits else (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):

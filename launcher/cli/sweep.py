@@ -1,4 +1,4 @@
-"""`sweep`: sweeps and their points: how far they are, what came of them, and changes to those under way."""
+"""`sweep`: shows the progress and the results of sweeps, and runs, cancels or throttles their points."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from launcher.runs.sweep_directory import Sweep
 
 ACTIONS = {
-    "status": "how far it is, and points that fail or run; no SWEEP: all sweeps",
+    "status": "its progress, and points that failed or run; no SWEEP: all sweeps",
     "results": "its points with their metrics, the best one first",
-    "rerun": "start points again that are not done, where they left off",
-    "cancel": "end its points, and begin no more",
-    "throttle": "from now on, N of its points may run at once",
-    "wait": "until all its points are over; exit code 0 if all are done",
+    "rerun": "restart points that are not done, from their checkpoints",
+    "cancel": "end its points, and start no more",
+    "throttle": "let at most N of its points run at once from now on",
+    "wait": "wait until all its points are over; exit code 0 if all are done",
 }
-# Which of them an option goes with.
+# Options of single actions: the attribute, the option, and its actions.
 OPTIONS = {
     "as_json": ("--json", ("status", "results")),
     "everything": ("--all", ("status",)),
@@ -39,19 +39,19 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="SWEEP", nargs="?", help=RUN)
     parser.add_argument(
         "points", metavar="POINT", nargs="*",
-        help="rerun, cancel: numbers of points (3, 0-4,7; default: all that need it); throttle: N",
+        help="rerun, cancel: numbers of points (3, 0-4,7; default: all unfinished); throttle: N",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", dest="everything", help="status: all points, all sweeps")
     parser.add_argument("--sort", metavar="METRIC", help="results: by this, smallest first (default: its objective)")
-    parser.add_argument("--reverse", action="store_true", help="results: the other way round")
+    parser.add_argument("--reverse", action="store_true", help="results: in reverse order")
     parser.add_argument("--csv", metavar="FILE", help="results: everything as a CSV file (-: print it)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="status, results: for programs")
-    parser.add_argument("--yes", action="store_true", help="rerun: submit without a question (confirm_above)")
+    parser.add_argument("--yes", action="store_true", help="rerun: submit without confirmation (confirm_above)")
     add_runs_dir(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Sweeps. Their points are runs like any others: `logs SWEEP/7` and so on."""
+    """Show or change sweeps. Their points are runs like any others: `logs SWEEP/7` ..."""
     action, name = arguments.action, arguments.name
     require_action("sweep", action, ACTIONS)
     for key, (option, actions) in OPTIONS.items():
@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
-    """One action on a sweep that is there."""
+    """Executes an action on a sweep, and returns the exit code."""
     if action == "status":
         from launcher.cli import sweep_status
 
@@ -82,7 +82,7 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
     if action == "wait":
         from launcher.cli import sweep_follow
 
-        return sweep_follow.to_the_end(sweep)
+        return sweep_follow.follow_to_end(sweep)
     from launcher.cli import sweep_change
     from launcher.files.ownership import require_own
 
@@ -96,10 +96,10 @@ def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
 
 
 def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
-    """The points in `3`, `0-4,7`; None without any.
+    """Converts words such as `3` and `0-4,7` to numbers of points; None: there are no words.
 
     Raises:
-        ConfigError: that is something else.
+        ConfigError: a word is something else.
         RunError: the sweep has no such point.
     """
     from launcher.runs.sweep_directory import require_known
@@ -117,6 +117,6 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
 
 def _most(words: Sequence[str]) -> int:
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 1:
-        told = f"{' '.join(words)!r} is no such number" if words else "it needs the number"
-        raise ConfigError(f"sweep throttle SWEEP N: {told} of points that may run at once, 1 or more")
+        problem = f"{' '.join(words)!r} is not the number" if words else "give the number"
+        raise ConfigError(f"sweep throttle SWEEP N: {problem} of points that may run at once, 1 or more")
     return int(words[0])

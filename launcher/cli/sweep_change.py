@@ -1,4 +1,4 @@
-"""`sweep rerun`, `sweep cancel` and `sweep throttle`."""
+"""`sweep rerun`, `sweep cancel` and `sweep throttle`: change which points of a sweep run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from launcher.sweeps.submit import SubmittedSweep
 
 
 def rerun(sweep: Sweep, points: Sequence[int] | None, *, yes: bool = False) -> int:
-    """Starts points again and tells which; `yes`: without a question."""
+    """Runs points again and prints which; returns the exit code.
+
+    Args:
+        sweep: the sweep.
+        points: their numbers; None: all that did not succeed.
+        yes: whether the user has confirmed on the command line.
+    """
 
     def ask(chosen: Sequence[int]) -> None:
         plans = [plan for plan in (sweep.run(index).plan() for index in chosen) if plan.queued]
         if plans:
             above = sweep.run(chosen[0]).record().get("config", {}).get("confirm_above")
-            confirm.tell_and_ask(cost.lines_of_all(plans), cost.of_plans(plans), above, yes=yes)
+            confirm.confirm(cost.lines_of_all(plans), cost.of_plans(plans), above, yes=yes)
 
     submitted = control.rerun(sweep, points, ask, secrets_again)
     if submitted is None:
-        print(f"{sweep.id}: there is nothing to run again; `{program()} sweep status {sweep.id}` tells more")
+        print(f"{sweep.id}: there is nothing to run again; see `{program()} sweep status {sweep.id}`")
         return 0
-    for line in told(submitted):
+    for line in lines_of(submitted):
         print(line)
     print(f"next     {program()} sweep wait {sweep.id}")
     return 1 if submitted.left[0] else 0
 
 
-def told(submitted: SubmittedSweep) -> list[str]:
-    """What became of points that were handed over, in lines."""
+def lines_of(submitted: SubmittedSweep) -> list[str]:
+    """Returns lines about the points that were submitted, and those that were not."""
     lines = [f"job      {job}: {_points(points)}" for job, points in submitted.jobs]
     if submitted.local:
         lines.append(f"here     {_points(submitted.local)}")
@@ -54,14 +60,14 @@ def _points(points: Sequence[int]) -> str:
 
 
 def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
-    """Ends points and tells which."""
+    """Cancels points and prints which; None: all points. Returns 0."""
     before = control.cancel(sweep, points)
-    ending = [index for index, state in before.items() if state != WAITING]
-    unbegun = [index for index, state in before.items() if state == WAITING]
-    if unbegun:
-        print(f"{sweep.id}: {_points(unbegun)} will not begin")
-    if ending:
-        print(f"{sweep.id}: {_points(ending)} {'is' if len(ending) == 1 else 'are'} being cancelled")
+    started = [index for index, state in before.items() if state != WAITING]
+    waiting = [index for index, state in before.items() if state == WAITING]
+    if waiting:
+        print(f"{sweep.id}: {_points(waiting)} will not start")
+    if started:
+        print(f"{sweep.id}: {_points(started)} {'is' if len(started) == 1 else 'are'} being cancelled")
     if over := [index for index in points or () if index not in before]:
         print(f"{sweep.id}: {_points(over)} {'is' if len(over) == 1 else 'are'} over already")
     if not before and points is None:
@@ -70,7 +76,7 @@ def cancel(sweep: Sweep, points: Sequence[int] | None) -> int:
 
 
 def throttle(sweep: Sweep, most: int) -> int:
-    """Sets how many points may run at once and tells how many of each array."""
+    """Sets how many points may run at once, and prints the share of each array; returns 0."""
     given = control.throttle(sweep, most)
     print(f"{sweep.id}: at most {plural(most, 'point')} at once")
     for job, part in given:

@@ -1,4 +1,4 @@
-"""Stays with a sweep until all its points are over: a line for each one's end, and a bar where there is a terminal."""
+"""Follows a sweep until all its points are over: prints a line for each that ends, and a progress bar in a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from launcher.cli.follow import attend, readable
+from launcher.cli.follow import wait_until_readable, with_signals
 from launcher.cli.progress import Rate, of_sweep, on_terminal, shown
 from launcher.cli.sweep_results import flat, text
 from launcher.cli.sweep_status import why
@@ -28,19 +28,19 @@ from launcher.runs.sweep_directory import Sweep, differing, label
 from launcher.schedulers.query_cache import interval
 from launcher.sweeps import control
 
-POLL = 0.2  # seconds between two looks, at first and where points run on this machine
-SLOWEST = 10.0
-STEADY = 5.0  # seconds for which nothing has begun, before it is asked who is to begin points that wait
-TRIES = 3  # times that somebody is sent to begin them
+MIN_POLL_INTERVAL = 0.2  # seconds; at first, and while points run on this machine
+MAX_POLL_INTERVAL = 10.0  # seconds
+IDLE_TIME = 5.0  # seconds without a change, after which it is checked whether a process starts the waiting points
+MAX_STARTERS = 3  # processes that are started for them
 
 
-def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
-    """Follows a sweep and returns the exit code for it.
+def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foreground: bool = False) -> int:
+    """Follows a sweep to its end, and returns the command's exit code.
 
     Args:
         sweep: the sweep.
-        points: those that matter; None: all.
-        foreground: the sweep belongs to this terminal: Ctrl-C cancels it. Otherwise Ctrl-C only stops following.
+        points: the numbers of the points to wait for; None: all.
+        foreground: whether the sweep belongs to this terminal. If so, Ctrl-C cancels it; else Ctrl-C ends this command.
 
     Returns:
         0 if all are done, 75 if the others can be resumed, 130 if it was interrupted, else 1.
@@ -49,18 +49,18 @@ def to_the_end(sweep: Sweep, points: Collection[int] | None = None, foreground: 
     def cancel(kill: bool) -> None:
         control.cancel(sweep, points, kill=kill)
 
-    attended = attend(sweep.id, lambda *_: _follow(sweep, points), foreground, cancel)
-    if attended is None:
+    result = with_signals(sweep.id, lambda *_: _follow(sweep, points), foreground, cancel)
+    if result is None:
         return INTERRUPTED
-    seen, interrupted = attended
+    seen, interrupted = result
     code = exit_code(seen)
-    if on_terminal(sys.stdout):  # else the last line has said so
+    if on_terminal(sys.stdout):  # elsewhere the last progress line is the same
         print(f"{sweep.id}: {summary(counts(seen))}")
     return INTERRUPTED if interrupted else code
 
 
 def exit_code(seen: Sequence[PointSeen]) -> int:
-    """What a command that waited for these points exits with. Pure.
+    """Returns the exit code of a command that has waited for these points. Pure.
 
     | the points | code |
     |---|---|
@@ -75,18 +75,25 @@ def exit_code(seen: Sequence[PointSeen]) -> int:
 def ended(
     before: Mapping[int, PointSeen], now: Sequence[PointSeen], keys: Sequence[str], objective: Sequence[str] = ()
 ) -> Iterator[str]:
-    """A line for each point that was not over before and is now, with the objective of one that is done."""
+    """Yields a line for each point that is over now and was not before.
+
+    Args:
+        before: the points as they were, by number.
+        now: the points as they are.
+        keys: the keys in which points differ, which the line shows.
+        objective: the metrics that the line shows for a point that is done.
+    """
     for each in now:
         last = before.get(each.point.index)
         if each.over and (last is None or not last.over):
             values = label(each.point.overrides, keys)
             named = f"point {each.point.index}" + (f" ({values})" if values else "")
-            told = scores(each, objective) if each.state == RunState.DONE.value else why(each)
-            yield f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {told}" if told else "")
+            more = scores(each, objective) if each.state == RunState.DONE.value else why(each)
+            yield f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {more}" if more else "")
 
 
 def scores(each: PointSeen, objective: Sequence[str]) -> str:
-    """`accuracy 0.97, loss 0.1`: those of these metrics that a point has."""
+    """Returns the metrics of a point that are named in `objective`: `accuracy 0.97, loss 0.1`."""
     metrics = flat(each.point.run.result() or {}) if objective else {}
     return ", ".join(f"{name} {text(metrics[name])}" for name in objective if name in metrics)
 
@@ -95,58 +102,68 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
     manifest = sweep.manifest()
     live, keys = SweepLive(share=True), differing(manifest.points)
     before: dict[int, PointSeen] = {}
-    found: dict[str, int] = {}
-    calm, changed, tries = 0, time.monotonic(), 0
+    numbers: dict[str, int] = {}
+    polls, changed, starters = 0, time.monotonic(), 0
 
     def look() -> tuple[list[PointSeen], float]:
         began = time.monotonic()
         return look_at(sweep, live, points), time.monotonic() - began
 
-    rate = Rate(float("inf"))  # points may take hours, and come in bunches
+    rate = Rate(float("inf"))  # over all the time: points may take hours, and end several at once
     with shown() as show:
         while True:
-            seen, took = readable(look)
-            if not before:  # those that were over when we came are in the numbers
+            seen, took = wait_until_readable(look)
+            if not before:  # points that were over at the start get no line
                 before = {each.point.index: each for each in seen if each.over}
             for line in ended(before, seen, keys, manifest.objective):
                 show.print(line)
             before = {each.point.index: each for each in seen}
-            if counts(seen) != found:
-                found, calm, changed, tries = counts(seen), 0, time.monotonic(), 0
-                rate.add(time.monotonic(), over(found))
-            show.show(sweep.id, over(found), len(seen), of_sweep(summary(found), rate, len(seen)))
+            if counts(seen) != numbers:
+                numbers, polls, changed, starters = counts(seen), 0, time.monotonic(), 0
+                rate.add(time.monotonic(), over(numbers))
+            show.show(sweep.id, over(numbers), len(seen), of_sweep(summary(numbers), rate, len(seen)))
             if all(each.over for each in seen):
                 return seen
-            if time.monotonic() - changed > STEADY and not any(each.live for each in seen):
-                if told := _nobody_begins(sweep, seen, tries):
-                    show.print(told)
+            if time.monotonic() - changed > IDLE_TIME and not any(each.live for each in seen):
+                if reason := _start_waiting(sweep, seen, starters):
+                    show.print(reason)
                     return seen
-                changed, tries = time.monotonic(), tries + 1
+                changed, starters = time.monotonic(), starters + 1
             here = any(each.seen is not None and each.live and not each.seen.plan.queued for each in seen)
-            time.sleep(interval(0 if here else calm, took, POLL, SLOWEST))  # many points take long to look at
-            calm += 1
+            # The interval grows with the time that reading the points takes.
+            time.sleep(interval(0 if here else polls, took, MIN_POLL_INTERVAL, MAX_POLL_INTERVAL))
+            polls += 1
 
 
-def _nobody_begins(sweep: Sweep, seen: Sequence[PointSeen], tries: int) -> str | None:
-    """Why points that wait will not begin, in words; None: somebody is at work, or is now, after so many tries.
+def _start_waiting(sweep: Sweep, seen: Sequence[PointSeen], starters: int) -> str | None:
+    """Makes sure that a process starts the points that wait for this machine.
 
-    Whoever starts points on this machine may have been killed, so another one is sent; of several one works.
+    The process that starts them may have been killed, so another one is started. If there are several, one does the
+    work.
+
+    Args:
+        sweep: the sweep.
+        seen: its points.
+        starters: how many such processes were started without any effect.
+
+    Returns:
+        Why the waiting points will not start; None: they may.
     """
     try:
-        if being_submitted(sweep.path):  # submitters wait for each other
+        if being_submitted(sweep.path):  # a submitter is at work
             return None
         asked = sweep.asked()
-    except UnavailableError:  # then nobody can tell, and there is a next look
+    except UnavailableError:  # not known now; the next call may know
         return None
     waiting = [each.point.index for each in seen if each.state == WAITING]
     if here := [index for index in waiting if index in asked]:
-        if tries >= TRIES:
-            return f"points {ranges(here)} do not begin: see {sweep.path}/points.log"
-        from launcher.sweeps.submit import start_here  # loads what submits
+        if starters >= MAX_STARTERS:
+            return f"points {ranges(here)} do not start: see {sweep.path}/points.log"
+        from launcher.sweeps.submit import start_here  # slow to import
 
         start_here(sweep)
         return None
     return (
-        f"points {ranges(waiting)} were never handed over: repeat the command that makes the sweep, or\n"
+        f"points {ranges(waiting)} were never submitted: repeat the command that makes the sweep, or\n"
         f"  {program()} sweep rerun {sweep.id}"
     )

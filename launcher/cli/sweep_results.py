@@ -1,4 +1,4 @@
-"""`sweep results`: the points of a sweep with their metrics, the best one first."""
+"""`sweep results`: prints the points of a sweep with their metrics, the best one first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, counts, look_at, summary
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
 
-FAILURES = 20  # points whose ends are told
+FAILURES = 20  # failed points that are listed
 LONGEST = 24  # characters of a value in the table
 
 
 @dataclass(frozen=True)
 class Order:
-    """By which metric points are ordered; None: by their numbers."""
+    """An order of points: by a metric, or by their numbers (None)."""
 
     metric: str | None
     largest_first: bool = False
@@ -35,7 +35,18 @@ class Order:
 def show(
     sweep: Sweep, *, sort: str | None = None, reverse: bool = False, csv: str | None = None, as_json: bool = False
 ) -> int:
-    """Prints the table, or all of it as JSON or CSV."""
+    """Prints the points as a table, as JSON or as CSV; returns 0.
+
+    Args:
+        sweep: the sweep.
+        sort: see `order_of`.
+        reverse: see `order_of`.
+        csv: the CSV file to write; `-`: standard output; None: no CSV.
+        as_json: whether JSON is printed.
+
+    Raises:
+        ConfigError: no point has the metric `sort`, or the file cannot be written.
+    """
     seen, manifest = look_at(sweep), sweep.manifest()
     metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
     order = order_of(sort, reverse, manifest, names_of(metrics.values()))
@@ -54,13 +65,13 @@ def show(
         return 0
     if done:
         _print_table(done, keys, metrics, order, manifest)
-    _tell_rest(sweep, seen, keys)
-    _tell_best(seen, metrics, ranked, order, keys)
+    _print_others(sweep, seen, keys)
+    _print_best(seen, metrics, ranked, order, keys)
     return 0
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Metrics by dotted name; tables of them lie flat. Pure."""
+    """Returns metrics by dotted name: nested mappings are flattened. Pure."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -71,12 +82,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def names_of(metrics: Sequence[Mapping[str, Any]] | Any) -> list[str]:
-    """The names of all metrics, in the order in which they first appear. Pure."""
+    """Returns the names of all metrics, in the order in which they first appear. Pure."""
     return list(dict.fromkeys(name for each in metrics for name in each))
 
 
 def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequence[str]) -> Order:
-    """What points are ordered by: a metric that was named, or else the sweep's objective. Pure.
+    """Returns the order of points: by the metric `sort`, else by the sweep's objective. Pure.
 
     | sort | order |
     |---|---|
@@ -85,10 +96,10 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
     | another metric | the smallest first |
 
     Args:
-        sort: see there.
-        reverse: the other way round.
-        manifest: of the sweep.
-        known: the metrics that there are.
+        sort: a metric; None: see the table.
+        reverse: whether the order is reversed.
+        manifest: the sweep's manifest.
+        known: the names of all metrics.
 
     Raises:
         ConfigError: no point has such a metric.
@@ -97,13 +108,13 @@ def order_of(sort: str | None, reverse: bool, manifest: Manifest, known: Sequenc
     if sort is None:
         return Order(first, (manifest.best_is == "max") != reverse)
     if sort not in known:
-        told = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has any yet"
-        raise ConfigError(f"--sort {sort}: no point has such a metric.{told}")
+        hint = f"{near(sort, known)} Known: {', '.join(known)}" if known else " No point has any yet"
+        raise ConfigError(f"--sort {sort}: no point has such a metric.{hint}")
     return Order(sort, (sort == first and manifest.best_is == "max") != reverse)
 
 
 def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]:
-    """The numbers of the points in this order; those without the metric, or with NaN for it, come last. Pure."""
+    """Returns the numbers of the points in order; points without the metric, or with NaN, come last. Pure."""
 
     def place(index: int) -> tuple[bool, float, int]:
         value = metrics[index].get(order.metric or "")
@@ -118,12 +129,15 @@ def ranking(metrics: Mapping[int, Mapping[str, Any]], order: Order) -> list[int]
 
 
 def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room: int) -> tuple[list[str], list[str]]:
-    """Metrics that fit, and those left out: `first` first, then those in which points differ (of one point: all). Pure.
+    """Chooses the metrics that the table shows: `first`, then those in which points differ, as far as they fit. Pure.
 
     Args:
-        metrics: of each point.
-        first: metrics that are shown in any case.
-        room: characters for them, with two in front of each.
+        metrics: of each point, by its number. Of a single point all metrics may be shown.
+        first: metrics that are shown even if they do not fit.
+        room: characters for the columns, with two spaces before each.
+
+    Returns:
+        The metrics that are shown, and those that are left out.
     """
     known = names_of(metrics.values())
     values = {name: [each.get(name) for each in metrics.values()] for name in known}
@@ -139,7 +153,7 @@ def columns(metrics: Mapping[int, Mapping[str, Any]], first: Sequence[str], room
 
 
 def text(value: Any) -> str:
-    """A value as the table has it. Pure."""
+    """Returns a value as the table shows it. Pure."""
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else cut(str(value), LONGEST)
 
 
@@ -157,7 +171,7 @@ def _print_table(
     least = sum(2 + max(len(name), 8) for name in wanted)
     while len(widths) > 1 and sum(widths) + 2 * len(widths) + least > WIDTH:
         widths.pop()
-    lost = list(keys)[len(widths) - 1 :]
+    omitted = list(keys)[len(widths) - 1 :]
     room = WIDTH - sum(widths) - 2 * (len(widths) - 1)
     shown, left = columns({each.point.index: metrics[each.point.index] for each in done}, wanted, room)
     body = [
@@ -165,28 +179,28 @@ def _print_table(
         for line, each in zip(lines[1:], done, strict=True)
     ]
     print_columns([(*lines[0][: len(widths)], *shown), *body])
-    if lost or left:
+    if omitted or left:
         print()
-        for line in indented(f"left out, --csv has them: {', '.join((*lost, *left))}", 0):
+        for line in indented(f"left out, --csv has them: {', '.join((*omitted, *left))}", 0):
             print(line)
 
 
-def _tell_rest(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) -> None:
-    """Points without metrics: why those are over that are, and how many others there are."""
+def _print_others(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) -> None:
+    """Prints why points ended without success, and the number of points in each state."""
     ended = [each for each in seen if each.over and each.state != RunState.DONE.value]
     if ended:
         print()
     for each in ended[:FAILURES]:
         print(cut(f"point {each.point.index} {each.state}: {label(each.point.overrides, keys)}".rstrip(": ")))
-        if told := row(each)["cause"]:
-            for line in indented(str(told), 2):
+        if cause := row(each)["cause"]:
+            for line in indented(str(cause), 2):
                 print(line)
     if len(ended) > FAILURES:
-        print(f"... and {len(ended) - FAILURES} more; `{program()} sweep status {sweep.id} --all` tells of all")
+        print(f"... and {len(ended) - FAILURES} more; `{program()} sweep status {sweep.id} --all` shows all")
     print(f"\n{sweep.id}: {summary(counts(seen))}")
 
 
-def _tell_best(
+def _print_best(
     seen: Sequence[PointSeen], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
     keys: Sequence[str],
 ) -> None:  # fmt: skip
@@ -204,13 +218,16 @@ def _tell_best(
 
 
 def alone(overrides: Sequence[str]) -> str:
-    """The command line that runs a point as a run of its own."""
+    """Returns the command line that submits a point as a single run."""
     return " ".join([program(), *map(shlex.quote, overrides)])
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a cell that no spreadsheet takes for a formula: text that begins like one has an apostrophe in front,
-    as https://owasp.org/www-community/attacks/CSV_Injection has it. Numbers, as `-0.5`, stay what they are. Pure."""
+    """Returns a value as a CSV cell that no spreadsheet takes for a formula. Pure.
+
+    Text that begins like a formula gets an apostrophe in front
+    (https://owasp.org/www-community/attacks/CSV_Injection). Numbers, such as `-0.5`, are unchanged.
+    """
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")):
         return value
     try:
@@ -228,12 +245,12 @@ def _write_csv(
     writer = csv_format.writer(buffer, lineterminator="\n")
     writer.writerow(map(csv_cell, ["point", *keys, "state", *names, "cause", "rank", "host"]))
     for each in seen:
-        own, found, told = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
+        own, found, columns = values_of(each.point.overrides, keys), metrics.get(each.point.index, {}), row(each)
         values = [found.get(name, "") for name in names]
         writer.writerow(map(csv_cell, [
             each.point.index, *(own.get(key, "") for key in keys), each.state,
             *(json.dumps(value) if isinstance(value, (list, bool)) else value for value in values),
-            *(told[key] if told[key] is not None else "" for key in ("cause", "rank", "host")),
+            *(columns[key] if columns[key] is not None else "" for key in ("cause", "rank", "host")),
         ]))  # fmt: skip
     if path == "-":
         sys.stdout.write(buffer.getvalue())
@@ -241,5 +258,5 @@ def _write_csv(
     try:
         Path(path).write_text(buffer.getvalue(), errors="replace")
     except OSError as error:
-        raise ConfigError(f"--csv {path}: it cannot be written ({error.strerror})") from None
+        raise ConfigError(f"--csv {path}: the file cannot be written ({error.strerror})") from None
     print(f"{path}: {plural(len(seen), 'point')}")

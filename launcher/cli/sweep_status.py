@@ -1,4 +1,4 @@
-"""`sweep status`: how far a sweep is, and those of its points about which there is something to say."""
+"""`sweep status`: shows the progress of a sweep, and its points that run or have failed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from launcher.runs.sweep_directory import Sweep, differing, label
 
 WIDTH = 80
 RECENT = 20  # sweeps, and points of one, that are shown without --all
-QUIET = (WAITING, RunState.QUEUED.value, RunState.DONE.value)  # states of points that need no line
+WITHOUT_LINE = (WAITING, RunState.QUEUED.value, RunState.DONE.value)  # states of points that are only counted
 
 
 def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
-    """All sweeps, a line each."""
+    """Prints the sweeps of a folder, a line each; returns 0."""
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
@@ -54,7 +54,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
-    """One sweep: a bar, its points in numbers, and a line or two for each that fails or runs."""
+    """Prints a sweep: a bar, the number of points in each state, and lines for points that failed or run; returns 0."""
     seen = look_at(sweep)
     keys = differing([each.point.overrides for each in seen])
     if as_json:
@@ -65,26 +65,26 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
         return 0
     _print_bar(counts(seen))
     print(f"{sweep.id}: {summary(counts(seen))}")
-    telling = seen if everything else _worst_first([each for each in seen if each.state not in QUIET])
-    shown = telling if everything else telling[:RECENT]
+    listed = seen if everything else _over_first([each for each in seen if each.state not in WITHOUT_LINE])
+    shown = listed if everything else listed[:RECENT]
     if shown:
         print()
     for line in table(shown, keys):
         print(line)
-    if len(shown) < len(telling):
-        print(f"... and {len(telling) - len(shown)} more; --all shows all points")
+    if len(shown) < len(listed):
+        print(f"... and {len(listed) - len(shown)} more; --all shows all points")
     if any(each.over and each.state != RunState.DONE.value for each in seen):
         print(f"\nnext  {program()} sweep rerun {sweep.id}")
     return 0
 
 
-def _worst_first(seen: Sequence[PointSeen]) -> list[PointSeen]:
-    """Points that are over, then those that run. Pure."""
+def _over_first(seen: Sequence[PointSeen]) -> list[PointSeen]:
+    """Returns the points that are over, then the others. Pure."""
     return sorted(seen, key=lambda each: (not each.over, each.point.index))
 
 
 def row(each: PointSeen) -> dict[str, Any]:
-    """One point for programs."""
+    """Returns a point's values for programs (--json)."""
     seen, first = each.seen, each.seen.story.fault if each.seen else None
     progress = (seen.progress if seen else None) or {}
     return {
@@ -105,11 +105,11 @@ def row(each: PointSeen) -> dict[str, Any]:
 
 
 def why(each: PointSeen) -> str | None:
-    """Why a point is over although it is not done, or what its scheduler has to say."""
+    """Returns why a point ended without success, or the scheduler's reason why it waits; None: neither is known."""
     if each.seen is None or each.state == RunState.RUNNING.value:
         return None
     if each.state == RunState.CANCELLED.value and each.seen.story.cancelled:
-        return None  # its owner knows
+        return None  # the user knows
     return cause(each.seen) if each.over else each.seen.word or None
 
 
@@ -121,7 +121,7 @@ def _elapsed(each: PointSeen) -> int | None:
 
 
 def table(shown: Sequence[PointSeen], keys: Sequence[str]) -> list[str]:
-    """Lines for points, none wider than the terminal that is always there."""
+    """Returns the lines of a table of points, each at most WIDTH characters wide."""
     if not shown:
         return []
     rows = [("POINT", "STATE", "STEP", "ELAPSED", "VALUES")]
@@ -138,18 +138,18 @@ def table(shown: Sequence[PointSeen], keys: Sequence[str]) -> list[str]:
     for line, point in zip(rows, (None, *shown), strict=True):
         text = "  ".join(f"{word:<{width}}" for word, width in zip(line, [*widths, 0], strict=True)).rstrip()
         lines.append(cut(text))
-        if point is not None and (told := why(point)):
-            lines += indented(told, widths[0] + 2)
+        if point is not None and (cause := why(point)):
+            lines += indented(cause, widths[0] + 2)
     return lines
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """A line that fits. Pure."""
+    """Returns a line shortened to `width` characters. Pure."""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def indented(text: str, spaces: int) -> list[str]:
-    """A text in at most two lines. Pure."""
+    """Wraps a text into at most two indented lines. Pure."""
     indent = " " * spaces
     words = " ".join(text.split())
     lines = textwrap.wrap(
@@ -159,5 +159,5 @@ def indented(text: str, spaces: int) -> list[str]:
 
 
 def _print_bar(found: Mapping[str, int]) -> None:
-    """A bar of how many points are over, on a terminal."""
+    """Prints a bar with the share of points that are over, if stdout is a terminal."""
     bar(sys.stdout, over(found), sum(found.values()))

@@ -1,4 +1,4 @@
-"""`template`: scripts made from a template of your own: ours to start from, and what one of yours lost against it."""
+"""`template`: shows a template of job scripts to start from, and checks the user's own against ours."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
 ACTIONS = {
-    "show": "one that changes nothing, to start from (--whole: the text of ours)",
-    "lint": "errors in one of yours, and what it lost against ours",
+    "show": "one that changes nothing, to start from (--whole: our templates)",
+    "lint": "errors in one of yours, and which parts of ours it lacks",
 }
 
 
 def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s ACTION [PATH] [options]"
-    add_actions(parser, ACTIONS, "\n\nlint exits with 0 (nothing is lost), 1 (something is) or 2 (errors)")
+    add_actions(parser, ACTIONS, "\n\nlint exits with 0 (nothing is missing), 1 (something is) or 2 (errors)")
     parser.add_argument("path", metavar="PATH", nargs="?", help="lint: the template (default: that of the profile)")
     parser.add_argument("--cluster", metavar="NAME", help="the profile that it is for (default: slurm)")
-    parser.add_argument("--whole", action="store_true", help="show: all that a script has, with its parts")
+    parser.add_argument("--whole", action="store_true", help="show: our templates, with all parts of a script")
 
 
 def run(arguments: Namespace) -> int:
-    """Templates of your own (cluster.template): one to start from; what yours lost."""
+    """Show a template to start from (cluster.template), or check what yours lacks."""
     require_action("template", arguments.action, ACTIONS)
     if arguments.action == "show":
         if arguments.path is not None:
-            raise ConfigError("`template show` takes no PATH: it prints ours; --cluster NAME says for which scheduler")
+            raise ConfigError("`template show` takes no PATH: it prints ours; --cluster NAME selects the scheduler")
         return _show(arguments.cluster or "slurm", whole=arguments.whole)
     return _lint(arguments.cluster or "slurm", arguments.path)
 
@@ -66,17 +66,17 @@ def _lint(cluster: str, path: str | None) -> int:
     plan = _plan(cluster, path)
     if plan.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
-    lost = lost_parts.of_plan(with_everything(plan), partial(job_script.script, token="token"))  # noqa: S106
-    if not lost:
-        print(f"{plan.template}: no errors, and all that ours has")
+    missing = lost_parts.of_plan(with_all_parts(plan), partial(job_script.script, token="token"))  # noqa: S106
+    if not missing:
+        print(f"{plan.template}: no errors, and no part of ours is missing")
         return 0
-    print(f"{plan.template}: no errors. Against ours it lost")
-    print_columns([("PART", "THEN"), *((each.part, each.then) for each in lost)])
+    print(f"{plan.template}: no errors. These parts of ours are missing")
+    print_columns([("PART", "THEN"), *((each.part, each.then) for each in missing)])
     return 1
 
 
 def _plan(cluster: str, template: str | None) -> JobPlan:
-    """A plan on that cluster for the template; what the profile wants from everybody is made up."""
+    """Returns a plan for a cluster and a template. Keys that the profile requires from users get made-up values."""
     import dataclasses
 
     from launcher.schedulers.planning import make_plan
@@ -93,8 +93,8 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
     return make_plan(config, submit.site_of(config, "lint", None))
 
 
-def with_everything(plan: JobPlan) -> JobPlan:
-    """The plan with what not every run has: each part of a script is there, or it would not be missed."""
+def with_all_parts(plan: JobPlan) -> JobPlan:
+    """Returns the plan with optional settings added, so that its script has every part which a template can lack."""
     import dataclasses
 
     from launcher.schedulers import registry
@@ -108,7 +108,7 @@ def with_everything(plan: JobPlan) -> JobPlan:
 
 
 START = """\
-{{# A job script of your own: cluster.template=FILE. What no block below replaces is the launcher's own. #}}
+{{# Your own job script: cluster.template=FILE. Blocks that are not replaced below are those of the launcher. #}}
 {{% extends "{name}" %}}
 
 {{% block directives %}}
@@ -116,10 +116,10 @@ START = """\
 {{% endblock %}}
 
 {{% block before %}}
-# Here, on the first node, everything is set up, and the ranks have not begun.
+# This runs on the first node, when everything is set up and before the ranks start.
 {{% endblock %}}
 
 {{% block after %}}
-# Here they have ended, with exit code "$code".
+# This runs on the first node after the ranks have ended, with exit code "$code".
 {{% endblock %}}
 """

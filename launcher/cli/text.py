@@ -1,4 +1,4 @@
-"""Plain text that several commands print."""
+"""Text that several commands print: tables, the plan, why and how a run ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
-    """Lines of as many columns each, the first one their heads; nothing is cut."""
+    """Prints a table. Nothing in it is shortened.
+
+    Args:
+        lines: the columns' headings, then the rows, each with as many columns.
+    """
     lines = [tuple(map(one_line, line)) for line in lines]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -27,16 +31,16 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_unreadable(run: Run) -> None:
-    """What of a run's files is left out of all that is shown of it."""
-    from launcher.runs import unreadable  # not where a run is only followed
+    """Prints which of a run's files could not be read, or only in part."""
+    from launcher.runs import unreadable  # not needed to follow a run
 
     for line in unreadable.of(run):
         print(f"unreadable: {line}")
 
 
 def plan_table(plan: JobPlan) -> str:
-    """The plan in two columns."""
-    from launcher.spec import cost  # for this table alone
+    """Returns the plan as a table of two columns."""
+    from launcher.spec import cost  # needed for this table only
 
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
@@ -68,12 +72,12 @@ def plan_table(plan: JobPlan) -> str:
 
 
 def cause(seen: Seen) -> str | None:
-    """Why the run is not going on, in a line or two; `post-mortem` says the same."""
+    """Returns why the run ended, in a line or two, as `post-mortem` shows it; None: not known."""
     return ending(seen)[0]
 
 
 def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
-    """The same, and the codes of it for programs: its `kind`, and those of `post-mortem --json`."""
+    """Returns the cause of a run's end as text, and its codes for programs, as in `post-mortem --json`."""
     from launcher.diagnose.post_mortem.evidence import of
     from launcher.diagnose.post_mortem.verdict import classify
 
@@ -84,7 +88,7 @@ def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
 
 
 def outcome(seen: Seen) -> str:
-    """How a run ended, for the user who waited for it."""
+    """Returns the text about a run's end, for the user who waited for it."""
     lines = []
     if seen.state is RunState.DONE:
         metrics = seen.run.result() or {}
@@ -98,6 +102,6 @@ def outcome(seen: Seen) -> str:
             lines += [f"Traceback of rank {fault.rank}:", clean(fault.traceback.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))
     if seen.state in (RunState.FAILED, RunState.LOST):
-        lines.append(f"  {program()} post-mortem {seen.run.id}  tells more")
+        lines.append(f"  more: {program()} post-mortem {seen.run.id}")
     lines.append(f"  everything is in {seen.run.path}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`wait`: until a run is over."""
+"""`wait`: waits until a run is over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=EITHER)
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not show what the run prints")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show the run's output")
     add_runs_dir(parser)
 
 
@@ -25,13 +25,13 @@ def run(arguments: Namespace) -> int:
     if isinstance(found, Sweep):
         from launcher.cli import sweep_follow
 
-        return sweep_follow.to_the_end(found)
+        return sweep_follow.follow_to_end(found)
     if sweep := sweep_of(found):
         from launcher.cli import sweep_follow
         from launcher.monitoring.sweep import not_begun
 
         if not_begun(found):
-            return sweep_follow.to_the_end(sweep, [int(found.path.name)])
-    from launcher.cli.follow import to_the_end
+            return sweep_follow.follow_to_end(sweep, [int(found.path.name)])
+    from launcher.cli.follow import follow_to_end
 
-    return to_the_end(found, foreground=False, output=not arguments.quiet)
+    return follow_to_end(found, foreground=False, output=not arguments.quiet)

@@ -1,4 +1,4 @@
-"""`status --watch`: a live table on a terminal, elsewhere a line whenever a run has changed."""
+"""`status --watch`: updates a table in a terminal; elsewhere prints a line whenever a run has changed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from launcher.schedulers.query_cache import interval
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-QUICKEST = 1.0  # seconds between two looks at the records; the scheduler is asked less often
-CALM = 10  # looks without any change after which they become rarer
-MILESTONE = 10  # percent of the steps, for each of which a plain line is printed
+MIN_POLL_INTERVAL = 1.0  # seconds between two reads of the records; the scheduler is queried less often
+UNCHANGED = 10  # reads without a change after which the interval grows
+MILESTONE = 10  # percent of the steps after which a line is printed, without a terminal
 COLOURS = {
     **dict.fromkeys(("running", "done"), "green"), **dict.fromkeys(("queued", "suspended"), "yellow"),
     **dict.fromkeys(("failed", "lost", "unreadable", "orphaned"), "red"),
@@ -28,9 +28,9 @@ COLOURS = {
 
 
 def show(rows: Rows) -> int:
-    """Shows runs until all are over, or Ctrl-C; returns the command's exit code.
+    """Shows runs until all are over, or Ctrl-C; returns 0.
 
-    Where no run was named, new ones are shown as they come.
+    If no run was named, new runs are shown as they appear.
     """
     try:
         return _live(rows) if on_terminal(sys.stdout) else _plain(rows)
@@ -38,18 +38,18 @@ def show(rows: Rows) -> int:
         return 0
 
 
-def _looks(rows: Rows) -> Iterator[View]:
-    """Views, one after the other, until nothing goes on any more."""
-    calm, before = 0, None
+def _views(rows: Rows) -> Iterator[View]:
+    """Yields the runs as they are, repeatedly, until all are over."""
+    unchanged, before = 0, None
     while True:
         began = time.monotonic()
         view = rows.look()
         yield view
         if view.over:
             return
-        signs = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
-        calm, before = (calm + 1 if signs == before else 0), signs
-        time.sleep(interval(max(0, calm - CALM), time.monotonic() - began, QUICKEST))
+        now = [(row["run"], row["state"], row["attempt"], row["step"], row.get("points")) for row in view.rows]
+        unchanged, before = (unchanged + 1 if now == before else 0), now
+        time.sleep(interval(max(0, unchanged - UNCHANGED), time.monotonic() - began, MIN_POLL_INTERVAL))
 
 
 # -- no terminal
@@ -58,11 +58,11 @@ def _looks(rows: Rows) -> Iterator[View]:
 def _plain(rows: Rows) -> int:
     before: dict[str, tuple[Any, ...]] = {}
     problems: set[str] = set()
-    for view in _looks(rows):
+    for view in _views(rows):
         for row in view.rows:
-            signs = milestone(row)
-            if before.get(row["run"]) != signs:
-                before[row["run"]] = signs
+            now = milestone(row)
+            if before.get(row["run"]) != now:
+                before[row["run"]] = now
                 print(line(row), flush=True)
         for scheduler, seen in view.unanswered.items():
             if scheduler not in problems:
@@ -74,13 +74,13 @@ def _plain(rows: Rows) -> int:
 
 
 def milestone(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a plain line is printed for when it changes: state, attempt, each tenth of the steps, numbers of points."""
+    """Returns the values whose change prints a line: state, attempt, each tenth of the steps, numbers of points."""
     tenth = None if row["percent"] is None else row["percent"] // MILESTONE
     return row["state"], row["attempt"], tenth, tuple((row.get("points") or {}).items())
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """`12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
+    """Returns the line of a run: `12:03:07  run-1  running, attempt 1, step 1200/4000 (30%), 12m left, needs 40m`."""
     words = [summary(row["points"]) if row.get("points") else str(row["state"])]
     if row["attempt"]:
         words.append(f"attempt {row['attempt']}")
@@ -91,8 +91,8 @@ def line(row: Mapping[str, Any]) -> str:
         words.append(f"{brief(row['left'])} left")
     if row["needs"] is not None:
         words.append(f"needs {brief(row['needs'])}")
-    told = None if row["state"] == "running" else row["cause"] or row["reason"]
-    return f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {told}" if told else "")
+    why = None if row["state"] == "running" else row["cause"] or row["reason"]
+    return f"{time.strftime('%H:%M:%S')}  {row['run']}  {', '.join(words)}" + (f": {why}" if why else "")
 
 
 # -- a terminal
@@ -104,13 +104,13 @@ def _live(rows: Rows) -> int:
 
     console = Console(file=raw(sys.stdout), highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        for view in _looks(rows):
-            live.update(picture(view, console), refresh=True)
+        for view in _views(rows):
+            live.update(layout(view, console), refresh=True)
     return 0
 
 
-def picture(view: View, console: Console) -> RenderableType:
-    """The table with bars, in the height of the terminal."""
+def layout(view: View, console: Console) -> RenderableType:
+    """Returns the table with progress bars, which fits the height of the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -134,7 +134,7 @@ def picture(view: View, console: Console) -> RenderableType:
         table.add_row(*cells)
     lines = [f"... and {len(view.rows) - room} more, which do not fit"] if len(view.rows) > room else []
     for scheduler, seen in view.unanswered.items():
-        lines.append(f"{scheduler} does not answer ({seen.word}); what it said {brief(seen.age)} ago is in brackets")
+        lines.append(f"{scheduler} does not answer ({seen.word}); the state of {brief(seen.age)} ago is in brackets")
     return Group(table, *(Text(one_line(each), "yellow") for each in lines))
 
 
@@ -145,7 +145,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _amount(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """How much is done, of how much: steps, or points of a sweep."""
+    """Returns how many steps, or points of a sweep, are done, and how many there are."""
     if points := row.get("points"):
         return points.get("done", 0), sum(points.values())
     return row["step"], row["steps"]

@@ -1,4 +1,4 @@
-"""`why`: why a run waits, or is where it is."""
+"""`why`: explains why a run waits, or is in its present state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Why RUN waits: the reason in words, the scheduler's estimate, the limit that binds, and the smallest change
-    that would start clearly sooner. Of a run that does not wait: what it does, or why it ended."""
+    """Explain why RUN waits: the reason in words, the scheduler's estimate, the limit that applies, and the smallest
+    change that would start clearly sooner. If RUN does not wait: what it does, or why it ended."""
     found = find(arguments.name, arguments.runs_dir)
     from launcher.cli.text import cause, print_unreadable, program
     from launcher.diagnose.why.of_run import explain
@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> int:
 
 
 def shown(found: Explanation, now: float) -> str:
-    """The explanation for a terminal. Pure."""
+    """Returns the explanation as text for a terminal. Pure."""
     job = f", job {found.job}" if found.job and found.state == "queued" else ""
     lines = [f"{found.run}: {found.state}{job}"]
     rows = [("why", found.why), ("reason", found.code), ("do", found.do)]
@@ -74,7 +74,7 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def _table(found: Explanation, now: float) -> list[str]:
-    """What was tried, with the starts; the run as it is comes first."""
+    """Returns the lines of the table of changes that were tried, with their estimated starts."""
     rows = [("as it is" if not each.overrides else " ".join(each.overrides), _start(each, now), each.note)
             for each in found.tried]  # fmt: skip
     first = max(len("CHANGE"), *(len(row[0]) for row in rows))
@@ -93,7 +93,7 @@ def _start(option: Option, now: float) -> str:
 
 
 def moment(starts: float, now: float) -> str:
-    """`21:10 (in 12 min)`, with the day where it is another one; `now` for what is not later than in half a minute."""
+    """Returns a start time as `21:10 (in 12 min)`, with the day if it is another one; within 30 s it is `now`."""
     left = starts - now
     if left < 30:
         return "now"

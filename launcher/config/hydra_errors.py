@@ -105,7 +105,7 @@ def _unknown_key(key: str, arguments: Sequence[str]) -> str:
     if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
     if any(key_of(word) in ("workload.script", "workload.module") for word in arguments):
-        words += " Arguments of your own program stand behind `--`."
+        words += " Arguments of your own program follow `--`."
     return f"{words} `{program()} help --all` lists all"
 
 
@@ -118,7 +118,7 @@ def _unreadable(arguments: Sequence[str]) -> str | None:
         if equals and key:
             readable = _readable(key, value)
             hint = f"{word}: the value has characters that Hydra reads in its own way; quote it: {readable}"
-            behind = "; or, without quotes, behind `--` (run SCRIPT -- ARGUMENTS)"
+            behind = "; or, without quotes, after `--` (run SCRIPT -- ARGUMENTS)"
             return hint + (behind if key_of(word) == "workload.args" else "")
         if not (number and arguments[number - 1].startswith("-")):  # else it is an option's value
             return f"{word!r} is neither a command nor KEY=VALUE"

@@ -188,7 +188,7 @@ def _arguments(program: Program) -> list[str]:
     except ValueError as error:
         raise ConfigError(
             f"workload.args: {error}. Write a list (workload.args='[--lr,0.1]') or a text "
-            "(\"workload.args='--lr 0.1'\"); what stands behind `--` needs no quotes: "
+            "(\"workload.args='--lr 0.1'\"); what follows `--` needs no quotes: "
             "launcher run train.py -- --lr 0.1"
         ) from None
     try:

@@ -1,4 +1,4 @@
-"""Runs and sweeps by their names: an id, a unique beginning of one, `latest`, a path, SWEEP/POINT.
+"""Runs and sweeps by their names: an id, a unique prefix of one, `latest`, a path, SWEEP/POINT.
 
 A runs_dir may have thousands of folders: only those whose names fit are opened.
 """
@@ -82,7 +82,7 @@ def _folders(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def find(name: str, runs_dir: Path) -> Run:
-    """The run meant by an id, a unique beginning of one, `latest`, the path of its directory, or SWEEP/POINT.
+    """The run meant by an id, a unique prefix of one, `latest`, the path of its directory, or SWEEP/POINT.
 
     Raises:
         RunError: none fits, or several do.

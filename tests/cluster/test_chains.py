@@ -50,7 +50,7 @@ def test_followers_begin_when_the_whole_run_is_over_and_only_if_it_came_out_as_t
     launcher.submit(
         "-m", "workload=collective", f"{STAGES}:works", "seed=1,2", "sweep.after=requeued", "sweep.id=points"
     )
-    assert "on slurm (it was there already)" in stage(launcher, "wants-success", "works", "after=ok:broken")
+    assert "on slurm (submitted before)" in stage(launcher, "wants-success", "works", "after=ok:broken")
     assert "with other values of after" in stage(launcher, "wants-success", "works", "after=requeued")
     shutil.rmtree(launcher.runs_dir / "untold/followers")  # so nobody tells it of the new job
     waiting = slurm.run("squeue", "--noheader", "--format=%r").split()

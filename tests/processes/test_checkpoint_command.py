@@ -177,7 +177,7 @@ def test_extract_makes_a_plain_file(call: Call, three: Path, tmp_path: Path) -> 
     assert torch.equal(found["model"]["weight"], torch.full((4, 8), 20.0))
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     code, _, error = call("extract a 20")
-    assert code == 2 and "is there already" in error
+    assert code == 2 and "exists already" in error
     call("extract a 20 -o part.pt --key model.weight --key optimizer.lr")
     found = torch.load(tmp_path / "part.pt", weights_only=True)
     assert found.keys() == {"model", "optimizer"} and found["optimizer"] == {"lr": 20.0} and len(found["model"]) == 1

@@ -120,7 +120,7 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("status --al", "there is no option '--al'. Did you mean --all"),
         ("status --all=3", "--all: ignored explicit argument '3'"),
         ("status --runs-dir", "--runs-dir: expected one argument"),
-        ("status -x", "unexpected argument '-x'; `python -m launcher status --help` tells more"),
+        ("status -x", "unexpected argument '-x'; see `python -m launcher status --help`"),
         ("logs", "required: RUN"),
         ("logs --folow", "there is no option '--folow'. Did you mean --follow?"),
         ("logs --rnak 3 a", "there is no option '--rnak'. Did you mean --rank?"),
@@ -131,10 +131,10 @@ def test_a_command_loads_only_what_it_needs() -> None:
         ("logs a --tail 0", "--tail: '0' is not a whole number from 1 up"),
         ("run", "required: SCRIPT; "),
         ("run nodes=2", "name the script before its KEY=VALUE 'nodes=2'"),
-        ("run train.py 0.1", "'0.1' is not KEY=VALUE; arguments of train.py stand behind `--`"),
+        ("run train.py 0.1", "'0.1' is not KEY=VALUE; arguments of train.py follow `--`"),
         (
             "run train.py --lr 0.1",
-            "Arguments of your own program stand behind `--`: python -m launcher run [-m] SCRIPT",
+            "Arguments of your own program follow `--`: python -m launcher run [-m] SCRIPT",
         ),
         (__file__, f"{__file__} is a file, and no command: `python -m launcher run {__file__}` runs it"),
         ("cancel", "required: RUN"),
@@ -257,7 +257,7 @@ def test_status_adds_a_line_only_when_it_says_something(
     job(*says)
     lines = call("status", "a").out.splitlines()
     silent = says[-1] is False
-    told = f"This is not all: slurm does not answer ({remark})." if silent else f"a: {remark}"
+    told = f"This is incomplete: slurm does not answer ({remark})." if silent else f"a: {remark}"
     assert lines[2:] == ([] if remark is None else ["", told])
     assert len(call("status").out.splitlines()) == (4 if silent else 2)
 

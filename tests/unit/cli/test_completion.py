@@ -247,7 +247,7 @@ def test_it_is_installed_once(
     ("words", "problem"),
     [
         (["--print", "tcsh"], "there is no completion for 'tcsh': use bash, zsh, fish"),
-        ([], "say --install, or --print and one of bash, zsh, fish"),
+        ([], "give --install, or --print with one of bash, zsh, fish"),
     ],
 )
 def test_bad_input(words: list[str], problem: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __main__, __version__
-from launcher.cli.help import FIRST
+from launcher.cli.help import COMMON_KEYS
 from launcher.config import keys as config_keys
 from launcher.paths import PACKAGE
 
@@ -49,7 +49,7 @@ def test_it_is_short_and_the_same_by_all_names(say: Say) -> None:
     text = say("--help")
     assert text == say("-h") == say("help") == say("nodes=2", "--help")
     assert len(text.splitlines()) < 90
-    for name in FIRST:
+    for name in COMMON_KEYS:
         assert re.search(rf"^  {re.escape(name)}=", text, re.MULTILINE), name
 
 

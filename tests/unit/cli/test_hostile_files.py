@@ -129,7 +129,7 @@ def a_status(run: Run) -> None:
     assert states["whole"] == "running", "a run hides another one"
     for each in view.seen:
         if each.run == run:
-            status._tell(each, named=True)
+            status._print_details(each, heading=True)
 
 
 def a_why(run: Run) -> None:

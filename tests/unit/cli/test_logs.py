@@ -94,39 +94,39 @@ def test_it_follows_from_one_attempt_to_the_next(
         lambda: attempt(run, 1, "8", out_0="b\n"),
         lambda: event_file.append(run.attempts()[1].events_file("script"), "ended", code=0),
     ])  # fmt: skip
-    asked = []
+    queried = []
 
     def over() -> bool:
         step = next(steps, None)
-        asked.append(step)
+        queried.append(step)
         if step is not None:
             step()
         return step is None
 
-    monkeypatch.setattr(logs, "_over", lambda _: over)
+    monkeypatch.setattr(logs, "_is_over", lambda _: over)
     monkeypatch.setattr(logs.Pace, "pause", lambda *_: 0.0)
     assert shown("a", "-f") == "[0] a\n--- attempt 1, job 8, 12:03 ---\n[0] b\n"
-    assert len(asked) == 4  # whenever the record changed, and never else
+    assert len(queried) == 4  # whenever the record changed, and never else
 
 
-def test_a_run_that_prints_is_not_asked_about() -> None:
+def test_the_state_of_a_run_that_prints_is_not_queried() -> None:
     pace, now = logs.Pace(0.0), 0.0
     for _ in range(100):
         now += 1.0
-        pace.heard(now)
-        assert not pace.due(now) and pace.pause(now) == pace.READ
+        pace.active(now)
+        assert not pace.due(now) and pace.pause(now) == pace.MIN_PAUSE
 
 
-def test_a_quiet_run_is_asked_about_more_and_more_rarely() -> None:
-    pace, now, asked = logs.Pace(0.0), 0.0, []
+def test_the_state_of_a_quiet_run_is_queried_at_growing_intervals() -> None:
+    pace, now, queried = logs.Pace(0.0), 0.0, []
     while now < 600:
         if pace.due(now):
-            asked.append(now)
-            pace.asked(now)
+            queried.append(now)
+            pace.queried(now)
         now += pace.pause(now)
-    gaps = [later - earlier for earlier, later in zip([0.0, *asked], asked, strict=False)]
-    assert 2 <= gaps[0] < 3 and 60 <= gaps[-1] <= 62 and len(asked) < 18
-    pace.heard(now)
+    gaps = [later - earlier for earlier, later in zip([0.0, *queried], queried, strict=False)]
+    assert 2 <= gaps[0] < 3 and 60 <= gaps[-1] <= 62 and len(queried) < 18
+    pace.active(now)
     assert not pace.due(now + 1.9) and pace.due(now + 2.0)
 
 

@@ -95,7 +95,7 @@ def test_an_error_in_the_code(made: Run, call: Call) -> None:
         "first      rank 3 on node2 at 20", "others     rank 0 had the same error",
         "others     rank 1 had another error: KeyError", "others     rank 2 only followed",
         "             python -m launcher resume a\n", f"Traceback of rank 3:\n{TRACE}",
-        "Last words of rank 3:\n  step 1\n  step 2\n  a warning\n", f"its errors {logs}/rank-3.err",
+        "Last output of rank 3:\n  step 1\n  step 2\n  a warning\n", f"its errors {logs}/rank-3.err",
     ):  # fmt: skip
         assert words in shown
     assert "\x1b" not in shown
@@ -128,7 +128,7 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
     seen = live.look(made, live.Live())
     assert cause(seen) == "rank 1 on node2: ValueError: red "
     assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
-    assert f"python -m launcher post-mortem {made.id}  tells more" in outcome(seen).splitlines()[-2]
+    assert f"more: python -m launcher post-mortem {made.id}" in outcome(seen).splitlines()[-2]
 
 
 def test_advice_names_the_run_and_not_latest_which_moves(
@@ -232,7 +232,7 @@ def test_bad_input(made: Run, call: Call) -> None:
     attempt(made)
     assert call("a", "--attempt", "3") == (1, "a has no attempt 3: its attempts are 0 to 0")
     assert call("a", "--attempt", "x") == (2, "--attempt: 'x' is not a whole number from 0 up; "
-                                              "`python -m launcher post-mortem --help` tells more")  # fmt: skip
+                                              "see `python -m launcher post-mortem --help`")  # fmt: skip
 
 
 def test_half_written_files_do_not_matter(made: Run, call: Call) -> None:

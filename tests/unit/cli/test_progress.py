@@ -14,7 +14,7 @@ from launcher.cli.progress import (
     Bars,
     Lines,
     Rate,
-    StandingBars,
+    RunBars,
     of_download,
     of_sweep,
     of_training,
@@ -165,7 +165,7 @@ def test_a_standing_bar_is_rewritten_on_a_terminal_and_makes_room_for_lines(monk
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "9")
     stream = Terminal()
-    bars = StandingBars(stream)
+    bars = RunBars(stream)
     for states in ([b"[0] 10%"], [b"[0] 10%"], [b"[0] 10%", b"[1] 20% of much"]):
         bars.show(states)
     bars.clear()
@@ -178,7 +178,7 @@ def test_a_standing_bar_is_rewritten_on_a_terminal_and_makes_room_for_lines(monk
 def test_a_standing_bar_is_a_line_now_and_then_elsewhere() -> None:
     now = 0.0
     stream = io.StringIO()
-    bars = StandingBars(stream, lambda: now)
+    bars = RunBars(stream, lambda: now)
     for second in range(25):
         now = float(second)
         bars.show([b"[0] %d%%" % second])

@@ -53,7 +53,7 @@ def test_a_sweeper_without_a_direction_changes_nothing() -> None:
         (config(objective=None), ("maximize",), [], "sweep.objective=accuracy"),
         (config(objective=["a", "b"]), ("maximize",), [], r"direction=\[maximize,maximize\]"),
         (config(), ("minimize", "minimize"), [], "1 and hydra.sweeper.direction 2"),
-        (config(best_is=BestIs.max), ("minimize",), ["sweep.best_is=max"], "say the opposite"),
+        (config(best_is=BestIs.max), ("minimize",), ["sweep.best_is=max"], "contradict each other"),
         (dataclasses.replace(config(), wait=False), ("maximize",), [], "leave wait=false"),
         (dataclasses.replace(config(), dry_run=True), ("maximize",), [], "dry_run"),
     ],

@@ -419,8 +419,8 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
     assert commands.main(["status"]) == 0
     printed = capsys.readouterr().out
     assert "unknown (running)" in printed
-    assert "This is not all: slurm does not answer (squeue did not answer within 10 s)." in printed
-    assert "2 states are unknown; in brackets is what it said 7s ago." in printed
+    assert "This is incomplete: slurm does not answer (squeue did not answer within 10 s)." in printed
+    assert "2 states are unknown; the state of 7s ago is in brackets." in printed
     assert commands.main(["status", "--json"]) == 0
     assert {each["state"] for each in json.loads(capsys.readouterr().out)} == {"unknown", "done"}
 
@@ -577,7 +577,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     console = Console(
         width=width, height=24, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False
     )
-    console.print(watch.picture(Rows([], tmp_path, False).look(), console))
+    console.print(watch.layout(Rows([], tmp_path, False).look(), console))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= width
     mine = next(line for line in lines if line.startswith(ID))
@@ -585,7 +585,7 @@ def test_the_picture_of_a_watch_fits_the_terminal(tmp_path: Path, says: Callable
     assert "30%" in mine
     assert any(line.startswith("lr-1") and "33%" in line for line in lines)
     small = Console(width=width, height=6, file=io.StringIO(), force_terminal=True, color_system=None)
-    small.print(watch.picture(Rows([], tmp_path, False).look(), small))
+    small.print(watch.layout(Rows([], tmp_path, False).look(), small))
     assert "... and 1 more, which do not fit" in small.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hydra_plugins.launcher_sweep import PointLauncher
 from launcher.cli import submit
 from launcher.cli.multirun import CommandLine
-from launcher.cli.submit import command_line, with_arguments
+from launcher.cli.submit import command_line, with_program_arguments
 from launcher.config.hydra_errors import explain
 from launcher.errors import ConfigError
 from launcher.paths import resource
@@ -74,7 +74,7 @@ def explained(*arguments: str) -> str:
         (["workload.sizes=1M"], "no workload: add workload=NAME, with one of collective, "),
         (["workload=p2p", "workload.size=1M"], "Did you mean workload.sizes or workload.seed"),  # and each once
         (["workload=p2p", "workload.lr=1"], "There is one with workload=ddp_mnist or fsdp_lm."),
-        (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program stand behind `--`"),
+        (["workload=program", "workload.script=a.py", "lr=1"], "Arguments of your own program follow `--`"),
         (["workload=p2p", "name=my run!"], "name=my run!: the value has characters that Hydra reads in its own way"),
     ],
 )
@@ -93,7 +93,7 @@ def test_the_error_names_what_was_typed_and_what_was_meant(arguments: list[str],
 )
 def test_what_is_to_be_quoted_means_what_was_meant_when_it_is(value: str, means: object) -> None:
     told = explained("workload=program", f"workload.args={value}")
-    (word,) = shlex.split(told.partition("quote it: ")[2].partition("; or, without quotes, behind `--`")[0])
+    (word,) = shlex.split(told.partition("quote it: ")[2].partition("; or, without quotes, after `--`")[0])
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         assert compose("config", ["workload=program", word]).workload.args == means
 
@@ -110,19 +110,19 @@ def test_what_is_to_be_quoted_means_what_was_meant_when_it_is(value: str, means:
     ],
 )
 def test_what_stands_behind_two_dashes_is_text(words: list[str], composed: list[str]) -> None:
-    assert with_arguments(words) == composed
+    assert with_program_arguments(words) == composed
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["workload.args=[1]", "--", "2"], "workload.args=[1] and arguments behind `--` exclude each other"),
+        (["workload.args=[1]", "--", "2"], "workload.args=[1] and arguments after `--` exclude each other"),
         (["--", "???"], "??? cannot be an argument"),
     ],
 )
 def test_arguments_that_cannot_be_taken_are_refused(words: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
-        with_arguments(words)
+        with_program_arguments(words)
 
 
 def test_an_option_among_the_scripts_arguments_is_not_ours() -> None:

@@ -93,14 +93,14 @@ def sweep(tmp_path: Path) -> Sweep:
         ("sweep wait lr-1 3", "sweep wait is about whole sweeps; of one point: `status lr-1/3`"),
         ("sweep rerun lr-1 --csv -", "--csv goes with sweep results"),
         ("sweep wait lr-1 --json", "--json goes with sweep status and sweep results"),
-        ("sweep throttle lr-1", "it needs the number of points that may run at once, 1 or more"),
-        ("sweep throttle lr-1 0", "'0' is no such number of points"),
-        ("sweep throttle lr-1 many", "'many' is no such number of points"),
+        ("sweep throttle lr-1", "give the number of points that may run at once, 1 or more"),
+        ("sweep throttle lr-1 0", "'0' is not the number of points"),
+        ("sweep throttle lr-1 many", "'many' is not the number of points"),
         ("sweep cancel lr-1 a", "points: 'a' is not a number, or a range of them: write 3 or 0-3,7"),
         ("sweep cancel lr-1 3-1", "3-1 is an empty range: write 1-3"),
         ("sweep cancel lr-1 0-99999999999", "'0-99999999999' names more than 1000000 numbers"),
         ("sweep results lr-1 --sort los", "--sort los: no point has such a metric. Did you mean loss? Known: epochs"),
-        ("sweep results lr-1 --csv /dev/null/x.csv", "it cannot be written (Not a directory)"),
+        ("sweep results lr-1 --csv /dev/null/x.csv", "the file cannot be written (Not a directory)"),
     ],
 )
 def test_bad_input_is_told_with_what_was_meant(call: Call, sweep: Sweep, line: str, words: str) -> None:
@@ -336,13 +336,13 @@ def test_nothing_to_rerun(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["sweep cancel lr-1", "cancel lr-1"])
 def test_cancel_of_a_sweep(call: Call, sweep: Sweep, line: str) -> None:
-    assert call(line).lines == ["lr-1: point 5 will not begin", "lr-1: point 3 is being cancelled"]
+    assert call(line).lines == ["lr-1: point 5 will not start", "lr-1: point 3 is being cancelled"]
     assert sweep.cancelled()
 
 
 @pytest.mark.parametrize("line", ["sweep cancel lr-1 4,5", "sweep cancel lr-1 4-5", "cancel lr-1/4 lr-1/5"])
 def test_cancel_of_points(call: Call, sweep: Sweep, line: str) -> None:
-    assert sorted(call(line).lines) == ["lr-1: point 4 is over already", "lr-1: point 5 will not begin"]
+    assert sorted(call(line).lines) == ["lr-1: point 4 is over already", "lr-1: point 5 will not start"]
     assert not sweep.cancelled()
 
 

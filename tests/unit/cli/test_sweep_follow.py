@@ -26,7 +26,7 @@ def scheduler(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     running = {f"100_{index}": SchedulerJob(f"100_{index}", JobState.RUNNING, "RUNNING") for index in range(9)}
     monkeypatch.setattr(Slurm, "jobs", lambda _: dict(running))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
-    monkeypatch.setattr(sweep_follow, "STEADY", 0.0)
+    monkeypatch.setattr(sweep_follow, "IDLE_TIME", 0.0)
 
 
 def points(sweep: Sweep, *states: str) -> list[PointSeen]:
@@ -83,7 +83,7 @@ def test_a_sweep_that_is_over_is_not_waited_for(
     sweep = make_sweep(tmp_path, 2)
     end(sweep.run(0), 0)
     end(sweep.run(1), last)
-    assert sweep_follow.to_the_end(sweep) == code
+    assert sweep_follow.follow_to_end(sweep) == code
     assert capsys.readouterr().out == f"lr-1: {words}\n"
 
 
@@ -101,7 +101,7 @@ def test_a_sweep_is_followed_to_its_end(
 
     steps = later()
     monkeypatch.setattr(sweep_follow.time, "sleep", lambda seconds: clock.sleep(seconds) or next(steps))
-    assert sweep_follow.to_the_end(sweep) == 0
+    assert sweep_follow.follow_to_end(sweep) == 0
     assert capsys.readouterr().out.splitlines() == [
         "lr-1: 0/2 done, 2 running", "point 1 (lr=0.1) is done", "point 0 (lr=0) is done", "lr-1: 2/2 done",
     ]  # fmt: skip
@@ -110,14 +110,14 @@ def test_a_sweep_is_followed_to_its_end(
 def test_only_the_points_that_matter_are_waited_for(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(1), 0)
-    assert sweep_follow.to_the_end(sweep, points={1}) == 0
+    assert sweep_follow.follow_to_end(sweep, points={1}) == 0
 
 
 def test_points_that_nobody_will_begin_are_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = make_sweep(tmp_path, 3, first=2)
     end(sweep.run(2), 0)
-    assert sweep_follow.to_the_end(sweep) == 1
-    assert "points 0-1 were never handed over: repeat the command" in capsys.readouterr().out
+    assert sweep_follow.follow_to_end(sweep) == 1
+    assert "points 0-1 were never submitted: repeat the command" in capsys.readouterr().out
 
 
 def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
@@ -126,10 +126,10 @@ def test_a_runner_that_was_killed_is_sent_again_but_not_for_ever(
     sweep, sent = make_sweep(tmp_path, 2, array=None), []
     sweep.ask([0, 1], again=False)
     monkeypatch.setattr("launcher.sweeps.submit.start_here", sent.append)
-    monkeypatch.setattr(sweep_follow, "POLL", 0.0)
-    assert sweep_follow.to_the_end(sweep) == 1
-    assert sent == [sweep] * sweep_follow.TRIES
-    assert f"points 0-1 do not begin: see {sweep.path}/points.log" in capsys.readouterr().out
+    monkeypatch.setattr(sweep_follow, "MIN_POLL_INTERVAL", 0.0)
+    assert sweep_follow.follow_to_end(sweep) == 1
+    assert sent == [sweep] * sweep_follow.MAX_STARTERS
+    assert f"points 0-1 do not start: see {sweep.path}/points.log" in capsys.readouterr().out
 
 
 def test_who_is_at_work_is_asked_without_being_in_the_way(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_points_that_are_being_handed_over_are_waited_for(tmp_path: Path) -> Non
     sweep = make_sweep(tmp_path, 1, array=None)
     waiting = points(sweep, WAITING)
     with only_submitter(sweep.path):
-        assert sweep_follow._nobody_begins(sweep, waiting, tries=0) is None
-    assert "were never handed over" in str(sweep_follow._nobody_begins(sweep, waiting, tries=0))
+        assert sweep_follow._start_waiting(sweep, waiting, starters=0) is None
+    assert "were never submitted" in str(sweep_follow._start_waiting(sweep, waiting, starters=0))
 
 
 @pytest.mark.parametrize("foreground", [False, True])
@@ -160,7 +160,7 @@ def test_ctrl_c_stops_following_or_ends_the_sweep(
 
     monkeypatch.setattr(sweep_follow.control, "cancel", cancel)
     monkeypatch.setattr(sweep_follow.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
-    assert sweep_follow.to_the_end(sweep, foreground=foreground) == 130
+    assert sweep_follow.follow_to_end(sweep, foreground=foreground) == 130
     assert cancelled == ([False] if foreground else [])
-    said = "stopping; Ctrl-C again kills" if foreground else "goes on without this terminal"
-    assert said in capfd.readouterr().err
+    message = "stopping; Ctrl-C again kills" if foreground else "continues without this terminal"
+    assert message in capfd.readouterr().err

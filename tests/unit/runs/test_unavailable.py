@@ -143,7 +143,7 @@ def test_who_follows_a_run_waits_until_it_can_be_read(
     server.fail("record.json")
     looks = iter([None, None, server.recover])
     monkeypatch.setattr(time, "sleep", lambda _: (next(looks) or (lambda: None))())
-    assert follow.to_the_end(run, foreground=False, output=False) == 0
+    assert follow.follow_to_end(run, foreground=False, output=False) == 0
     assert capsys.readouterr().err.count("waiting: ") == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import commands
-from launcher.cli.template import with_everything
+from launcher.cli.template import with_all_parts
 from launcher.errors import ConfigError
 from launcher.paths import resource
 from launcher.runs.directory import Run
@@ -200,7 +200,7 @@ def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(t
 
 def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     text = '#!/bin/bash\n#SBATCH --nodes={{ plan.nodes }}\n{{ start }} {{ node }} "$LAUNCHER_RUN_DIR"\n'
-    plan = with_everything(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
+    plan = with_all_parts(planned(write(tmp_path, text), setup=["module load x"], environment={"A": "1"}))
     lost = lost_parts.of_plan(plan, SCRIPT)
     parts = {each.part for each in lost}
     assert parts >= set(lost_parts.PARTS) - {"ranks", *OF_PBS}
@@ -219,7 +219,7 @@ def test_every_name_is_known() -> None:
 @pytest.mark.parametrize("scheduler", registry.OURS)
 def test_every_part_is_in_ours(scheduler: str) -> None:
     """Or lint would not see that one is lost."""
-    script = SCRIPT(with_everything(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)))
+    script = SCRIPT(with_all_parts(make_plan(make_config(cluster={"scheduler": scheduler}), SITE)))
     missing = {each.part for each in lost_parts.lost(make_plan(make_config(), SITE), "", script)}
     others = {"pbs": {OF_SRUN}, "slurm": OF_PBS, "allocation": {*OF_PBS, OF_SRUN},
               "local": {*OF_PBS, OF_SRUN}}  # fmt: skip
@@ -269,7 +269,7 @@ def test_the_command_starts_one_and_tells_what_another_lost(
     assert 'extends "qsub.sh.j2"' in started
     path = write(tmp_path, started)
     assert commands.main(["template", "lint", path, "--cluster", "derecho"]) == 0
-    assert "no errors, and all that ours has" in capsys.readouterr().out
+    assert "no errors, and no part of ours is missing" in capsys.readouterr().out
     write(tmp_path, started + "{% block end %}{% endblock %}\n")
     assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
     assert "going on" in capsys.readouterr().out
