@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from launcher.worker.global_batch import share
+from launcher.worker.threads import cores
 from workloads.data import Data
 from workloads.ranks import WorkloadError
 
@@ -45,15 +46,15 @@ def seed_everything(seed: int) -> None:
 
 
 def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
-    """Let torch use `threads` CPU threads, else what OMP_NUM_THREADS says, else a fair share of this node's CPUs.
+    """Let torch use `threads` CPU threads, else what OMP_NUM_THREADS says, else as many as its own cores.
 
     Batch scripts set OMP_NUM_THREADS to cpus_per_proc, since not every site confines a job to the CPUs it asked for.
-    A fair share depends on the number of ranks, and the order of sums within an operation on the threads; so
+    Its own cores depend on the number of ranks, and the order of sums within an operation on the threads; so
     `invariant` takes one thread instead of it.
     """
     told = os.environ.get("OMP_NUM_THREADS", "")
-    share = 1 if invariant else len(os.sched_getaffinity(0)) // env.local_world_size
-    count = threads or (int(told) if told.isdecimal() and int(told) else max(1, share))
+    own = 1 if invariant else cores(os.environ, env.local_world_size)
+    count = threads or (int(told) if told.isdecimal() and int(told) else own)
     torch.set_num_threads(count)
     return count
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from launcher import errors
+from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, Control, Overtaken
 from launcher.agent.coordinator import Limits
 from launcher.agent.failures import failure_to_end, failure_to_start
@@ -31,6 +32,7 @@ from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, Means, NextRound, Supervisor
 from launcher.agent.workers import Fresh, Placement, StartError, WorkerGroup, WorkersStillThere, placements
 from launcher.attach.request_handler import RequestHandler
+from launcher.binding.masks import BindingRefused
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
 from launcher.failures.codes import FaultCode
@@ -182,6 +184,7 @@ class _Agent:
             plan, attempt, tells, signals, Pulse(self.me.ranks), stacks, RequestHandler(attempt, stacks)
         )
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
+        self._binder = Binder(plan, os.environ)
         self._folder: Path | None = None  # of the flight recorders
         if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
             self._folder = debug_console.private_folder()
@@ -260,6 +263,7 @@ class _Agent:
             meeting.members, place, master=(meeting.host, meeting.port), run_id=plan.run_id,
             round_number=history.round, max_restarts=plan.max_restarts, environ=os.environ,
         )  # fmt: skip
+        ranks = self._bound(meeting, place, ranks)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
         means.environments = [
             {**seen, **devices.variables(plan, seen)} for seen in ({**own, **rank.environment} for rank in ranks)
@@ -278,6 +282,19 @@ class _Agent:
             self._workers.close()
             if sockets is not None:
                 shutil.rmtree(sockets, ignore_errors=True)
+
+    def _bound(self, meeting: Meeting, place: int, ranks: list[Placement]) -> list[Placement]:
+        """The ranks with the CPUs that they may run on, which is told.
+
+        Raises:
+            RendezvousError: a list of launch.bind does not fit this node.
+        """
+        try:
+            ranks, told = self._binder.bind(meeting.members, place, ranks)
+        except BindingRefused as error:
+            raise RendezvousError(f"{self.me.host}: {error}", code=FaultCode.REFUSED) from None
+        self._events(told)
+        return ranks
 
     def _files(self, placement: Placement) -> dict[str, int]:
         """What a rank shares with its agent."""

@@ -29,6 +29,7 @@ from launcher.agent.forks import garbage_kept
 from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
+from launcher.formatting import ranges
 from launcher.processes import orphans
 from launcher.rendezvous.rank_environment import (
     Placement,
@@ -430,6 +431,7 @@ def _be_rank(
         for descriptor in {*close, out, err} - {0, 1, 2}:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        _take_cpus(placement)
         os.environ.update(placement.environment)
         os.environ.update({
             "TORCHELASTIC_ERROR_FILE": str(error_file), handover.GATE: str(gate), handover.REPORT: str(report)
@@ -456,6 +458,16 @@ def _reset_signals(ignore: Collection[signal.Signals]) -> None:
             signal.signal(number, signal.SIG_IGN)
         elif callable(signal.getsignal(number)) or number in _AGENTS:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _take_cpus(placement: Placement) -> None:
+    """Stays on its own CPUs from here on. If they were taken from the job in the meantime, it runs on what is left."""
+    try:
+        if placement.cpus:
+            os.sched_setaffinity(0, placement.cpus)
+    except OSError as error:
+        told = f"rank {placement.rank} cannot be bound to the CPUs {ranges(placement.cpus)}, and runs unbound: {error}"
+        print(f"launcher: {told}", file=sys.stderr, flush=True)
 
 
 def _take_streams(out: int, err: int) -> None:

@@ -40,7 +40,7 @@ from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, merge, plain, python_number
 from launcher.checkpoint.stateful import expanded, restore
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.worker import heartbeat
+from launcher.worker import heartbeat, threads
 from launcher.worker.process_group import Env
 
 __all__ = ["Checkpointer", "Loaded", "merge"]
@@ -106,7 +106,7 @@ class Checkpointer:
         self._verify, self._first = verify, env.rank == 0
         self._check_replicas, self._compared = check_replicas, False
         self._max_failures, self._failures, self._why = max_failures, 0, ""
-        self._threads = max(1, min(8, len(os.sched_getaffinity(0)) // env.local_world_size))
+        self._threads = min(8, threads.cores(os.environ, env.local_world_size))
         self._events = Events(current_attempt() if self._first else None, "checkpoint")
         self._writer = Writer(self._folder, self._peers, self._identity, fence, self._events)
         self._staging = Staging()

@@ -178,6 +178,7 @@ class Launch:
     idle_timeout: int = 1800  # seconds in which no rank used CPU time, printed or did a step, after which all are hung
     heartbeat: int = 30  # seconds of silence after which a node counts as lost
     visible_devices: VisibleDevices = VisibleDevices.auto  # GPUs that a rank sees: one, all, or auto (own code: all)
+    bind: str = "auto"  # CPUs of a rank: auto (near its GPU), none, socket, numa, core, or map:0-7:8-15 by local rank
 
 
 @dataclass
@@ -336,7 +337,7 @@ class DDPMnist(Workload):
     sync: Sync = Sync.ddp  # ddp or manual
     bucket_mb: float = 1.0  # MiB per gradient bucket
     log_every: int = 50  # steps between two log lines
-    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else a share of the node's CPUs
+    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
 
 
 @dataclass
@@ -362,7 +363,7 @@ class FSDPLm(Workload):
     eval_windows: int = 256  # most windows of the validation part that an evaluation uses
     log_every: int = 20  # steps between two log lines
     sample: int = 160  # bytes of text that the trained model writes at the end; 0: none
-    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else a share of the node's CPUs
+    threads: int | None = None  # CPU threads per rank; empty: OMP_NUM_THREADS, else as many as its cores
 
 
 class StopSignal(Enum):

@@ -17,6 +17,7 @@ class AgentLike(Protocol):
         node_rank: its node in that job; with launch=tasks several agents have the same.
         host: its host's name.
         ranks: ranks that it starts.
+        first_local_rank: local rank of the first of them.
     """
 
     @property
@@ -27,6 +28,8 @@ class AgentLike(Protocol):
     def host(self) -> str: ...
     @property
     def ranks(self) -> int: ...
+    @property
+    def first_local_rank(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class Placement:
         place: its number among the ranks of its agent.
         rank: its number in the job.
         environment: variables that it gets besides those of its agent.
+        cpus: those that it may run on; empty: all of its agent's.
     """
 
     place: int
     rank: int
     environment: Mapping[str, str]
+    cpus: tuple[int, ...] = ()
 
 
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:

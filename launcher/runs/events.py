@@ -200,8 +200,54 @@ class Stays(Event):
     state: str | None = None
 
 
+@dataclass(frozen=True)
+class BoundRank:
+    """One rank of `Bound`.
+
+    Attributes:
+        rank: its number in the job.
+        cpus: those that it may run on (`0-7,64-71`).
+        cores: how many cores these are.
+        numa: their NUMA nodes (`3`).
+        gpu: PCI address of its accelerator; None: it has none, or which one cannot be told.
+        gpu_numa: the NUMA node that this is nearest to.
+        nic: the network device that is paired with it, or nearest to it.
+    """
+
+    OPEN: ClassVar[bool] = True
+    rank: int
+    cpus: str
+    cores: int = 0
+    numa: str = ""
+    gpu: str | None = None
+    gpu_numa: int | None = None
+    nic: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(Event):
+    """Which CPUs the ranks of an agent may run on.
+
+    Attributes:
+        host: of the agent.
+        ranks: its own, in order.
+        round: that they are of.
+        node: what nodes of this type have in common.
+        allowed: the CPUs of the job on this node.
+        why_not: why the ranks are not bound; empty: they are.
+    """
+
+    event: ClassVar[str] = "bound"
+    host: str
+    ranks: tuple[BoundRank, ...]
+    round: int = 0
+    node: str = ""
+    allowed: str = ""
+    why_not: str = ""
+
+
 TYPES: Mapping[str, type[Event]] = {
-    each.event: each for each in (Fault, Restart, SetupFailed, Stop, StopRequested, Stopped, Again, Stays)
+    each.event: each for each in (Fault, Restart, SetupFailed, Stop, StopRequested, Stopped, Again, Stays, Bound)
 }
 E_ = TypeVar("E_", bound=Event)
 

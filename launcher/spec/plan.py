@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from launcher import redaction
+from launcher.binding import wanted as binding
 from launcher.config.schema import (
     Backend,
     BestIs,
@@ -162,6 +163,7 @@ class JobPlan:
     idle_timeout: int = 1800
     heartbeat: int = 30
     visible_devices: str = "auto"  # auto, one or all: GPUs of its node that a rank sees
+    bind: str = "auto"  # the CPUs that a rank may use; see launcher/binding/wanted.py
     lead: int = 120  # seconds before its limit at which an attempt stops
     resume_how: str = ResumeHow.auto.value
     max_attempts: int = 100
@@ -383,6 +385,7 @@ def build(config: Config, site: Site, rules: Rules) -> JobPlan:
         idle_timeout=_at_least("launch.idle_timeout", launch.idle_timeout, 1),
         heartbeat=_at_least("launch.heartbeat", launch.heartbeat, 1),
         visible_devices=launch.visible_devices.value,
+        bind=_bind(launch.bind, procs),
         **_resume(config, site.run_dir, rules),
         **tracking.fields_of(config, site.run_id),
         preflight=config.preflight,
@@ -452,6 +455,13 @@ def _resume(config: Config, run_dir: str, rules: Rules) -> dict[str, Any]:
         "check_replicas": checkpoint.check_replicas,
         "start_over": checkpoint.start_over,
     }
+
+
+def _bind(text: str, procs: int) -> str:
+    wanted = binding.parse(text)
+    if wanted.lists and len(wanted.lists) < procs:
+        raise ConfigError(f"launch.bind={text!r} has lists for {len(wanted.lists)} of procs_per_node={procs} ranks")
+    return text
 
 
 def _debug_ranks(debug: Debug, world_size: int) -> tuple[int, ...]:

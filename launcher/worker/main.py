@@ -26,7 +26,7 @@ from launcher.own_module import own_module
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script
+from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script, threads
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
 
@@ -50,6 +50,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     heartbeat.take(slot)
     hangs.serve(stacks_file)
     os.umask(plan.umask)
+    threads.fit(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
     os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
     if plan.own_code:

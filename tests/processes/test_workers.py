@@ -388,3 +388,23 @@ def test_what_speaks_against_a_fork() -> None:
         [sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines() == ["''", "''", "'has 2 threads'", "[]"], done.stderr
+
+
+def mask_of_a_rank(group: WorkerGroup, cpus: tuple[int, ...]) -> object:
+    group.start([Placement(0, 0, {}, cpus)], lambda _: {"mask": sorted(os.sched_getaffinity(0))})
+    group.open_gate()
+    assert group.reap(30) == []
+    (ended,) = group.poll()
+    assert ended.returned is not None
+    return ended.returned["mask"]
+
+
+def test_a_rank_stays_on_its_own_cpus_and_its_agent_does_not(group: WorkerGroup) -> None:
+    before = os.sched_getaffinity(0)
+    assert mask_of_a_rank(group, (max(before),)) == [max(before)]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_rank_whose_cpus_are_gone_says_so_and_runs_on_what_is_left(group: WorkerGroup, tmp_path: Path) -> None:
+    assert mask_of_a_rank(group, (4095,)) == sorted(os.sched_getaffinity(0))
+    assert "rank 0 cannot be bound to the CPUs 4095, and runs unbound" in (tmp_path / "logs/rank-0.err").read_text()

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from launcher import Env
+from launcher.agent.binding import Binder
 from launcher.agent.restart_policy import History
 from launcher.agent.stragglers import Paces
 from launcher.agent.supervisor import NextRound
 from launcher.attach import requests
+from launcher.binding.node import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
@@ -30,6 +32,7 @@ from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Then, Verdict
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous.membership import Rounds
+from launcher.rendezvous.rank_environment import placements
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Again, Stays, Stop
@@ -39,6 +42,7 @@ from tests.golden.formats.golden import check
 from tests.unit.agent import test_attempt as agents
 from tests.unit.agent.test_attempt import MEMBERS, script
 from tests.unit.agent.test_supervisor import GRACE, HANG, HEARTBEAT, KILL, TERM, Job, raised
+from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 from tests.unit.sandbox import Sandbox
 from tests.unit.worker.test_debugger import adds, in_thread, rank, terminal, until_prompt
@@ -139,6 +143,17 @@ def test_an_attempt_that_goes_on_without_a_node(script: Any, tmp_path: Path) -> 
     agents.ended(tmp_path)
     frozen("attempt", tmp_path)
     check("written/exit_code", (tmp_path / "attempts/0/exit_code").read_text())
+
+
+def test_the_cpus_of_ranks(tmp_path: Path) -> None:
+    tells = Events(attempt_of(tmp_path), "node-0")
+    one = Gpu("0000:03:00.0", 1)
+    node = dataclasses.replace(flat(4, numas=2), gpus=(one,), nics=(Nic("hsn0", "hsn0", "0000:04:00.0", 1, 200),))
+    ranks = placements(MEMBERS, 0, master=("node0", 1), run_id="r", round_number=0, environ={})
+    for asked in (1, 0):
+        binder = Binder(bare_plan(gpus_per_node=asked, bind="auto" if asked else "none"), {}, lambda: (node, {0, 1, 2}))
+        tells(binder.bind(MEMBERS, 0, ranks)[1])
+    frozen("bound", tmp_path)
 
 
 def test_a_round(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import errno
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from launcher import errors
 from launcher.agent import attempt as module
 from launcher.agent.attempt import failed_by
+from launcher.agent.binding import Binder
 from launcher.agent.control import AttemptOver, LeaderLost, Overtaken
 from launcher.agent.restart_policy import History
 from launcher.agent.signals import Signals, StopRequested
@@ -28,6 +30,7 @@ from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
 from launcher.runs.events import Accused, Fault, every
+from tests.unit.binding.test_masks import flat
 from tests.unit.plans import bare_plan
 
 MEMBERS = tuple(Member(index, index, f"node{index}", 1) for index in range(3))
@@ -125,6 +128,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(module, "Preflight", lambda *_, **__: SimpleNamespace(run=lambda: script.call("preflight")))
     monkeypatch.setattr(module.store, "RanksStore", lambda *_: script.call("serve"))
     monkeypatch.setattr(module._Agent, "_preload", lambda self: None)
+    monkeypatch.setattr(module, "Binder", partial(Binder, look=lambda: (flat(8, numas=2), set(range(8)))))
     return script
 
 

@@ -1,0 +1,27 @@
+"""What NVIDIA's management library alone can tell. It makes no CUDA context and starts no thread."""
+
+from __future__ import annotations
+
+import contextlib
+
+
+def parent_of_slice(uuid: str) -> str | None:
+    """The PCI address of the GPU that a slice of MIG is of; None: the library (nvidia-ml-py) is not there, or fails."""
+    try:
+        import pynvml  # optional, and asked for a slice of MIG alone
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        slice_ = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
+        about = pynvml.nvmlDeviceGetPciInfo(whole)
+        return f"{about.domain:04x}:{about.bus:02x}:{about.device:02x}.0"
+    except pynvml.NVMLError:
+        return None
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

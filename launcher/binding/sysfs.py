@@ -1,0 +1,237 @@
+"""A node's description from the files of its kernel and drivers. Nothing here opens a device.
+
+    node = read()                      # this node
+    node = read(Path("/tmp/tree"))     # a recorded one
+
+What a process may not open (devices of other jobs, which a cgroup or a container keeps from it) is left out, as its
+runtime leaves it out: numbers of devices count among the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.binding.node import Core, Gpu, Nic, Node
+from launcher.units import parse_ranges
+
+INTEL, DISPLAY = "0x8086", "0x0380"  # vendor and class of Intel's data-centre GPUs; others of its are for screens
+ALIKE = "PCI_BUS_ID"  # CUDA_DEVICE_ORDER with which numbers follow the bus even where models differ
+
+
+def read(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Node:
+    """What there is under a root. What cannot be told is left out, and named in `unknown`."""
+    files = _Files(str(root).rstrip("/"))
+    cores, unknown = _cores(files)
+    gpus = _nvidia(files) or _amd(files) or _intel(files, environ)
+    models = sorted({gpu.model for gpu in gpus})
+    if len(models) > 1 and gpus[0].vendor == "nvidia" and environ.get("CUDA_DEVICE_ORDER") != ALIKE:
+        unknown += (
+            f"GPUs of different models ({', '.join(models)}), whose numbers CUDA gives by their speed: set "
+            f"CUDA_DEVICE_ORDER={ALIKE}",
+        )
+    return Node(cores, tuple(gpus), _nics(files), _distances(files), unknown)
+
+
+class _Files:
+    """Small files under a root, each read in one go; pathlib would take most of the time."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def text(self, path: str) -> str:
+        """The text of a file without blanks around it; empty: it cannot be read."""
+        try:
+            with open(f"{self.root}{path}") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def names(self, path: str) -> list[str]:
+        try:
+            with os.scandir(f"{self.root}{path}") as entries:
+                return sorted(entry.name for entry in entries)
+        except OSError:
+            return []
+
+    def cpus(self, path: str) -> tuple[int, ...]:
+        """A list of CPUs, sorted; empty: there is none."""
+        try:
+            return tuple(sorted(parse_ranges(self.text(path))))
+        except ValueError:
+            return ()
+
+    def number(self, path: str) -> int | None:
+        try:
+            return int(self.text(path))
+        except ValueError:
+            return None
+
+    def target(self, path: str) -> str:
+        """The last part of what a link leads to; empty: it is none."""
+        try:
+            return os.path.basename(os.path.realpath(f"{self.root}{path}", strict=True))
+        except OSError:
+            return ""
+
+    def may_open(self, path: str) -> bool:
+        """Whether this process may open a device; the kernel asks the cgroup of devices as well."""
+        return os.access(f"{self.root}{path}", os.R_OK | os.W_OK)
+
+    def numa(self, address: str) -> int | None:
+        """The NUMA node that a PCI device is nearest to; None: the firmware does not tell."""
+        numa = self.number(f"/sys/bus/pci/devices/{address}/numa_node")
+        return None if numa is None or numa < 0 else numa
+
+
+# -- cores
+
+
+def _cores(files: _Files) -> tuple[tuple[Core, ...], tuple[str, ...]]:
+    """The cores that are online, and what is unknown of them. Each list is read once for all that are on it."""
+    cpu = "/sys/devices/system/cpu"
+    online = files.cpus(f"{cpu}/online")
+    if not online:
+        return (), (f"{cpu} is not there",)
+    numa = {
+        each: number
+        for name in files.names("/sys/devices/system/node")
+        if (number := _number(name, "node")) is not None
+        for each in files.cpus(f"/sys/devices/system/node/{name}/cpulist")
+    }
+    known = frozenset(online)
+    sockets: dict[int, int] = {}
+    caches: dict[int, int] = {}
+    found: dict[int, Core] = {}
+    for first in online:
+        if first in found:
+            continue
+        folder = f"{cpu}/cpu{first}"
+        siblings = files.cpus(f"{folder}/topology/core_cpus_list") or files.cpus(
+            f"{folder}/topology/thread_siblings_list"
+        )
+        if first not in siblings:
+            return (), (f"{folder}/topology does not tell which CPUs are of one core",)
+        if first not in sockets:
+            package = files.cpus(f"{folder}/topology/package_cpus_list") or files.cpus(
+                f"{folder}/topology/core_siblings_list"
+            )
+            sockets |= dict.fromkeys(package or siblings, files.number(f"{folder}/topology/physical_package_id") or 0)
+        if first not in caches:
+            shared = files.cpus(f"{folder}/cache/index3/shared_cpu_list") or siblings
+            caches |= dict.fromkeys(shared, shared[0])
+        cpus = tuple(each for each in siblings if each in known)
+        core = Core(cpus, numa.get(first, 0), sockets.get(first, 0), caches.get(first, first))
+        found |= dict.fromkeys(cpus, core)
+    return tuple(dict.fromkeys(found[each] for each in online)), ()
+
+
+def _number(name: str, prefix: str) -> int | None:
+    rest = name.removeprefix(prefix)
+    return int(rest) if name.startswith(prefix) and rest.isdecimal() else None
+
+
+def _distances(files: _Files) -> dict[tuple[int, int], int]:
+    """By pair of NUMA nodes. A row has one number for each node that is online, in their order."""
+    folder = "/sys/devices/system/node"
+    nodes = sorted(number for name in files.names(folder) if (number := _number(name, "node")) is not None)
+    found: dict[tuple[int, int], int] = {}
+    for one in nodes:
+        row = files.text(f"{folder}/node{one}/distance").split()
+        if len(row) == len(nodes) and all(each.isdecimal() for each in row):
+            found |= {(one, other): int(each) for other, each in zip(nodes, row, strict=True)}
+    return found
+
+
+# -- accelerators
+
+
+def _nvidia(files: _Files) -> list[Gpu]:
+    """In the order of the bus, as CUDA numbers GPUs of one model. A container shows its own in /proc alone."""
+    found = []
+    folder = "/proc/driver/nvidia/gpus"
+    for address in sorted(files.names(folder), key=_place):
+        lines = files.text(f"{folder}/{address}/information").splitlines()
+        about = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        minor = about.get("Device Minor", "")
+        if files.may_open(f"/dev/nvidia{minor}"):
+            found.append(Gpu(
+                address.lower(), files.numa(address), "nvidia", about.get("Model", ""), about.get("GPU UUID", "")
+            ))  # fmt: skip
+    return found
+
+
+def _amd(files: _Files) -> list[Gpu]:
+    """In the order of the kernel's list of compute devices, as ROCm numbers them."""
+    found = []
+    folder = "/sys/class/kfd/kfd/topology/nodes"
+    for number in sorted(int(name) for name in files.names(folder) if name.isdecimal()):
+        about = dict(re.findall(r"^(\w+) (\d+)$", files.text(f"{folder}/{number}/properties"), re.MULTILINE))
+        place, minor = about.get("location_id"), about.get("drm_render_minor")
+        if int(about.get("simd_count", 0)) == 0 or place is None or not files.may_open(f"/dev/dri/renderD{minor}"):
+            continue  # a processor, or a GPU of another job's
+        bus = int(place)
+        address = f"{int(about.get('domain', 0)):04x}:{bus >> 8 & 0xFF:02x}:{bus >> 3 & 0x1F:02x}.{bus & 7}"
+        uuid = f"GPU-{int(about['unique_id']):016x}" if int(about.get("unique_id", 0)) else ""
+        found.append(Gpu(address, files.numa(address), "amd", uuid=uuid))
+    return found
+
+
+def _intel(files: _Files, environ: Mapping[str, str]) -> list[Gpu]:
+    """In the order of the bus; each tile counts, unless ZE_FLAT_DEVICE_HIERARCHY says that cards do."""
+    found = []
+    for card in files.names("/sys/class/drm"):
+        folder = f"/sys/class/drm/{card}"
+        if _number(card, "card") is None or files.text(f"{folder}/device/vendor") != INTEL:
+            continue
+        nodes = [name for name in files.names(f"{folder}/device/drm") if name.startswith("renderD")]
+        address = files.target(f"{folder}/device")
+        if not files.text(f"{folder}/device/class").startswith(DISPLAY) or not address:
+            continue
+        if not nodes or not files.may_open(f"/dev/dri/{nodes[0]}"):
+            continue
+        tiles = [name for name in files.names(f"{folder}/gt") if _number(name, "gt") is not None]  # of the driver i915
+        tiles = tiles or [name for name in files.names(f"{folder}/device") if _number(name, "tile") is not None]  # xe
+        parts = range(len(tiles)) if len(tiles) > 1 else ()
+        if environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") == "COMPOSITE" or not parts:
+            found.append(Gpu(address, files.numa(address), "intel"))
+        else:
+            found += [Gpu(address, files.numa(address), "intel", tile=tile) for tile in parts]
+    return sorted(found, key=lambda gpu: (_place(gpu.address), gpu.tile or 0))
+
+
+def _place(address: str) -> tuple[int, ...]:
+    """A PCI address as numbers."""
+    parts = re.split("[:.]", address)
+    return tuple(int(part, 16) for part in parts) if all(re.fullmatch("[0-9a-fA-F]+", part) for part in parts) else ()
+
+
+# -- network devices
+
+
+def _nics(files: _Files) -> tuple[Nic, ...]:
+    """Those with a link: InfiniBand's and RoCE's by their own names, others by their interface's."""
+    interfaces = {}
+    for name in files.names("/sys/class/net"):
+        address = files.target(f"/sys/class/net/{name}/device")
+        if address and files.text(f"/sys/class/net/{name}/operstate") == "up":  # no bridge, no loopback
+            speed = files.number(f"/sys/class/net/{name}/speed") or 0
+            interfaces[name] = Nic(name, name, address, files.numa(address), max(0, speed) // 1000)
+    found = []
+    for name in files.names("/sys/class/infiniband"):
+        port = f"/sys/class/infiniband/{name}/ports/1"
+        if "ACTIVE" not in files.text(f"{port}/state"):
+            continue
+        address = files.target(f"/sys/class/infiniband/{name}/device")
+        interface = next((each.name for each in interfaces.values() if each.address == address), "")
+        interfaces.pop(interface, None)
+        rate = re.match(r"\d+", files.text(f"{port}/rate"))
+        found.append(Nic(name, interface, address, files.numa(address), int(rate[0]) if rate else 0))
+    return tuple(sorted([*found, *interfaces.values()], key=lambda nic: _natural(nic.name)))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`mlx5_2` before `mlx5_10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

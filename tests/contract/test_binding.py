@@ -1,0 +1,83 @@
+"""Ranks run on the CPUs that they were given, whatever started their agent; they read their masks back themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.events import Bound, every
+from launcher.units import parse_ranges
+from tests.launch import Launcher, Result
+
+SHOWS = """\
+import json, os, subprocess, sys
+mask = sorted(os.sched_getaffinity(0))
+child = subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"], capture_output=True)
+status = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("Cpus_allowed_list"))
+print(json.dumps([mask, json.loads(child.stdout), status, os.environ.get("OMP_NUM_THREADS")]))
+"""
+
+
+def masks(result: Result) -> list[tuple[list[int], str | None]]:
+    """The CPUs that each rank, and a process that it starts, may use, and its OMP_NUM_THREADS."""
+    assert result.code == 0, result.output
+    found = []
+    for rank in range(2):
+        mask, child, status, threads = json.loads((result.run.attempts()[-1].logs / f"rank-{rank}.out").read_text())
+        assert mask == child == sorted(parse_ranges(status))
+        found.append((mask, threads))
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "shows.py").write_text(SHOWS)
+    return f"workload.script={tmp_path}/shows.py"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is of nobody's own")
+def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program: str) -> None:
+    result = launcher.run("workload=program", program, "procs_per_node=2")
+    (told,) = every(result.run.attempts()[-1].events(), Bound)
+    given = [sorted(parse_ranges(rank.cpus)) for rank in told.ranks]
+    found = masks(result)
+    assert [mask for mask, _ in found] == given
+    if told.why_not:  # a job of one core
+        assert (told.why_not, set(map(len, given))) == ("2 ranks and 1 core", {1})
+    else:
+        assert not set(given[0]) & set(given[1])
+        assert set(given[0]) | set(given[1]) <= set(parse_ranges(told.allowed))
+        assert [threads for _, threads in found] == ["1", "1"]
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_list_is_taken_as_it_is(launcher: Launcher, program: str, fork: bool) -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    result = launcher.run(
+        "workload=program", program, "procs_per_node=2", f"launch.bind=map:{last}:{first}", f"workload.fork={fork}",
+        OMP_NUM_THREADS="3",
+    )  # fmt: skip
+    assert masks(result) == [([last], "3"), ([first], "3")]
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+@pytest.mark.parametrize("keys", [["launch=tasks"], ["launch.bind=none"], ["procs_per_node=3"]])
+def test_nothing_is_bound_where_that_is_not_wanted_or_cannot_be(
+    launcher: Launcher, program: str, keys: list[str]
+) -> None:
+    if "procs" in keys[0] and len(os.sched_getaffinity(0)) >= 3:
+        pytest.skip("there are as many cores as ranks")
+    result = launcher.run("workload=program", program, *(keys if "procs" in keys[0] else ["procs_per_node=2", *keys]))
+    assert [mask for mask, _ in masks(result)] == [sorted(os.sched_getaffinity(0))] * 2
+    assert all(told.why_not for told in every(result.run.attempts()[-1].events(), Bound))
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+def test_a_list_of_cpus_that_the_job_has_not_is_refused(launcher: Launcher, program: str) -> None:
+    result = launcher.run("workload=program", program, "procs_per_node=2", "launch.bind=map:0:4095")
+    assert result.code != 0
+    assert "launch.bind gives local rank 1 the CPUs 4095, which this job may not use here" in result.output

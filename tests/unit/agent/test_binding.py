@@ -1,0 +1,129 @@
+"""Which CPUs the ranks of an agent are given, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent import binding
+from launcher.agent.binding import Binder
+from launcher.binding import sysfs
+from launcher.binding.masks import BindingRefused
+from launcher.binding.node import Node
+from launcher.rendezvous.protocol import Member
+from launcher.rendezvous.rank_environment import Placement, placements
+from launcher.runs.events import Bound
+from tests.unit.binding import trees
+from tests.unit.binding.test_masks import flat
+from tests.unit.plans import bare_plan
+
+AGENTS = [Member(0, 0, "node0", 2), Member(1, 1, "node1", 2)]
+
+
+def bound(
+    node: Node, allowed: Set[int], *, agents: list[Member] = AGENTS, position: int = 0,
+    environ: dict[str, str] | None = None, **plan: Any,
+) -> tuple[list[Placement], Bound]:  # fmt: skip
+    ranks = placements(agents, position, master=("node0", 1), run_id="r", round_number=0, environ={})
+    binder = Binder(bare_plan(**plan), environ or {}, lambda: (node, allowed))
+    return binder.bind(agents, position, ranks)
+
+
+def shown(told: Bound) -> list[str]:
+    return [rank.cpus for rank in told.ranks]
+
+
+def test_each_rank_has_its_cores_and_as_many_threads() -> None:
+    ranks, told = bound(flat(8, numas=2), set(range(8)), position=1)
+    assert [rank.cpus for rank in ranks] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert [rank.environment["OMP_NUM_THREADS"] for rank in ranks] == ["4", "4"]
+    assert [rank.environment["LAUNCHER_CORES"] for rank in ranks] == ["4", "4"]
+    assert (told.host, told.allowed, told.why_not, [rank.rank for rank in told.ranks]) == ("node1", "0-7", "", [2, 3])
+    assert [(rank.cpus, rank.numa) for rank in told.ranks] == [("0-3", "0"), ("4-7", "1")]
+
+
+def test_ranks_that_are_not_bound_are_as_they_were() -> None:
+    ranks, told = bound(flat(1), {0})
+    assert told.why_not == "2 ranks and 1 core"
+    assert [(rank.cpus, rank.environment.get("OMP_NUM_THREADS")) for rank in ranks] == [((), None)] * 2
+
+
+def test_simulated_nodes_of_one_machine_share_its_cores() -> None:
+    here = [Member(0, 0, "vm", 1), Member(1, 1, "vm", 2), Member(2, 2, "other", 1)]
+    cores = [shown(bound(flat(6), set(range(6)), agents=here, position=place)[1]) for place in range(3)]
+    assert cores == [["0-1"], ["2-3", "4-5"], ["0-5"]]
+
+
+def test_with_tasks_the_schedulers_binding_stands_unless_asked() -> None:
+    tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
+    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch="tasks")
+    assert (ranks[0].cpus, told.why_not, shown(told)) == ((), binding.SCHEDULERS, ["4-5"])
+    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch="tasks", bind="core")
+    assert (ranks[0].cpus, told.why_not) == ((4,), "")
+    ranks, told = bound(flat(8), set(range(8)), agents=tasks, position=1, launch="tasks", bind="map:0-1:6-7")
+    assert ranks[0].cpus == (6, 7)
+
+
+def test_the_lists_of_map_are_those_of_each_nodes_local_ranks() -> None:
+    here = [Member(0, 0, "vm", 2), Member(1, 1, "vm", 2)]
+    assert shown(bound(flat(8), set(range(8)), agents=here, position=1, bind="map:1:3")[1]) == ["1", "3"]
+    with pytest.raises(BindingRefused, match="local rank 1 the CPUs 9"):
+        bound(flat(8), set(range(8)), bind="map:1:9")
+
+
+def test_ranks_are_beside_the_gpus_of_their_mask(tmp_path: Path) -> None:
+    about = trees.description("polaris")
+    node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
+    masked = {"CUDA_VISIBLE_DEVICES": "3,0"}
+    told = bound(node, allowed, environ=masked, gpus_per_node=2, cpus_per_proc=4)[1]
+    assert [(rank.numa, rank.gpu, rank.gpu_numa, rank.nic) for rank in told.ranks] == [
+        ("0-1", "0000:c7:00.0", 0, "mlx5_0"), ("2-3", "0000:07:00.0", 3, None)
+    ]  # fmt: skip
+    told = bound(node, allowed, environ=masked, gpus_per_node=4)[1]
+    assert told.ranks[0].gpu == "0000:c7:00.0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "keys", "why"),
+    [
+        ({}, {"gpus_per_node": 2}, "no accelerator is found in /sys or /proc"),
+        ({}, {"gpus_per_node": 2, "device": "cpu"}, ""),
+    ],
+)
+def test_gpus_that_cannot_be_told_are_told(environ: dict[str, str], keys: dict[str, Any], why: str) -> None:
+    ranks, told = bound(flat(8), set(range(8)), environ=environ, **keys)
+    assert told.why_not == why
+    assert all(bool(rank.cpus) is not bool(why) for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("environ", "keys", "threads"),
+    [
+        ({}, {}, "4"),
+        ({"OMP_NUM_THREADS": "3"}, {}, None),  # the user's
+        ({"OMP_NUM_THREADS": "16"}, {}, None),
+        ({"OMP_NUM_THREADS": "2"}, {"cpus_per_proc": 2}, None),  # the job script's, which fits
+        ({"OMP_NUM_THREADS": "16"}, {"cpus_per_proc": 16}, "4"),  # the job script's, in hardware threads
+        ({}, {"invariant": True}, None),
+        ({"OMP_NUM_THREADS": "16"}, {"cpus_per_proc": 16, "invariant": True}, None),
+    ],
+)
+def test_threads_of_a_rank_with_four_cores(environ: dict[str, str], keys: dict[str, Any], threads: str | None) -> None:
+    assert binding.threads(environ, bare_plan(**keys), 4).get("OMP_NUM_THREADS") == threads
+
+
+def test_a_node_is_looked_at_once() -> None:
+    looks = []
+
+    def look() -> tuple[Node, Set[int]]:
+        looks.append(1)
+        return flat(4), set(range(4))
+
+    binder = Binder(bare_plan(), {}, look)
+    ranks = placements(AGENTS, 0, master=("node0", 1), run_id="r", round_number=0, environ={})
+    for _ in range(2):
+        binder.bind(AGENTS, 0, ranks)
+    assert len(looks) == 1

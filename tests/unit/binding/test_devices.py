@@ -1,0 +1,133 @@
+"""Which accelerator and network device a rank uses: masks of schedulers and containers, slices of MIG, devices gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.binding import devices, sysfs
+from launcher.binding.devices import Untold
+from launcher.binding.node import Node
+from tests.unit.binding import trees
+
+UUID = "GPU-0000000{}-0000-0000-0000-000000000000"
+
+
+def node_of(name: str, root: Path, environ: dict[str, str] | None = None) -> Node:
+    return sysfs.read(trees.build(root, trees.description(name)), environ or {})
+
+
+def addresses(node: Node, environ: dict[str, str]) -> list[str]:
+    return [gpu.name for gpu in devices.visible(node, environ)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "buses"),
+    [
+        (None, "07 46 85 c7"),
+        ("2,0", "85 07"),
+        ("", ""),
+        ("1,-1,2", "46"),  # the driver ignores what follows
+        ("NoDevFiles", ""),
+        (UUID.format(3), "c7"),
+        ("GPU-00000001", "46"),
+        (f"MIG-{UUID.format(2)}/7/0", "85"),
+        (f"MIG-{UUID.format(2)}/7/0,MIG-{UUID.format(2)}/8/0", "85 85"),
+    ],
+)
+def test_masks_of_nvidia(mask: str | None, buses: str, tmp_path: Path) -> None:
+    node = node_of("polaris", tmp_path)
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert addresses(node, environ) == [f"0000:{bus}:00.0" for bus in buses.split()]
+
+
+def test_masks_of_rocm_count_within_each_other(tmp_path: Path) -> None:
+    node = node_of("lumi-g", tmp_path)
+    environ = {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "1"}
+    assert addresses(node, environ) == ["0000:d6:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [
+        ("0.1,3.0", ["0000:18:00.0.1", "0001:18:00.0.0"]),
+        ("2", ["0000:42:00.0.0"]),
+    ],
+)
+def test_masks_of_level_zero_name_tiles(mask: str, names: list[str], tmp_path: Path) -> None:
+    assert addresses(node_of("aurora", tmp_path), {"ZE_AFFINITY_MASK": mask}) == names
+
+
+def test_tiles_are_no_devices_where_cards_are(tmp_path: Path) -> None:
+    assert len(node_of("aurora", tmp_path, {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}).gpus) == 6
+
+
+def test_a_slice_of_mig_without_its_gpus_uuid_is_asked_of_nvidias_library(tmp_path: Path) -> None:
+    node = node_of("polaris", tmp_path)
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222"}
+    found = devices.visible(node, environ, {"MIG-11111111-2222": "0000:85:00.0"}.get)
+    assert [gpu.address for gpu in found] == ["0000:85:00.0"]
+    with pytest.raises(Untold, match="NVIDIA's library alone"):
+        devices.visible(node, environ)
+
+
+def test_gpus_of_other_jobs_are_not_counted(tmp_path: Path) -> None:
+    """A cgroup keeps this process from them, and CUDA_VISIBLE_DEVICES counts among the others."""
+    trees.build(tmp_path, trees.description("polaris"))
+    (tmp_path / "dev/nvidia0").unlink()
+    assert addresses(sysfs.read(tmp_path, {}), {"CUDA_VISIBLE_DEVICES": "0"}) == ["0000:46:00.0"]
+
+
+def test_a_container_shows_its_own_gpus_in_proc_alone(tmp_path: Path) -> None:
+    trees.build(tmp_path, trees.description("dgx-h100"))
+    for address in ("0000:1b:00.0", "0000:43:00.0"):
+        shutil.rmtree(tmp_path / "proc/driver/nvidia/gpus" / address)
+    assert addresses(sysfs.read(tmp_path, {}), {})[0] == "0000:52:00.0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, "names 0 twice"),
+        ({"CUDA_VISIBLE_DEVICES": "0,4"}, "names GPU 4, and this process may use 4 GPUs here"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-dead"}, "names GPU-dead, and no GPU here is that: it is gone"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "no accelerator"),
+    ],
+)
+def test_what_is_not_there_or_twice_is_named(environ: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(Untold, match=words):
+        devices.near(node_of("polaris", tmp_path), environ, range(2), gpus=True)
+
+
+def test_models_that_differ_are_numbered_by_the_bus_only_if_cuda_is_told_so(tmp_path: Path) -> None:
+    about = trees.description("polaris")
+    about["gpus"][1][3] = "NVIDIA T4"
+    trees.build(tmp_path, about)
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in sysfs.read(tmp_path, {}).unknown[0]
+    assert sysfs.read(tmp_path, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).unknown == ()
+
+
+def test_each_rank_has_the_nic_that_its_site_pairs_with_its_gpu(tmp_path: Path) -> None:
+    node = node_of("polaris", tmp_path)
+    ranks = devices.near(node, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, range(4), gpus=True, pairs=["hsn1", "hsn0"])
+    assert [(rank.gpu.address[5:7], rank.nic.name) for rank in ranks if rank.gpu and rank.nic] == [
+        ("c7", "mlx5_0"), ("85", "mlx5_1"), ("46", "mlx5_0"), ("07", "mlx5_1")
+    ]  # fmt: skip
+
+
+def test_a_nic_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Untold, match="names hsn7, and there is mlx5_0, mlx5_1"):
+        devices.near(node_of("polaris", tmp_path), {}, range(4), gpus=True, pairs=["hsn7"])
+
+
+def test_nics_have_the_names_and_speeds_of_infiniband_and_of_interfaces(tmp_path: Path) -> None:
+    node = node_of("miyabi-g", tmp_path)
+    assert [(nic.name, nic.interface, nic.numa, nic.speed) for nic in node.nics] == [("mlx5_0", "ibP2s2", 0, 200)]
+
+
+def test_a_nic_without_a_link_is_left_out(tmp_path: Path) -> None:
+    trees.build(tmp_path, trees.description("perlmutter"))
+    (tmp_path / "sys/class/net/hsn2/operstate").write_text("down\n")
+    assert [nic.name for nic in sysfs.read(tmp_path, {}).nics] == ["hsn0", "hsn1", "hsn3"]

@@ -1,0 +1,113 @@
+"""Trees of sysfs as nodes of known types have them, built from one file each in `nodes/`.
+
+A file has: `source`; `sockets`, the lists of CPUs of each; `numa`, the same of each NUMA node; `siblings`, by how much
+the numbers of a core's two threads differ (0: it has one); `cache`, how many cores share a last level of cache;
+`distances`; `kept`, CPUs that the site keeps for itself, which a job's mask leaves out; `gpus` (vendor, PCI address,
+NUMA node, model, tiles) and `nics` (name, interface, PCI address, NUMA node, Gb/s).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launcher.formatting import ranges
+from launcher.units import parse_ranges
+
+NODES = Path(__file__).parent / "nodes"
+NAMES = sorted(path.stem for path in NODES.glob("*.json"))
+
+
+def description(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((NODES / f"{name}.json").read_text())
+    return found
+
+
+def allowed(about: dict[str, Any]) -> list[int]:
+    """The CPUs that a job of its own gets there."""
+    kept = parse_ranges(about["kept"]) if about.get("kept") else ()
+    return sorted(set(parse_ranges(",".join(about["sockets"]))) - set(kept))
+
+
+def build(root: Path, about: dict[str, Any]) -> Path:
+    """The tree under a folder."""
+    _cpus(root, about)
+    for number, gpu in enumerate(about.get("gpus", ())):
+        _gpu(root, number, *gpu)
+    for nic in about.get("nics", ()):
+        _nic(root, *nic)
+    return root
+
+
+def _write(path: Path, text: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def _cpus(root: Path, about: dict[str, Any]) -> None:
+    cpu = root / "sys/devices/system/cpu"
+    _write(cpu / "online", ranges(sorted(parse_ranges(",".join(about["sockets"])))))
+    apart = about["siblings"]
+    for socket, listed in enumerate(about["sockets"]):
+        mine = parse_ranges(listed)
+        first = [each for each in mine if not apart or each - apart not in mine]
+        for place, each in enumerate(first):
+            threads = [each, each + apart] if apart else [each]
+            group = first[place // about["cache"] * about["cache"] :][: about["cache"]]
+            shared = sorted({*group, *(other + apart for other in group)})
+            for number in threads:
+                folder = cpu / f"cpu{number}"
+                _write(folder / "topology/core_cpus_list", ranges(threads))
+                _write(folder / "topology/package_cpus_list", listed)
+                _write(folder / "topology/physical_package_id", socket)
+                _write(folder / "cache/index3/shared_cpu_list", ranges(shared))
+    for number, listed in enumerate(about["numa"]):
+        folder = root / f"sys/devices/system/node/node{number}"
+        _write(folder / "cpulist", listed)
+        if about.get("distances"):
+            _write(folder / "distance", " ".join(map(str, about["distances"][number])))
+
+
+def _pci(root: Path, address: str, numa: int) -> Path:
+    folder = root / f"sys/bus/pci/devices/{address}"
+    _write(folder / "numa_node", numa)
+    return folder
+
+
+def _gpu(root: Path, number: int, vendor: str, address: str, numa: int, model: str = "", tiles: int = 1) -> None:
+    folder = _pci(root, address, numa)
+    if vendor == "nvidia":
+        uuid = f"GPU-{number:08x}-0000-0000-0000-000000000000"
+        text = f"Model: \t\t {model}\nIRQ:   \t\t 90\nGPU UUID: \t {uuid}\nDevice Minor: \t {number}"
+        _write(root / f"proc/driver/nvidia/gpus/{address}/information", text)
+        _write(root / f"dev/nvidia{number}", "")
+    elif vendor == "amd":
+        bus = int(address[5:7], 16)
+        text = f"cpu_cores_count 0\nsimd_count 440\nlocation_id {bus << 8}\ndomain 0\n"
+        text += f"drm_render_minor {128 + number}\nunique_id {1000 + number}"
+        _write(root / f"sys/class/kfd/kfd/topology/nodes/{4 + number}/properties", text)
+        _write(root / f"sys/class/kfd/kfd/topology/nodes/{number % 4}/properties", "cpu_cores_count 16\nsimd_count 0")
+        _write(root / f"dev/dri/renderD{128 + number}", "")
+    else:
+        _write(folder / "vendor", "0x8086")
+        _write(folder / "class", "0x038000")
+        _write(folder / f"drm/renderD{128 + number}/uevent", "")
+        _write(root / f"dev/dri/renderD{128 + number}", "")
+        card = root / f"sys/class/drm/card{number}"
+        for tile in range(tiles):
+            _write(card / f"gt/gt{tile}/id", tile)
+        (card / "device").symlink_to(folder)
+
+
+def _nic(root: Path, name: str, interface: str, address: str, numa: int, speed: int) -> None:
+    folder = _pci(root, address, numa)
+    if name:
+        port = root / f"sys/class/infiniband/{name}/ports/1"
+        _write(port / "state", "4: ACTIVE")
+        _write(port / "rate", f"{speed} Gb/sec (4X HDR)")
+        (root / f"sys/class/infiniband/{name}/device").symlink_to(folder)
+    if interface:
+        _write(root / f"sys/class/net/{interface}/operstate", "up")
+        _write(root / f"sys/class/net/{interface}/speed", speed * 1000)
+        (root / f"sys/class/net/{interface}/device").symlink_to(folder)
