@@ -31,7 +31,7 @@ if __name__ == "__main__":  # as a command, not as a part of the test package
 
 from tests.cluster import host, slurm_config
 from tests.cluster.daemons import DaemonSet, Proc, descendants, end, running, wait_until
-from tests.cluster.slurm_config import NODES
+from tests.cluster.slurm_config import NODES, Site
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 NEEDED_FOR_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
@@ -58,10 +58,14 @@ class SlurmCluster:
     that die without stopping it, the next start on this host clears it away. With detached=True it stays up until told.
     """
 
-    def __init__(self, folder: str | Path | None = None, *, accounting: bool = False, detached: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path | None = None, *, accounting: bool = False, detached: bool = False,
+        site: Site | None = None,
+    ) -> None:  # fmt: skip
         self.folder = Path(folder or Path(tempfile.gettempdir(), f"slurm-{secrets.token_hex(4)}")).absolute()
         self.accounting = accounting
         self.detached = detached
+        self.site = site or Site()
         self.conf = self.folder / "slurm.conf"
         self.daemons = DaemonSet(self.folder)
 
@@ -94,8 +98,9 @@ class SlurmCluster:
         (self.folder / MARK).touch()
         deadline = time.monotonic() + timeout_s
         try:
-            ports = host.join(self.folder, 2 + len(NODES), NODES, owner=None if self.detached else Proc.of(os.getpid()))
-            slurm_config.write(self.folder, ports, accounting=self.accounting)
+            owner = None if self.detached else Proc.of(os.getpid())
+            ports = host.join(self.folder, 2 + len(NODES), self.site.names, owner=owner)
+            slurm_config.write(self.folder, ports, self.site, accounting=self.accounting)
             self._launch("munged", *slurm_config.munged_options(self.folder))
             self._wait((self.folder / "munge.socket").exists, deadline, "munged made no socket")
             if self.accounting:
@@ -151,7 +156,7 @@ class SlurmCluster:
 
     def states(self) -> dict[str, str]:
         """Each node's state as sinfo shows it, for instance {"node1": "idle", "node2": "down*"}."""
-        listing = self._ask("sinfo", "--noheader", "--Node", "--partition=gpu", "--format=%N %T").stdout
+        listing = self._ask("sinfo", "--noheader", "--Node", "--format=%N %T").stdout
         return dict(line.split() for line in listing.splitlines())
 
     def wait_idle(self, *, timeout_s: float = 60.0) -> None:

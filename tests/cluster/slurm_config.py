@@ -6,10 +6,45 @@ import os
 import socket
 import stat
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 NODES = ("node1", "node2", "node3", "node4")
-GPUS = 2  # per node
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the four nodes and the controller pretend to be.
+
+    Attributes:
+        node: what a node has, as slurm.conf says it, but for its GPUs.
+        gpus: of a node.
+        gpu_type: what Slurm calls them.
+        partitions: lines of slurm.conf behind `PartitionName=`.
+        settings: more lines of slurm.conf.
+        filter: job_submit.lua; empty: none.
+        aliases: what else the nodes' names resolve with, behind each name.
+    """
+
+    node: str = "CPUs=4 RealMemory=6000"
+    gpus: int = 2
+    gpu_type: str = ""
+    partitions: tuple[str, ...] = (
+        "gpu    Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  Default=YES",
+        # The only one that warns: preempted jobs get SIGTERM, and 10 s to leave.
+        "debug  Nodes=node[1-2] MaxTime=00:10:00 PriorityTier=1  GraceTime=10",
+        "urgent Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=10",
+        # The only one that counts memory, and so the only one whose jobs are ended for having too much.
+        "memory Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  DefMemPerCPU=1000 SelectTypeParameters=CR_Core_Memory",
+    )
+    settings: tuple[str, ...] = ()
+    filter: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{node}{alias}" for alias in ("", *self.aliases) for node in NODES)
+
 
 SLURM_CONF = """\
     ClusterName=test
@@ -50,14 +85,7 @@ SLURM_CONF = """\
     {accounting}
 
     NodeName=node[1-4] NodeHostname={hostname} NodeAddr=127.0.0.1 Port=[{node_ports}] \\
-        CPUs=4 RealMemory=6000 Gres=gpu:{gpus} State=UNKNOWN
-    PartitionName=gpu    Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  Default=YES
-    # The only one that warns: preempted jobs get SIGTERM, and 10 s to leave.
-    PartitionName=debug  Nodes=node[1-2] MaxTime=00:10:00 PriorityTier=1  GraceTime=10
-    PartitionName=urgent Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=10
-    # The only one that counts memory, and so the only one whose jobs are ended for having too much.
-    PartitionName=memory Nodes=node[1-4] MaxTime=02:00:00 PriorityTier=1  DefMemPerCPU=1000 \\
-        SelectTypeParameters=CR_Core_Memory
+        {node} Gres={gres} State=UNKNOWN
     """
 
 ACCOUNTING = """\
@@ -83,7 +111,7 @@ SLURMDBD_CONF = """\
     """
 
 
-def write(folder: Path, ports: list[int], *, accounting: bool) -> None:
+def write(folder: Path, ports: list[int], site: Site, *, accounting: bool) -> None:
     """Write all configuration files; `ports` are the controller's, slurmdbd's and one for each node, in a row."""
     controller_port, dbd_port, *node_ports = ports
     folder.chmod(0o755)
@@ -95,12 +123,18 @@ def write(folder: Path, ports: list[int], *, accounting: bool) -> None:
         "dbd_port": dbd_port,
         "node_ports": f"{node_ports[0]}-{node_ports[-1]}",
         "hostname": socket.gethostname().partition(".")[0],
-        "gpus": GPUS,
+        "node": site.node,
+        "gres": ":".join(["gpu", *filter(None, [site.gpu_type]), str(site.gpus)]),
     }
     extra = _fill(ACCOUNTING, **values) if accounting else "# No accounting: sacct fails, as at many sites."
-    (folder / "slurm.conf").write_text(_fill(SLURM_CONF, **values, accounting=extra))
-    gpus = f"{_pretend_gpus(folder / 'dev')}[0-{GPUS - 1}]"
-    (folder / "gres.conf").write_text(f"NodeName=node[1-4] Name=gpu File={gpus}\n")
+    more = [*site.settings, *(f"PartitionName={partition}" for partition in site.partitions)]
+    if site.filter:
+        more.append("JobSubmitPlugins=lua")
+        (folder / "job_submit.lua").write_text(site.filter)
+    (folder / "slurm.conf").write_text("\n".join([_fill(SLURM_CONF, **values, accounting=extra), *more, ""]))
+    kind = f"Type={site.gpu_type} " if site.gpu_type else ""
+    gpus = f"{_pretend_gpus(folder / 'dev', site.gpus)}[0-{site.gpus - 1}]"
+    (folder / "gres.conf").write_text(f"NodeName=node[1-4] Name=gpu {kind}File={gpus}\n")
     # Nothing here uses cgroups; naming the plugin keeps slurmd from looking for them, as not every container has them.
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     _write_secret(folder / "munge.key", os.urandom(128))
@@ -152,13 +186,13 @@ def _write_secret(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _pretend_gpus(folder: Path) -> str:
+def _pretend_gpus(folder: Path, count: int) -> str:
     """Devices gpu0, gpu1, ... that are /dev/null by another name; returns their path without the number.
 
     Slurm sets CUDA_VISIBLE_DEVICES only when the File in gres.conf is a character device, which a plain file is not.
     """
     try:
-        for index in range(GPUS):
+        for index in range(count):
             os.mknod(folder / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError:  # a container without CAP_MKNOD: terminals, which most hosts have, do as well
         return "/dev/tty"

@@ -135,6 +135,17 @@ CASES = [
         ("profile", "workload=p2p nodes=2 gpus_per_node=8 cpus_per_proc=7 cluster.account=me", ("frontier", "lumi-g")),
         ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=32 cluster.account=me", ("perlmutter",)),
         ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=72 cluster.account=me", ("roihu",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=12 cluster.account=me", ("juwels-booster",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=72 cluster.account=me", ("jupiter", "alps")),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=8 mem=494000M cluster.account=me",
+         ("leonardo",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=16", ("snellius",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=4 cpus_per_proc=20 cluster.account=me cluster.qos=acc_ehpc",
+         ("marenostrum5",)),
+        ("profile", "workload=program workload.script=train.py nodes=2 gpus_per_node=12 cpus_per_proc=8 "
+         "cluster.account=me", ("aurora",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=8 cpus_per_proc=12 cluster.project=me", ("abci",)),
+        ("profile", "workload=p2p nodes=2 gpus_per_node=8 cluster.project=11003281", ("aspire2a", "aspire2a-plus")),
         # -- a profile and a template of the user's own
         ("profile", "workload=p2p nodes=2", ("mine",)),
         ("template", "workload=p2p nodes=2 cluster.template=../mine.sh.j2", (SLURM,)),

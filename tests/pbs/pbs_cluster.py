@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,10 @@ class PbsCluster:
     def set(self, **settings: object) -> None:
         """Change settings until the next reset; their names are those of stand_in/server.py, Settings."""
         self._control("set", settings)
+
+    def set_queues(self, *queues: Mapping[str, object]) -> None:
+        """Queues instead of the usual ones, until the next reset; stand_in/server.py, Queue."""
+        self._control("queues", queues)
 
     def down(self) -> None:
         """The server stops to answer; jobs go on."""

@@ -3,6 +3,7 @@
 #SBATCH --comment=launcher-3ed46d16d9a6ed28f4b4
 #SBATCH --partition=batch
 #SBATCH --account=me
+#SBATCH --constraint=nvme
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=56
@@ -241,8 +242,11 @@ if ! type module >/dev/null 2>&1; then
   done
 fi
 {
-export MIOPEN_USER_DB_PATH=/tmp/my-miopen-cache MIOPEN_CUSTOM_CACHE_DIR=/tmp/my-miopen-cache
+export TMPDIR=/mnt/bb/$USER
 } || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"set-up line 1 of the cluster'"'"'s profile"'
+{
+export MIOPEN_USER_DB_PATH=/tmp/my-miopen-cache MIOPEN_CUSTOM_CACHE_DIR=/tmp/my-miopen-cache
+} || setup_failed 2 $? 'set-up line 2 of the cluster'"'"'s profile' '"set-up line 2 of the cluster'"'"'s profile"'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 unset SLURM_EXPORT_ENV  # of sbatch --export=NONE, where that is the house rule: srun is to hand on what is set here

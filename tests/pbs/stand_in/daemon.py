@@ -26,7 +26,7 @@ from tests.pbs.stand_in.arguments import SERVER, job_id
 from tests.pbs.stand_in.errors import PbsError
 from tests.pbs.stand_in.jobs import Job
 from tests.pbs.stand_in.qstat import VERSION, Answer
-from tests.pbs.stand_in.server import Server
+from tests.pbs.stand_in.server import Queue, Server
 
 Message = dict[str, Any]
 
@@ -113,6 +113,7 @@ class Daemon:
             array = qsub.indices_of(wishes.values["J"]) if "J" in wishes.values else None
             if "max_run_subjobs" in wishes.attributes and array is None:
                 raise errors.only_for_arrays()
+            server.require(wishes.values)
             queue, request = server.admit(queue or None, wishes.resources, array=array)
             made = qsub.submission(draft, queue, request, server.user)
             return server.submit(number, made, qsub.dependencies(wishes.attributes.get("depend", "")))
@@ -175,6 +176,8 @@ class Daemon:
                     setattr(server.settings, name, its)
                 if not server.settings.history:
                     server.purge()
+            elif what == "queues":
+                server.queues = {queue["name"]: Queue(**queue) for queue in value}
             elif what == "rerun":
                 try:
                     server.rerun(job_id(value) or value)

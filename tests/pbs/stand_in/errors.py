@@ -110,3 +110,20 @@ def no_history() -> PbsError:
 
 def only_for_arrays() -> PbsError:
     return PbsError(15231, "Attribute has to be set on an array job")
+
+
+def no_access() -> PbsError:
+    return PbsError(15022, "Access to queue is denied")
+
+
+def no_route() -> PbsError:
+    return PbsError(15039, "Job rejected by all possible destinations")
+
+
+def too_many_jobs(queue: str) -> PbsError:
+    return PbsError(15142, f"would exceed queue {queue}'s per-user limit")
+
+
+def required(what: str) -> PbsError:
+    """A hook's words, as sites write them."""
+    return PbsError(15136, f"{what} is required to be set.")

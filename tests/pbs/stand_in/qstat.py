@@ -206,9 +206,13 @@ def _show(printing: _Printing, records: list[Record], title: str) -> None:
 def queue_attributes(server: Server, queue: Queue) -> list[Attribute]:
     jobs = [job for job in server.live(history=True) if job.submission.queue == queue.name]
     return [
-        ("queue_type", None, "Execution"), ("total_jobs", None, str(len(jobs))),
+        ("queue_type", None, "Route" if queue.routes else "Execution"), ("total_jobs", None, str(len(jobs))),
         ("state_count", None, _state_count(jobs)),
         *(("resources_max", name, value) for name, value in queue.most.items()),
+        *(("resources_min", name, value) for name, value in queue.least.items()),
+        *([("max_queued", None, f"[u:PBS_GENERIC={queue.jobs}]")] if queue.jobs is not None else ()),
+        *([("from_route_only", None, "True")] if queue.inner else ()),
+        *([("route_destinations", None, ",".join(queue.routes))] if queue.routes else ()),
         ("enabled", None, str(queue.enabled)), ("started", None, "True"),
     ]  # fmt: skip
 
@@ -217,7 +221,7 @@ def server_attributes(server: Server) -> list[Attribute]:
     jobs = server.live(history=True)
     settings = server.settings
     rest = {
-        "default_queue": "workq", "log_events": "511", "mailer": "/usr/sbin/sendmail", "mail_from": "adm",
+        "default_queue": settings.default_queue, "log_events": "511", "mailer": "/usr/sbin/sendmail", "mail_from": "adm",
         "query_other_jobs": "True", "resources_default.ncpus": "1", "default_chunk.ncpus": "1",
         "scheduler_iteration": "10", "flatuid": "True", "resv_enable": "True", "node_fail_requeue": "310",
         "max_array_size": str(settings.max_array_size), "pbs_license_min": "0", "pbs_license_max": "2147483647",

@@ -109,6 +109,11 @@ def size_in_bytes(text: str) -> int:
     return (int(match[1]) << UNITS[match[2].lower()]) * (8 if match[3].lower() == "w" else 1)
 
 
+def amount(name: str, text: str) -> int:
+    """A resource's value as a number, to compare it: seconds, bytes or a count."""
+    return seconds(text) if TYPES[name] == TIME else size_in_bytes(text) if TYPES[name] == SIZE else int(text)
+
+
 def added_sizes(sizes: Sequence[str]) -> str:
     """The sum, in the smallest unit that occurs: 20mb, 200b."""
     units = [re.sub(r"[^kmgtp]", "", size.lower()) for size in sizes]
@@ -117,7 +122,7 @@ def added_sizes(sizes: Sequence[str]) -> str:
 
 
 def _canonical(name: str, text: str) -> str:
-    kind = TYPES[name]
+    kind = TYPES.get(name, TEXT)  # what a site has defined is a text
     if kind == LONG:
         if not re.fullmatch(r"[+-]?\d+" if name == "ngpus" else r"\d+", text, re.ASCII):
             raise ValueError(text)
@@ -232,7 +237,7 @@ def _chunks(select: str, known: frozenset[str]) -> list[Chunk]:
             name, _, text = item.partition("=")
             if name not in known:
                 raise errors.unknown_resource(f": {name}")
-            if name not in OF_CHUNK:
+            if name not in OF_CHUNK and name in TYPES:
                 raise errors.not_for_select(name)
             if name in found:
                 raise errors.twice_in_chunk(name)

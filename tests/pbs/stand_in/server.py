@@ -25,11 +25,37 @@ DEPENDENCIES = {"after": "before", "afterok": "beforeok", "afternotok": "beforen
 
 @dataclass
 class Queue:
-    """A queue with its limits: resources_max as qstat shows them."""
+    """A queue with its limits.
+
+    Attributes:
+        most, least: resources_max and resources_min, as qstat shows them.
+        jobs: of one user at once, those that wait included (max_queued).
+        routes: what a route queue hands jobs on to: the first that takes one.
+        inner: it takes jobs from a route queue alone (from_route_only).
+    """
 
     name: str
     enabled: bool = True
     most: dict[str, str] = field(default_factory=dict)
+    least: dict[str, str] = field(default_factory=dict)
+    jobs: int | None = None
+    routes: list[str] = field(default_factory=list)
+    inner: bool = False
+
+    def refuses(self, request: resources.Request) -> bool:
+        """Whether a job asks for too much or too little of something (server/svr_jobfunc.c, chk_resc_limits).
+
+        What a job does not ask for is not compared.
+        """
+        asked = {name: resources.amount(name, text) for name, text in request.values.items() if name in COMPARED}
+        return any(
+            name in asked and (asked[name] > limit if limits is self.most else asked[name] < limit)
+            for limits in (self.most, self.least)
+            for name, limit in ((name, resources.amount(name, text)) for name, text in limits.items())
+        )
+
+
+COMPARED = ("walltime", "nodect", "ncpus", "ngpus", "mem")
 
 
 @dataclass
@@ -46,6 +72,10 @@ class Settings:
         start_delay: seconds that a job is in substate 41, without session_id and resources_used.
         walltime_poll: seconds between two looks at how long jobs have run.
         delivery_delay: seconds that a job is in state E before its output is delivered.
+        default_queue: where jobs go that name none.
+        node: what each node has; mem in kb.
+        required: what a submission hook of the site wants every job to have: resources, project, Account_Name.
+        totals: the hook makes a select statement of whole nodes from `ncpus`, `ngpus` and `mem` of all nodes together.
         next_number: of the next job; reset() leaves it, so that no id is given twice.
     """
 
@@ -59,6 +89,10 @@ class Settings:
     start_delay: float = 0.1
     walltime_poll: float = 1.0
     delivery_delay: float = 0.05
+    default_queue: str = "workq"
+    node: dict[str, int] = field(default_factory=lambda: {"ncpus": 16, "ngpus": 4, "mem": 64 << 20})
+    required: list[str] = field(default_factory=list)
+    totals: bool = False
     next_number: int = 0
 
 
@@ -95,7 +129,7 @@ class Server:
         self.runs: dict[str, mom.Run] = {}
         self.user = user
         self.mom = mom.Mom(folder, exec_folder, self._ended)
-        self._totals = {host: {"ncpus": 16, "ngpus": 4, "mem": 64 << 20} for host in hosts}
+        self._hosts = tuple(hosts)
         self._taken: dict[str, list[tuple[str, resources.Chunk]]] = {}
         self._slots: dict[str, list[tuple[str, int]]] = {}
         threading.Thread(target=self._schedule_forever, daemon=True).start()
@@ -149,22 +183,66 @@ class Server:
         Raises:
             PbsError: it is not accepted.
         """
-        queue = self.queues.get(queue_name or "workq")
+        queue = self.queues.get(queue_name or self.settings.default_queue)
         if queue is None:
             raise errors.unknown_queue()
         if array is not None and len(array) > self.settings.max_array_size:
             raise errors.array_too_large()
-        request = resources.request(asked, self.known_resources())
+        request = resources.request(self._hook(asked), self.known_resources())
         limit = queue.most.get("walltime")
         if limit and request.walltime is None:
             request = resources.Request(request.chunks, dict(sorted({**request.values, "walltime": limit}.items())))
+        if queue.inner:
+            raise errors.no_access()
         if not queue.enabled:
             raise errors.queue_disabled()
-        if limit and (request.walltime or 0) > resources.seconds(limit):
+        if queue.refuses(request):
             raise errors.exceeds_queue()
-        if "nodect" in queue.most and len(request.chunks) > int(queue.most["nodect"]):
-            raise errors.exceeds_queue()
+        if queue.routes:
+            return self._route(queue, request), request
+        self._count(queue, array)
         return queue.name, request
+
+    def _hook(self, asked: dict[str, str]) -> dict[str, str]:
+        """The site's submission hook, on resources.
+
+        Raises:
+            PbsError: one that must be asked for is not.
+        """
+        for name in self.settings.required:
+            if name not in ("project", "Account_Name") and name not in asked:
+                raise errors.required(f"Resource: {name}")
+        if not self.settings.totals or "select" in asked:
+            return asked
+        node = self.settings.node
+        cpus, gpus = int(asked.get("ncpus", 1)), int(asked.get("ngpus", 0))
+        nodes = max(-(-cpus // node["ncpus"]), -(-gpus // node["ngpus"]), 1)
+        mem = resources.size_in_bytes(asked.get("mem", "500mb")) // nodes // 1024
+        chunk = f"ncpus={cpus // nodes}:ngpus={gpus // nodes}:mem={mem}kb:mpiprocs={cpus // nodes}"
+        rest = {name: text for name, text in asked.items() if name not in ("ncpus", "ngpus", "mem")}
+        return {**rest, "select": f"{nodes}:{chunk}", "place": "scatter" if nodes > 1 else "free"}
+
+    def require(self, wishes: Mapping[str, str]) -> None:
+        """The site's submission hook, on options by their letter.
+
+        Raises:
+            PbsError: one that must be given is not.
+        """
+        for name, letter in (("project", "P"), ("Account_Name", "A")):
+            if name in self.settings.required and not wishes.get(letter):
+                raise errors.required(name)
+
+    def _route(self, queue: Queue, request: resources.Request) -> str:
+        for name in queue.routes:
+            if not self.queues[name].refuses(request):
+                return name
+        raise errors.no_route()
+
+    def _count(self, queue: Queue, array: Sequence[int] | None) -> None:
+        live = [job for job in self.live(history=False) if job.submission.queue == queue.name]
+        jobs = sum(len(job.subjobs) or 1 for job in live) + (len(array) if array is not None else 1)
+        if queue.jobs is not None and jobs > queue.jobs:
+            raise errors.too_many_jobs(queue.name)
 
     def submit(self, number: int, submission: Submission, depend: str | None) -> Job:
         """Take the job in; what it depends on may end it at once."""
@@ -279,7 +357,7 @@ class Server:
 
     def nodes(self) -> list[Node]:
         nodes = []
-        for host, total in self._totals.items():
+        for host, total in ((host, self.settings.node) for host in self._hosts):
             free = dict(total)
             for taken in self._taken.values():
                 for its, chunk in taken:
