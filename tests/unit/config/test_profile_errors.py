@@ -75,5 +75,5 @@ def test_a_wrong_line_for_all_runs_is_told_with_its_file(
 
 def test_a_profile_that_there_is_not_is_told_with_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_CONFIG_DIR", str(tmp_path))
-    words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: allocation, casper"
+    words = "there is no cluster=perlmuter. Did you mean perlmutter? Known: abci, allocation"
     refused(["workload=collective", "cluster=perlmuter"], words)

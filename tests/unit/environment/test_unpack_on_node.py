@@ -403,7 +403,7 @@ def test_the_command_packs_and_does_not_replace(
     words = ["env", "pack", str(environment), str(tmp_path / "env.tar")]
     assert commands.main(words) == 0
     assert f"use it with env.archive={tmp_path}/env.tar" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         commands.main(words)
     with pytest.raises(ConfigError, match="would be within"):
         commands.main(["env", "pack", str(environment), str(environment / "x.tar")])
