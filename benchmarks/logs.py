@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.measure import ROOT, Result, environment, interleaved, medians, report
+from launcher.runs import events as kinds
 
 RANKS = 64
 CALLS = {"logs": (), "logs --tail 100": ("--tail", "100"), "logs --rank 3-5": ("--rank", "3-5"), "logs -f": ("-f",)}
@@ -37,8 +38,8 @@ def _run(folder: Path, size: int) -> Iterator[str]:
         (attempt / name).mkdir(parents=True)
     for rank in range(RANKS):
         (attempt / "logs" / f"rank-{rank}.out").touch()
-    event_file.append(attempt / "events" / "script.jsonl", "started", job="7", host="node1", output=0)
-    event_file.append(attempt / "events" / "script.jsonl", "ended", code=0)
+    event_file.append(attempt / "events" / "script.jsonl", kinds.Started(job="7", host="node1", output=0))
+    event_file.append(attempt / "events" / "script.jsonl", kinds.Ended(code=0))
     lines = b"".join(b"[%d] step %d/100000  loss 0.1234  samples/s 5678\n" % (n % RANKS, n) for n in range(20_000))
     with open(run.path / "output-7.log", "wb") as file:
         for _ in range(size // len(lines)):

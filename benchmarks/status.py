@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.measure import ROOT, Result, environment, interleaved, python, report
 from launcher.files.run_files import write
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.spec.plan import from_dict
 
@@ -98,16 +99,16 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
     plan = dataclasses.replace(plan, run_id=name, run_dir=str(run.path), checkpoint_dir=f"{run.path}/checkpoints")
     facts = {key: value for key, value in record.items() if key not in ("plan", "config", "format")}
     run.write_record(plan, record["config"], facts, sync=False)
-    event_file.append(run.path / "journal.jsonl", "submitting", token=str(record["token"]))
-    event_file.append(run.path / "journal.jsonl", "submitted", job=str(job))
+    event_file.append(run.path / "journal.jsonl", kinds.Submitting(token=str(record["token"])))
+    event_file.append(run.path / "journal.jsonl", kinds.Submitted(job=str(job)))
     step = STEPS if over else STEPS // 3
     events = run.path / "attempts" / "0" / "events"
     events.mkdir(parents=True, mode=0o700)
-    event_file.append(events / "script.jsonl", "started", job=str(job), host="node1")
+    event_file.append(events / "script.jsonl", kinds.Started(job=str(job), host="node1"))
     for writer, text in _told(step).items():
         (events / f"{writer}.jsonl").write_text(text)
     if over:
-        event_file.append(events / "script.jsonl", "ended", code=0)
+        event_file.append(events / "script.jsonl", kinds.Ended(code=0))
         write(run.path / "result.json", json.dumps({"accuracy": 0.98}), sync=False)
         return
     (run.path / "checkpoints" / f"step-{step:09}").mkdir(parents=True)
@@ -120,9 +121,10 @@ def _told(step: int) -> dict[str, str]:
     """What the agent and rank 0 of a training have told after so many steps, by writer."""
     began = time.time() - 1800
     told: dict[str, list[dict[str, Any]]] = {
-        "node-0": [{"time": began + 5, "event": "met", "ranks": 4, "hosts": ["node1", "node2"]}],
+        "node-0": [{"time": began + 5, "event": "met", "ranks": 4, "members": 2}],
         "rank-0": [
-            {"time": began + 10 + each, "event": "progress", "step": each * step // 500, "total": STEPS, "loss": 0.1}
+            {"time": began + 10 + each, "event": "progress", "step": each * step // 500, "total": STEPS,
+             "values": {"loss": 0.1}}
             for each in range(501)
         ],
         "checkpoint": [

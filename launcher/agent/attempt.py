@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,16 @@ from launcher.attach.request_handler import RequestHandler
 from launcher.binding.masks import BindingRefused
 from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
-from launcher.failures.codes import FaultCode
+from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.bad_nodes import Then, Verdict
+from launcher.preflight.bad_nodes import Verdict
 from launcher.processes import orphans
 from launcher.rendezvous import store
 from launcher.rendezvous.protocol import LeaderLost, Meeting, Member, RendezvousError
-from launcher.runs import directory, events
+from launcher.runs import directory, event_json
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Accused, Fault
+from launcher.runs.events import Accused, Fault, Finished, Met, Place, Resized
 from launcher.schedulers import topology
 from launcher.spec.plan import JobPlan
 from launcher.worker import debug_console, debugger, devices, hangs, preload
@@ -211,9 +211,11 @@ class _Agent:
             history, meeting = self._preflighted(meeting)
         while True:
             self._events(
-                "met", port=meeting.port, members=len(meeting.members), ranks=meeting.world_size,
-                interface=meeting.interface, source=self._source, host=self.me.host, torch=torch.__version__,
-                round=history.round,
+                Met(
+                    port=meeting.port, members=len(meeting.members), ranks=meeting.world_size,
+                    interface=meeting.interface, source=self._source, host=self.me.host, torch=torch.__version__,
+                    round=history.round,
+                )
             )  # fmt: skip
             try:
                 outcome = self._round(history, meeting)
@@ -230,7 +232,7 @@ class _Agent:
             history, meeting = self._next(outcome, meeting)
             if meeting.place_of(self.me.index) == 0:
                 self._tell_changes(history.round, before, meeting)
-        self._events("finished")
+        self._events(Finished())
         if meeting.place_of(self.me.index) == 0:
             self._attempt.write_exit_code(errors.DONE)
         return outcome.metrics
@@ -351,7 +353,7 @@ class _Agent:
         coordinator = self._control.coordinator
         if coordinator is None:  # the leader tells of it, and speaks for the attempt
             return AttemptFailed(cause, errors.RESUME, ours=False, decides=not self._control.elastic)
-        self._events(events.of({**told, "event": Fault.event}))
+        self._events(event_json.of({**told, "event": Fault.event}))
         verdict = coordinator.verdict or {}
         return AttemptFailed(cause, errors.RESUME, decides=verdict.get("then") != Action.RESTART.value)
 
@@ -394,10 +396,10 @@ class _Agent:
             verdict = Preflight(
                 self._plan, self._attempt, self._events, self._control, meeting, round_number=number
             ).run()
-            if verdict.then is Then.GO:
+            if verdict.then is PreflightThen.GO:
                 return History(round=number), meeting
             leads = meeting.place_of(self.me.index) == 0
-            if verdict.then is Then.FAIL:
+            if verdict.then is PreflightThen.FAIL:
                 if leads:
                     self._events(preflight_fault(verdict, meeting, self.me.host))
                 raise AttemptFailed(verdict.cause, verdict.exit_code, ours=leads, decides=leads)
@@ -432,15 +434,20 @@ class _Agent:
 
     def _tell_changes(self, number: int, before: Meeting, now: Meeting) -> None:
         """Says who does not take part any more, and who is back."""
-        old, new = ({member.index for member in meeting.members} for meeting in (before, now))
-        changes = {"without": old - new, "with": new - old}
-        words = [f"{verb} {self._control.names(sorted(indices))}" for verb, indices in changes.items() if indices]
-        if not words:
+        old, new = ({member.index: member for member in meeting.members} for meeting in (before, now))
+        if old.keys() == new.keys():
             return
-        told = f"round {number} goes on {' and '.join(words)}: {len(new)} of {self._control.size}"
-        self._events("resized", round=number, cause=told, members=len(new), world_size=now.world_size)
+        resized = Resized(
+            round=number, members=len(new), world_size=now.world_size, size=self._control.size,
+            without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
+        )  # fmt: skip
+        self._events(resized)
         with contextlib.suppress(OSError):
-            print(f"launcher: {told}", file=sys.stderr, flush=True)
+            print(f"launcher: {text.of_resized(resized)}", file=sys.stderr, flush=True)
+
+    def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
+        """Where these members are."""
+        return tuple(place_of(self._plan, members[index]) for index in sorted(indices))
 
 
 def preflight_fault(verdict: Verdict, meeting: Meeting, host: str) -> Fault:
@@ -478,8 +485,18 @@ def limits(plan: JobPlan, logs: Path) -> Limits:
 def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
     """What to call each member in an error."""
     if plan.launch == LaunchMode.tasks.value:
-        return [f"rank {task} on {place.hosts[task // plan.procs_per_node]}" for task in range(place.world_size)]
-    return [f"{host} (node {node})" for node, host in enumerate(place.hosts)]
+        per_node = plan.procs_per_node
+        places = [Place(host=place.hosts[task // per_node], node=task // per_node, task=task)
+                  for task in range(place.world_size)]  # fmt: skip
+    else:
+        places = [Place(host=host, node=node) for node, host in enumerate(place.hosts)]
+    return [text.of_place(each) for each in places]
+
+
+def place_of(plan: JobPlan, member: Member) -> Place:
+    """Where a member is. Pure."""
+    task = member.index if plan.launch == LaunchMode.tasks.value else None
+    return Place(host=member.host, node=member.node_rank, task=task)
 
 
 def set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.rendezvous.protocol import Meeting
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Pace, SlowRank
 from launcher.runs.health import Straggler, stragglers
 from launcher.spec.plan import JobPlan
 
@@ -71,15 +72,15 @@ class Paces:
         if now < self._next or not any(self._heard):
             return None
         self._next = now + interval(now - self._began, self._plan.straggler_time)
-        values: dict[str, Any] = {
-            "round": self._round, "host": self._me.host, "rank": self._first_rank,
-            "seconds": [float(f"{statistics.median(each):.4g}") if each else None for each in self._heard],
-        }  # fmt: skip
+        pace = Pace(
+            time=time.time(), round=self._round, rank=self._first_rank, host=self._me.host,
+            seconds=tuple(float(f"{statistics.median(each):.4g}") if each else None for each in self._heard),
+        )  # fmt: skip
         self._heard = [[] for _ in self._heard]
         with contextlib.suppress(OSError):  # a full disk: no training needs it
             self._file.parent.mkdir(mode=0o700, exist_ok=True)
-            event_file.append(self._file, "pace", **values)
-        return {"time": round(time.time(), 3), "event": "pace", **values}
+            event_file.append(self._file, pace)
+        return event_file.entry(pace)
 
     def judge(self, paces: Sequence[dict[str, Any]]) -> None:
         """On the leader: takes in what agents have sent, and names a rank that has become slow, once."""
@@ -95,8 +96,10 @@ class Paces:
 
     def _name(self, straggler: Straggler) -> None:
         self._events(
-            "straggler", round=self._round, rank=straggler.rank, host=straggler.host, ratio=straggler.ratio,
-            since=straggler.since,
+            SlowRank(
+                round=self._round, rank=straggler.rank, host=straggler.host, ratio=straggler.ratio,
+                since=straggler.since,
+            )
         )  # fmt: skip
         with contextlib.suppress(OSError):
             print(f"launcher: {straggler.words}", file=sys.stderr, flush=True)

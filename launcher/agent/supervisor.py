@@ -33,7 +33,7 @@ from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Meeting
-from launcher.runs import directory, event_file, events
+from launcher.runs import directory, event_file, event_json, events
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Fault, Restart, Stop
 from launcher.spec.plan import JobPlan
@@ -549,7 +549,9 @@ class Supervisor:
         elif verdict["kind"] == Kind.LEFT.value:
             if self._agreed_stop() is None:
                 step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}
-                self._means.events(events.of({"event": Stop.event, "host": self._me.host, **verdict["stop"], **step}))
+                self._means.events(
+                    event_json.of({"event": Stop.event, "host": self._me.host, **verdict["stop"], **step})
+                )
         else:
             self._means.events(fault_of(verdict))
 
@@ -681,14 +683,14 @@ class Supervisor:
 
 def fault_of(verdict: Mapping[str, Any]) -> Fault:
     """The event of a verdict that ends the attempt. Pure."""
-    fault = events.of({**_told(verdict), "event": Fault.event, "ends_with": verdict["exit_code"]})
+    fault = event_json.of({**_told(verdict), "event": Fault.event, "ends_with": verdict["exit_code"]})
     assert isinstance(fault, Fault)
     return fault
 
 
 def restart_of(verdict: Mapping[str, Any], number: int, world_size: int) -> Restart:
     """The event of a verdict after which this round begins. Pure."""
-    restart = events.of({**_told(verdict), "event": Restart.event, "round": number, "world_size": world_size})
+    restart = event_json.of({**_told(verdict), "event": Restart.event, "round": number, "world_size": world_size})
     assert isinstance(restart, Restart)
     return restart
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.files import run_files
-from launcher.runs import directory, event_file
+from launcher.runs import directory, event_file, event_json
+from launcher.runs.events import Asked
 
 STACKS = "stacks"  # the stacks of all ranks
 RANK = "rank"  # where one rank runs; see request_handler.rank_location
@@ -71,7 +72,7 @@ def is_listening(attempt: directory.Attempt) -> bool:
 
 
 def send(
-    attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, **details: Any
+    attempt: directory.Attempt, what: str, members: int, files: dict[str, str] | None = None, rank: int | None = None
 ) -> Path:
     """Sends a request to all agents of an attempt, and returns the folder of their replies.
 
@@ -80,17 +81,17 @@ def send(
         what: STACKS, RANK or SERVE.
         members: the number of agents; more of them may reply.
         files: contents of further files in that folder, by name, which are written before the request.
-        details: further keys of the request.
+        rank: of which rank it is asked; None: of all.
 
     Raises:
         OSError: the run directory cannot be written to.
     """
-    request = {"id": secrets.token_hex(8), "what": what, **details}
-    folder = folder_of(attempt, request)
+    request = Asked(id=secrets.token_hex(8), what=what, rank=rank)
+    folder = folder_of(attempt, event_json.values(request))
     run_files.make_folder(folder)
     for name, text in {**{f"member-{place}": "" for place in range(members)}, **(files or {})}.items():
         write_reply(folder / name, text)
-    event_file.append(attempt.path / "asked.jsonl", "asked", **request)
+    event_file.append(attempt.path / "asked.jsonl", request)
     return folder
 
 

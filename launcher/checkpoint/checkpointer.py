@@ -39,6 +39,7 @@ from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, merge, plain, python_number
 from launcher.checkpoint.stateful import expanded, restore
+from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.worker import heartbeat, threads
 from launcher.worker.process_group import Env
@@ -224,7 +225,9 @@ class Checkpointer:
             outcome = self._writer.write(save)
         except Exception as error:  # the group failed: what other ranks have seen is known when all are through
             broken = True
-            outcome = Outcome() if save.published else Outcome(failure=files.words(error))
+            outcome = Outcome()
+            if not save.published:
+                outcome = Outcome(failure=files.words(error), exception=type(error).__name__)
         finally:
             save.staged.set()
         if outcome.failure is None:
@@ -238,7 +241,11 @@ class Checkpointer:
             if self._first or broken:
                 _say(told if self._first else f"rank {self._peers.rank}: {told}")
             if self._first:
-                self._events("save_failed", step=save.step, reason=outcome.failure)
+                self._events(
+                    events.SaveFailed(
+                        step=save.step, exception=outcome.exception, error=outcome.failure, final=outcome.final
+                    )
+                )  # fmt: skip
         self._peers.ended(published=outcome.failure is None, broken=broken)
 
     def _settle(self) -> None:
@@ -354,7 +361,8 @@ class Checkpointer:
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.set_aside(path, problems, manifest)
         _say(f"a checkpoint is passed over: {line}; {done}")
-        self._events("passed_over", reason=line)
+        step = manifest.step if manifest else checkpoints.step_of(path.name)
+        self._events(events.PassedOver(checkpoint=path.name, step=step, problems=tuple(problems)))
         return line
 
     def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:

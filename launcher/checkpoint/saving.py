@@ -48,6 +48,7 @@ from launcher.checkpoint.format import (
 from launcher.checkpoint.staging import Copying
 from launcher.checkpoint.state import Content, owners, size_of
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
 
 SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
@@ -98,6 +99,7 @@ class Outcome:
     seconds: float = 0.0
     size: int = 0
     failure: str | None = None
+    exception: str = ""
     final: bool = False  # no later save can do better
 
 
@@ -179,7 +181,7 @@ class Writer:
             written = self._peers.on_all(lambda: self._write_tensors(save, temporary))
             return self._peers.on_first(lambda: self._publish(save, temporary, SHARDED, _joined([*own, *written])))
         except CheckpointError as error:
-            return Outcome(failure=str(error), final=isinstance(error, Final))
+            return Outcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
         finally:
             if early is not None:
                 with contextlib.suppress(Exception):  # told by _publish_single
@@ -329,8 +331,10 @@ class Writer:
         seconds = time.perf_counter() - save.started
         blocked = save.blocked if save.thread is not None else seconds
         self._events(
-            "saved", step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
-            checkpoint=str(path),
+            Saved(
+                step=save.step, seconds=round(seconds, 4), blocked=round(blocked, 4), bytes=manifest.size,
+                checkpoint=str(path),
+            )
         )  # fmt: skip
         return Outcome(seconds, manifest.size)
 

@@ -31,6 +31,7 @@ from launcher.checkpoint.folder import Folder, Retention, fsync_folder
 from launcher.checkpoint.format import DCP, MANIFEST, SINGLE, CheckpointError, Damaged, File, Manifest
 from launcher.runs import lease
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Saved
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 # Folders that this process has saved in before: what is not complete there may be an async_save that is under way.
@@ -138,7 +139,7 @@ class LauncherWriter(FileSystemWriter):
             self._fence()
         path = self._folder.publish(temporary, manifest, self._fence)
         self._folder.wait()
-        self._events("saved", step=self._step, bytes=manifest.size, checkpoint=str(path))
+        self._events(Saved(step=self._step, bytes=manifest.size, checkpoint=str(path)))
 
 
 class LauncherReader(Reader):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from launcher.monitoring.live import Seen
     from launcher.runs.directory import Attempt
+    from launcher.runs.events import Breakpoint, Met
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -76,19 +77,21 @@ def _running(seen: Seen) -> Attempt:
     return attempts[-1]
 
 
-def _members(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
     """Returns the `met` events of the newest round, one of each agent; each has the number of agents. Pure."""
-    met = [event for event in events if event["event"] == "met"]
-    newest = max((event.get("round", 0) for event in met), default=0)
-    return [event for event in met if event.get("round", 0) == newest]
+    from launcher.runs.events import Met, every
+
+    met = every(events, Met)
+    newest = max((event.round for event in met), default=0)
+    return [event for event in met if event.round == newest]
 
 
-def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | None) -> None:
+def _require_rank(seen: Seen, members: Sequence[Met], rank: int | None) -> None:
     from launcher.attach import requests
 
     if not members or not requests.is_listening(seen.run.attempts()[-1]):
         raise RunError(f"the agents of {seen.run.id} have not met yet: try again in a moment")
-    ranks = members[0]["ranks"]
+    ranks = members[0].ranks
     if rank is not None and rank >= ranks:
         raise RunError(f"{seen.run.id} has no rank {rank}: its ranks are 0 to {ranks - 1}")
 
@@ -96,12 +99,12 @@ def _require_rank(seen: Seen, members: Sequence[Mapping[str, Any]], rank: int | 
 # -- stacks
 
 
-def _stack(attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
+def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     from launcher.attach import requests
     from launcher.attach.connect import REPLY_TIMEOUT, wait_until
     from launcher.runs import stacks
 
-    count = members[0]["members"]
+    count = members[0].members
     folder = requests.send(attempt, requests.STACKS, count)
     wait_until(lambda: len(requests.replies(folder)) >= count or None)
     replies = requests.replies(folder)
@@ -113,7 +116,7 @@ def _stack(attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | N
     if len(replies) == count:
         return 0
     hosts = {report["host"] for reply in replies.values() for report in reply}
-    silent = sorted({str(event["host"]) for event in members} - hosts)
+    silent = sorted({event.host for event in members} - hosts)
     print(
         f"launcher: {count - len(replies)} of {count} agents did not answer within {REPLY_TIMEOUT:g} s"
         + (f": {', '.join(silent)}" if silent else ""),
@@ -125,7 +128,7 @@ def _stack(attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | N
 # -- a shell
 
 
-def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int) -> int:
+def _shell(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     import os
     import socket
     import subprocess
@@ -133,7 +136,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     from launcher.attach import connect, requests
     from launcher.files.os_errors import NOT_ON_PATH
 
-    count = members[0]["members"]
+    count = members[0].members
     folder = requests.send(attempt, requests.RANK, count, rank=rank)
     place = connect.wait_until(lambda: next(iter(requests.replies(folder)), None))
     if place is None:
@@ -158,24 +161,27 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
 # -- the debugger
 
 
-def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
     """Returns the `breakpoint` events of the ranks that wait at one now, by rank. Pure.
 
     Args:
         events: of one attempt, oldest first.
     """
-    found: dict[int, Mapping[str, Any]] = {}
-    for event in events:
-        if event["event"] == "breakpoint":
-            found[int(event["rank"])] = event
-        elif event["event"] == "continued":
-            found.pop(int(event["rank"]), None)
-        elif event["event"] == "restart":  # the processes of the round before are gone
+    from launcher.runs.event_json import known
+    from launcher.runs.events import Breakpoint, Continued, Restart
+
+    found: dict[int, Breakpoint] = {}
+    for event in known(events):
+        if isinstance(event, Breakpoint):
+            found[event.rank] = event
+        elif isinstance(event, Continued):
+            found.pop(event.rank, None)
+        elif isinstance(event, Restart):  # the processes of the round before are gone
             found.clear()
     return found
 
 
-def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], rank: int | None) -> int:
+def _debug(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     import os
     import socket
 
@@ -183,23 +189,23 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     from launcher.attach.debugger_prompt import run_prompt
 
     at = _choose(seen, waiting(attempt.events()), rank)
-    rank, host, job = int(at["rank"]), str(at["host"]), at.get("job")
+    rank, host, job = at.rank, at.host, at.job
     way = connect.way(host, job, socket.gethostname())
     if way is connect.Way.SRUN:
-        command = connect.srun(seen.plan, host, str(job), "relay", at["socket"], terminal=False)
+        command = connect.srun(seen.plan, host, str(job), "relay", at.socket, terminal=False)
         debugger = connect.over_srun(command, connect.srun_environment(seen.plan, os.environ))
     elif way is connect.Way.HERE:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(at["socket"])
+            connection.connect(at.socket)
         except OSError as error:
             raise RunError(
-                f"rank {rank} does not listen at {at['socket']} any more ({error.strerror}): it has ended"
+                f"rank {rank} does not listen at {at.socket} any more ({error.strerror}): it has ended"
             ) from None
         debugger = connect.over_socket(connection)
     else:
-        count = members[0]["members"]
-        connection = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at["socket"])
+        count = members[0].members
+        connection = connect.over_network(seen.plan, attempt, host, rank, count, mode="debug", socket=at.socket)
         debugger = connect.over_socket(connection)
     try:
         code = run_prompt(debugger, rank)
@@ -210,13 +216,13 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Mapping[str, Any]], r
     return code
 
 
-def _choose(seen: Seen, at: Mapping[int, Mapping[str, Any]], rank: int | None) -> Mapping[str, Any]:
+def _choose(seen: Seen, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
     """Returns the breakpoint to attach to: that of `rank`, or the only one.
 
     Raises:
         RunError: there is none, or there are several and `rank` is None.
     """
-    id, waits = seen.run.id, "; ".join(f"rank {each} in {event['where']}" for each, event in sorted(at.items()))
+    id, waits = seen.run.id, "; ".join(f"rank {each} in {event.where}" for each, event in sorted(at.items()))
     if not seen.plan.debugs:
         raise RunError(f"{id} passes over breakpoint(): submit it with debug.rank=0 (a list of ranks, or all)")
     if rank is not None and rank in at:

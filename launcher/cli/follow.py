@@ -18,6 +18,7 @@ from launcher.errors import INTERRUPTED, LauncherError, UnavailableError
 from launcher.monitoring.live import Live, Seen, look
 from launcher.monitoring.state import RunState
 from launcher.runs import directory
+from launcher.runs.events import Progress, every
 from launcher.runs.output import Stream
 from launcher.schedulers.query_cache import interval
 from launcher.submission.interrupts import say
@@ -196,11 +197,10 @@ def wait_until_readable(read: Callable[[], T]) -> T:
 
 
 def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:
-    for event in seen.story.events:
-        if event["event"] == "progress":
-            rate.add(event["time"], event["step"])
+    for event in every(seen.story.events, Progress):
+        rate.add(event.time, event.step)
     if (progress := seen.progress) is not None:
-        show.show("step", progress["step"], progress["total"] or None, of_training(progress, rate))
+        show.show("step", progress.step, progress.total or None, of_training(progress, rate))
 
 
 def _decoded(text: bytes) -> str:

@@ -12,21 +12,22 @@ import shutil
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from launcher.cli.screen import raw
 from launcher.escapes import coloured, one_line
 from launcher.formatting import brief, long_size, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.progress_bar import ProgressBar
 
+    from launcher.runs.events import Progress
+
 EVERY = 10.0  # seconds between two lines about the same thing, without a terminal
 WINDOW = 30.0  # seconds over which a rate is measured
-KNOWN = ("time", "event", "step", "total", "writer")  # keys of a progress event; other keys come from the workload
 
 
 def on_terminal(stream: TextIO) -> bool:
@@ -81,7 +82,7 @@ def _left(seconds: float | None) -> list[str]:
     return [] if not seconds else [f"{brief(seconds)} left"]
 
 
-def of_training(progress: Mapping[str, Any], rate: Rate) -> str:
+def of_training(progress: Progress, rate: Rate) -> str:
     """Returns the text about a training: `120/2200  24.1 steps/s  26,850 images/s  1m left  loss 0.0021`. Pure.
 
     Args:
@@ -89,13 +90,13 @@ def of_training(progress: Mapping[str, Any], rate: Rate) -> str:
             shown as images/s.
         rate: of the steps.
     """
-    values = {key: value for key, value in progress.items() if key not in KNOWN}
+    values = dict(progress.values or {})
     speed = rate.per_second
     pace = "" if speed is None else f"{number(speed, 3)} steps/s" if speed >= 0.1 else f"{number(1 / speed, 3)} s/step"
     samples = [f"{number(values.pop(key), 3)} {key[:-6]}/s" for key in list(values) if _is_rate(key, values[key])]
     others = [f"{key} {number(value, 3) if isinstance(value, float) else value}" for key, value in values.items()]
-    total = progress["total"]
-    done = f"{progress['step']}/{total}" if total > 0 else f"{progress['step']}"
+    total = progress.total
+    done = f"{progress.step}/{total}" if total > 0 else f"{progress.step}"
     return "  ".join([done, *filter(None, [pace]), *samples, *(_left(rate.left(total)) if total > 0 else ()), *others])
 
 

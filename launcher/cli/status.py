@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.cli.options import EITHER, add_runs_dir, age
 from launcher.escapes import one_line
@@ -168,18 +168,20 @@ def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     from launcher.cli.status_table import short_job
     from launcher.diagnose.post_mortem.findings import verdicts
     from launcher.formatting import format_time
+    from launcher.runs.events import Ended, Met, Progress, Started, last
 
     ends = {attempt.number: verdict for attempt, verdict, _ in verdicts(seen)}
     lines: list[tuple[str, ...]] = [("ATTEMPT", "JOB", "RANKS", "STEP", "ELAPSED", "ENDED")]
     for attempt in seen.run.attempts():
         events = attempt.latest_events()
-        last: dict[str, dict[str, Any]] = {event["event"]: event for event in events}
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
-        step, end = last.get("progress", {}).get("step", "-"), ends.get(attempt.number)
-        ended = f"{last['ended']['code']}" if "ended" in last else "-"
+        told, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
+        words = f"{ended.code}" if ended else "-"
         if end is not None and end.cause is not None:
-            ended += f" {end.kind.value}: {end.cause}"
-        ranks = str(last["met"].get("ranks", "-")) if "met" in last else "-"
-        job = short_job(last.get("started", {}).get("job", "-"))
-        lines.append((str(attempt.number), job, ranks, str(step), format_time(int(elapsed)), ended))
+            words += f" {end.kind.value}: {end.cause}"
+        met, started = last(events, Met), last(events, Started)
+        lines.append((
+            str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
+            str(told.step if told else "-"), format_time(int(elapsed)), words,
+        ))  # fmt: skip
     return lines

@@ -28,6 +28,7 @@ from launcher.monitoring.sweep import (
 )
 from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run
+from launcher.runs.events import Resized, Saved
 from launcher.runs.lookup import may_have, newest
 from launcher.runs.sweep_directory import Sweep
 
@@ -218,7 +219,7 @@ def _at(path: str) -> Run | Sweep | None:
 def _row_of(seen: Seen) -> dict[str, Any]:
     now = time.time()
     before = None
-    if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last("saved") is None:
+    if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last(Saved) is None:
         before = saved_before(seen.plan.checkpoint_dir)
     far = standing(seen, now, before)
     why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in WITHOUT_CAUSE else ending(seen)
@@ -258,10 +259,10 @@ def _size(seen: Seen) -> tuple[int, int]:
 
     They are those of the last attempt, which may have continued without some nodes. A queued run has all of them.
     """
-    resized = seen.story.last("resized")
+    resized = seen.story.last(Resized)
     if resized is None or seen.state is RunState.QUEUED:
         return seen.plan.nodes, seen.plan.world_size
-    return -(-int(resized["members"]) // seen.plan.tasks_per_node), int(resized["world_size"])
+    return -(-resized.members // seen.plan.tasks_per_node), resized.world_size
 
 
 def _row_of_sweep(sweep: Sweep, number: Mapping[str, int]) -> dict[str, Any]:

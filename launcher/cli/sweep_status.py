@@ -86,7 +86,7 @@ def _over_first(seen: Sequence[PointSeen]) -> list[PointSeen]:
 def row(each: PointSeen) -> dict[str, Any]:
     """Returns a point's values for programs (--json)."""
     seen, first = each.seen, each.seen.story.fault if each.seen else None
-    progress = (seen.progress if seen else None) or {}
+    progress = seen.progress if seen else None
     return {
         "point": each.point.index,
         "run": each.point.run.id,
@@ -94,8 +94,8 @@ def row(each: PointSeen) -> dict[str, Any]:
         "state": each.state,
         "job": seen.story.job_id if seen else None,
         "attempt": seen.story.attempt if seen else None,
-        "step": progress.get("step"),
-        "steps": progress.get("total"),
+        "step": progress.step if progress else None,
+        "steps": progress.total if progress else None,
         "elapsed": _elapsed(each),
         "cause": why(each),
         "rank": first.rank if isinstance(first, Fault) else None,

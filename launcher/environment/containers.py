@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from launcher.config.schema import Env, Runtime
 from launcher.environment import container_command
+from launcher.environment.setup_line import SetupLine
 from launcher.errors import ConfigError
+from launcher.failures.codes import SetupPart
 from launcher.own_module import own_module
 
 if TYPE_CHECKING:
@@ -70,10 +72,10 @@ def node_command(plan: JobPlan) -> list[str]:
     return [plan.python, *own_module("launcher.environment.container_command")]
 
 
-def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
-    """Shell lines for pyxis, each with what it is: a folder that is not there cannot be mounted."""
+def setup_lines(plan: JobPlan) -> list[SetupLine]:
+    """Shell lines for pyxis: a folder that is not there cannot be mounted."""
     return [
-        (f"mkdir -p -m 700 {shlex.quote(folder)}", f"making {folder}, to be seen in env.container")
+        SetupLine(f"mkdir -p -m 700 {shlex.quote(folder)}", SetupPart.FOLDER, name=folder)
         for folder in (container_command.made(plan) if _pyxis(plan) else [])
     ]
 

@@ -27,6 +27,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import exists, unwrap
 from launcher.paths import user_data_dir
 from launcher.runs.directory import Run, require_private
+from launcher.runs.events import Ended, every
 
 PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-separated
 FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
@@ -268,5 +269,5 @@ def _over(run_dir: Path, written: float) -> bool:
         return unwrap(exists(runs_dir))
     if run.has("cancelled"):  # resume removes it before the file is written
         return True
-    ends = [event for each in run.attempts()[-1:] for event in each.events() if event["event"] == "ended"]
-    return bool(ends) and ends[-1]["code"] != RESUME and ends[-1]["time"] > written
+    ends = [event for each in run.attempts()[-1:] for event in every(each.events(), Ended)]
+    return bool(ends) and ends[-1].code != RESUME and ends[-1].time > written

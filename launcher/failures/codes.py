@@ -93,3 +93,24 @@ class NextReason(Code):
     NO_PROGRESS = "no_progress"  # two attempts in a row
     MAX_ATTEMPTS = "max_attempts"
     UNKNOWN = "unknown"
+
+
+class PreflightThen(Code):
+    """What is done after a preflight."""
+
+    GO = "go"  # all nodes are fine
+    WITHOUT = "without"  # the others go on
+    FAIL = "fail"  # too few are left, or nobody knows which node it is
+    UNKNOWN = "unknown"
+
+
+class SetupPart(Code):
+    """What a set-up line is for."""
+
+    CLUSTER = "cluster"  # of cluster.setup
+    ENV = "env"  # of env.setup
+    MODULE = "module"  # finds the command `module`
+    MODULES = "modules"  # loads one of env.modules
+    ACTIVATE = "activate"  # env.activate
+    FOLDER = "folder"  # makes a folder that env.container shows
+    UNKNOWN = "unknown"

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from launcher.failures.codes import FaultCode, NextReason, StopReason
+from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 
 if TYPE_CHECKING:
     from launcher.agent.failures import Failure
+    from launcher.runs.events import PassedOver, Place, Resized, SaveFailed
 
 
 def signal_name(number: int) -> str:
@@ -137,3 +138,44 @@ def _why_not_started(failure: Failure) -> str:
         errno.ENFILE: "the node has no more files to open (sysctl fs.file-max): other processes on it hold them",
     }.get(failure.number)  # fmt: skip
     return f"{failure.words}; {fix}" if fix else failure.words
+
+
+# -- what is no fault
+
+
+def of_place(place: Place) -> str:
+    """What to call an agent."""
+    if place.task is not None:
+        return f"rank {place.task} on {place.host}"
+    return f"{place.host} (node {place.node})"
+
+
+def of_resized(event: Resized) -> str:
+    """With whom a round goes on."""
+    changes = {"without": event.without, "with": event.back}
+    words = [f"{verb} {', '.join(map(of_place, places))}" for verb, places in changes.items() if places]
+    return f"round {event.round} goes on {' and '.join(words)}: {event.members} of {event.size}"
+
+
+def of_save_failed(event: SaveFailed) -> str:
+    return f"the checkpoint of step {event.step} was not saved: {event.error}"
+
+
+def of_passed_over(event: PassedOver) -> str:
+    return f"a checkpoint is passed over: {event.checkpoint}: {'; '.join(event.problems)}"
+
+
+_SETUP = {
+    SetupPart.CLUSTER: "set-up line {number} of {cluster}",
+    SetupPart.ENV: "line {number} of env.setup",
+    SetupPart.MODULE: "finding the command `module` (env.modules)",
+    SetupPart.MODULES: "module load {name} (env.modules)",
+    SetupPart.ACTIVATE: "activating {name} (env.activate)",
+    SetupPart.FOLDER: "making {name}, to be seen in env.container",
+    SetupPart.UNKNOWN: "a set-up line",
+}
+
+
+def of_setup_line(part: SetupPart, number: int = 0, name: str = "", cluster: str = "the cluster's profile") -> str:
+    """What a set-up line is; see `launcher.runs.events.SetupFailed`."""
+    return _SETUP[part].format(number=number, name=name, cluster=cluster)

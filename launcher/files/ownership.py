@@ -71,7 +71,7 @@ def problem(folders: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
     """
     *way, last = folders
     if last.uid != user.uid:
-        return f"{last.path} belongs to {_name(last.uid)}, not to you"
+        return f"{last.path} belongs to {user_name(last.uid)}, not to you"
     if _writers(last, user):
         return f"{_writers(last, user)} can write to {last.path} (`chmod 700 {last.path}` after a look into it)"
     return replaceable(way, user, trusted)
@@ -87,7 +87,7 @@ def replaceable(way: Sequence[Folder], user: User, trusted: Sequence[str] = ()) 
     for each in way:
         safe = each.path in trusted
         if not safe and each.uid not in (0, user.uid):
-            return f"{each.path} belongs to {_name(each.uid)}, who can replace what is in it"
+            return f"{each.path} belongs to {user_name(each.uid)}, who can replace what is in it"
         if not safe and _writers(each, user) and not each.mode & stat.S_ISVTX:
             return f"{_writers(each, user)} can replace what is in {each.path}"
         if each.uid == user.uid and not each.mode & (stat.S_IXGRP | stat.S_IXOTH):
@@ -133,7 +133,7 @@ def _why_replaceable(path: Path | str, trusting: Sequence[str]) -> str | None:
         holder = os.path.dirname(link)
         owner = _owner(os.lstat(link))
         if holder not in trusting and owner not in (0, user.uid):
-            return f"{link} is a link of {_name(owner)}, who can make it lead elsewhere"
+            return f"{link} is a link of {user_name(owner)}, who can make it lead elsewhere"
         if why := replaceable(_folders(holder), user, trusting):
             return why
     there = next(each for each in (Path(path).absolute(), *Path(path).absolute().parents) if each.is_dir())
@@ -246,7 +246,8 @@ def _user() -> User:
     return User(os.getuid(), writers.private_group(os.getuid()))
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user; of one that nobody knows here, the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -25,7 +25,7 @@ from launcher.formatting import plural
 from launcher.runs import saves
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Again, Stays, Stop, Stopped, every
+from launcher.runs.events import Again, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
 from launcher.runs.time_left import time_left
 from launcher.schedulers import registry
 from launcher.schedulers.base import Ending, QueryError
@@ -212,12 +212,13 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     except checkpoints.Unavailable:
         return None
     if plan.own_code:
-        told = [event["step"] for event in attempt.events() if event["event"] == "progress"]
-        return max([-1 if step is None else int(step), *map(int, told)])
+        told = [int(event.step) for event in every(attempt.events(), Progress)]
+        return max([-1 if step is None else int(step), *told])
     if step is None:
-        last = {event["event"]: event for event in attempt.events()}
-        step = None if "stop" in last else last.get("progress", {}).get("step")
-    return -1 if step is None else int(step)
+        events = attempt.events()
+        told_last = None if last(events, Stop) else last(events, Progress)
+        return -1 if told_last is None else int(told_last.step)
+    return int(step)
 
 
 def _ending(plan: JobPlan, told: bool) -> Ending | None:
@@ -281,9 +282,9 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     if not run.has("script.sh"):  # an element of an array goes on alone
         script = run.write_script(job_script.script(plan, token=token))
     environment = registry.queue(plan.scheduler).environment_within(plan, run)
-    run.journal("submitting", token=token)
+    run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)
-    run.journal("submitted", job=job_id)
+    run.journal(Submitted(job=job_id))
     for problem in repoint(run.path):
         print(f"launcher: it was not told of job {job_id}, and looks itself: {problem}", file=sys.stderr)
     return job_id

@@ -24,7 +24,7 @@ from launcher.failures.codes import FaultCode
 from launcher.job.requeue import resubmit
 from launcher.runs.directory import Attempt
 from launcher.runs.event_writer import Events, current_attempt
-from launcher.runs.events import Fault
+from launcher.runs.events import ConditionsMet, Fault, Submitting, every
 from launcher.runs.journal import journal_events
 from launcher.schedulers.scheduler import JOB_TIMEOUT
 from launcher.schedulers.successor import submit_behind
@@ -58,7 +58,7 @@ def _wait(attempt: Attempt) -> int:
         word, why, others = _look(plan)
         doubtful = any(other.unsure for other in others) and time.monotonic() - begun < PATIENCE
         if word is Word.START:
-            events(dependencies.PASSED, why=why)
+            events(ConditionsMet(others=tuple(other.awaited for other in others)))
             return errors.DONE
         if word is Word.NEVER and not doubtful:
             events(
@@ -101,7 +101,7 @@ def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | No
     jobs = dependencies.jobs_of(others)
     if not jobs or plan.resume_how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None
-    number = sum(event["event"] == "submitting" for event in journal_events(attempt.run))
+    number = len(every(journal_events(attempt.run), Submitting))
     try:
         return resubmit(
             plan, attempt.run, f"w{number}",

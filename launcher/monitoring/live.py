@@ -12,13 +12,15 @@ Where it does not answer, or remembers nothing, the run's own record is what the
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from launcher import errors
 from launcher.environment import secrets
@@ -26,9 +28,9 @@ from launcher.errors import LauncherError, RunError
 from launcher.files import ownership
 from launcher.files.shared_files import is_transient
 from launcher.monitoring.state import RunState, Story, run_state, tell
-from launcher.processes.groups import Process
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
+from launcher.runs.journal import journal_events, process_of
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
@@ -66,7 +68,7 @@ class Seen:
     story: Story
     state: RunState
     word: str
-    progress: Mapping[str, Any] | None
+    progress: Progress | None
     left: int | None = None
     unanswered: str = ""
     before: str = ""
@@ -122,7 +124,7 @@ class Live:
     def job(self, run: Run, plan: JobPlan, story: Story) -> tuple[JobState | None, str, bool]:
         """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""
         if not plan.queued:
-            process = Process.started(journal_events(run))
+            process = process_of(run)
             if process is None:
                 return None, "", True
             if not process.here():
@@ -286,22 +288,22 @@ class Live:
         ownership.require_own(run.path, "cancel it")
         plan, story = run.plan(), read(run)
         try:
-            run.journal("cancelled")
+            run.journal(cancelled())
             run.mark("cancelled")  # or it would go on in another attempt
         finally:
             try:
                 self._end(run, plan, story, kill)
             except AnswerLost:  # its job may end all the same, and is not to begin another attempt then
                 raise
-            except LauncherError:
+            except LauncherError as error:
                 run.unmark("cancelled")
-                run.journal("cancel_failed")
+                run.journal(CancelFailed(error=str(error)))
                 raise
 
     def _end(self, run: Run, plan: JobPlan, story: Story, kill: bool) -> None:
         """Ends the run's job, and those of its chain; raises as `cancel` does."""
         if not plan.queued:
-            process = Process.started(journal_events(run))
+            process = process_of(run)
             if process is not None and not process.here():
                 raise RunError(f"{run.id} runs on {process.host}: cancel it there")
             if process is not None:
@@ -341,7 +343,7 @@ def read(run: Run) -> Story:
     if last is None:
         return tell(journal_events(run), None, ())
     events = last.latest_events()
-    recorded = any(event["event"] == "ended" for event in events)
+    recorded = bool(every(events, Ended))
     return tell(journal_events(run), last.number, events, None if recorded else last.exit_code())
 
 
@@ -366,12 +368,12 @@ def look(run: Run, live: Live, known: tuple[JobPlan, Story] | None = None) -> Se
 
 def _look(run: Run, live: Live, plan: JobPlan, story: Story) -> Seen:
     if story.ended == 0:
-        return Seen(run, plan, story, RunState.DONE, "", story.last("progress"))
+        return Seen(run, plan, story, RunState.DONE, "", story.last(Progress))
     job, word, answered = live.job(run, plan, story)
     state = run_state(story, job, answered=answered)
     left, before, age = live.details(plan, story)
     asked = plan.scheduler if plan.queued and not answered else ""
-    return Seen(run, plan, story, state, word, story.last("progress"), left, asked, before if asked else "", age)
+    return Seen(run, plan, story, state, word, story.last(Progress), left, asked, before if asked else "", age)
 
 
 def readable(run: Run, function: Callable[[], T]) -> T | Damaged:
@@ -411,3 +413,8 @@ def look_at_all(runs: Iterable[Run], *, strict: bool) -> list[Seen]:
         elif strict:
             raise RunError(each.words)
     return seen
+
+
+def cancelled() -> Cancelled:
+    """What the journal is told when this process's user cancels a run."""
+    return Cancelled(by=ownership.user_name(os.getuid()), host=socket.gethostname())

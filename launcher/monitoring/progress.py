@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.monitoring.state import RunState
+from launcher.runs.events import Progress, Saved, Started, every
 
 if TYPE_CHECKING:
     from launcher.monitoring.live import Seen
@@ -52,10 +53,10 @@ def standing(seen: Seen, now: float, before: tuple[int, float] | None = None) ->
     rate = _rate(events)
     needs = None
     if seen.state is RunState.RUNNING and rate and steps is not None and step is not None and seen.progress:
-        needs = max(0, round((steps - step) / rate - (now - seen.progress["time"])))
+        needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
     elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
-    event = seen.story.last("saved")
-    saved = (int(event["step"]), float(event["time"])) if event else before
+    event = seen.story.last(Saved)
+    saved = (event.step, event.time) if event else before
     return Standing(
         step, steps, percent, None if rate is None else round(rate, 4), needs,
         None if elapsed is None else max(0, elapsed), _left(seen, now, saved is not None),
@@ -63,20 +64,20 @@ def standing(seen: Seen, now: float, before: tuple[int, float] | None = None) ->
     )  # fmt: skip
 
 
-def _steps(progress: Mapping[str, Any] | None) -> tuple[int | None, int | None, int | None]:
+def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | None]:
     if progress is None:
         return None, None, None
-    step, steps = int(progress["step"]), int(progress["total"])
+    step, steps = int(progress.step), int(progress.total)
     return (step, steps, min(100, 100 * step // steps)) if steps > 0 else (step, None, None)
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
     """Steps per second; None: there is no telling yet."""
-    told = [event for event in events if event["event"] == "progress"]
+    told = every(events, Progress)
     if len(told) < 2:
         return None
     first, last = told[0], told[-1]
-    steps, seconds = last["step"] - first["step"], last["time"] - first["time"]
+    steps, seconds = last.step - first.step, last.time - first.time
     return float(steps / seconds) if steps > 0 and seconds > 0 else None
 
 
@@ -94,10 +95,10 @@ def _left(seen: Seen, now: float, trains: bool) -> int | None:
         return None
     if seen.left is not None:
         return seen.left
-    started = seen.story.last("started")
+    started = seen.story.last(Started)
     if started is None or not (seen.plan.queued or trains):
         return None
-    return max(0, int(started["time"] + seen.plan.time - now))
+    return max(0, int(started.time + seen.plan.time - now))
 
 
 def saved_before(folder: str) -> tuple[int, float] | None:

@@ -31,7 +31,22 @@ from enum import Enum
 from typing import Any
 
 from launcher import errors
-from launcher.runs.events import Fault, SetupFailed, first_fault
+from launcher.runs.event_json import known
+from launcher.runs.events import (
+    E_,
+    CancelFailed,
+    Cancelled,
+    Ended,
+    Fault,
+    ProcessStarted,
+    SetupFailed,
+    Started,
+    StopRequested,
+    Submitted,
+    Submitting,
+    first_fault,
+    last,
+)
 from launcher.schedulers.base import JobState
 
 
@@ -77,9 +92,9 @@ class Story:
     submitted: float = 0.0  # when it was last handed over, in seconds since the epoch
     exit_code: int | None = None  # what the last attempt's agents wrote down, if its script could not record its end
 
-    def last(self, event: str) -> Mapping[str, Any] | None:
-        """The latest event of this name."""
-        return next((entry for entry in reversed(self.events) if entry["event"] == event), None)
+    def last(self, kind: type[E_]) -> E_ | None:
+        """The latest event of this kind."""
+        return last(self.events, kind)
 
     @property
     def moved(self) -> float:
@@ -89,8 +104,8 @@ class Story:
     @property
     def ended(self) -> int | None:
         """Exit code of the last attempt, if it has ended."""
-        event = self.last("ended")
-        return None if event is None else int(event["code"])
+        event = self.last(Ended)
+        return None if event is None else event.code
 
     @property
     def code(self) -> int | None:
@@ -110,18 +125,18 @@ def tell(
     exit_code: int | None = None,
 ) -> Story:
     """The story in a journal, and in the last attempt's events and exit code."""
-    submitted = [number for number, entry in enumerate(journal) if entry["event"] == "submitted"]
-    cancelled = [number for number, entry in enumerate(journal) if entry["event"] == "cancelled"]
-    failed = [number for number, entry in enumerate(journal) if entry["event"] == "cancel_failed"]
-    job_id, *waiting = _jobs(journal[submitted[-1]] if submitted else None, events) or [None]
-    # Else it was resumed since, or the scheduler did not take it.
-    wanted = bool(cancelled) and cancelled[-1] > max([*submitted[-1:], *failed[-1:]], default=-1)
-    handing = ("submitting", "submitted", "process")
-    times = [float(entry.get("time", 0.0)) for entry in journal if entry["event"] in handing]
-    return Story(job_id, wanted, attempt, tuple(events), tuple(waiting), max(times, default=0.0), exit_code)
+    submitted, wanted, times = None, False, [0.0]
+    for event in known(journal):
+        submitted = event if isinstance(event, Submitted) else submitted
+        if isinstance(event, (Cancelled, CancelFailed, Submitted)):
+            wanted = isinstance(event, Cancelled)  # else it was resumed since, or the scheduler did not take it
+        if isinstance(event, (Submitting, Submitted, ProcessStarted)):
+            times.append(event.time)
+    jobs = _jobs(submitted, events)
+    return Story(jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code)
 
 
-def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
     """The job that runs the run, or is to do so next, and those of its chain that follow it.
 
     | the last attempt's job | the current job |
@@ -130,17 +145,16 @@ def _jobs(submitted: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any
     | is another, and began after the last submission | is that one: whoever submitted it was killed before it said so |
     | is another, and began before | is the one submitted last |
     """
-    started = next((entry for entry in reversed(events) if entry["event"] == "started"), None)
+    started, ended = last(events, Started), last(events, Ended)
     if submitted is None:
-        return [started.get("job")] if started else []
-    jobs = [submitted["job"], *submitted.get("chain", ())]
-    if started is None or "job" not in started:
+        return [started.job] if started else []
+    jobs = [submitted.job, *submitted.chain]
+    if started is None:
         return jobs
-    if started["job"] not in jobs:
-        return [started["job"]] if started["time"] > submitted["time"] else jobs
-    ended = next((entry for entry in reversed(events) if entry["event"] == "ended"), None)
-    here = jobs.index(started["job"])
-    stopped = ended is not None and ended["code"] == errors.RESUME and here + 1 < len(jobs)
+    if started.job not in jobs:
+        return [started.job] if started.time > submitted.time else jobs
+    here = jobs.index(started.job)
+    stopped = ended is not None and ended.code == errors.RESUME and here + 1 < len(jobs)
     return jobs[here + stopped :]
 
 
@@ -180,4 +194,4 @@ def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> R
         return RunState.STOPPED if code == errors.RESUME else RunState.FAILED
     if job is JobState.FAILED:
         return RunState.FAILED
-    return RunState.LOST if story.last("stop_requested") is None else RunState.STOPPED
+    return RunState.LOST if story.last(StopRequested) is None else RunState.STOPPED

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import DONE
 from launcher.files.shared_files import is_transient
 from launcher.monitoring.live import (
     DAMAGE,
@@ -32,6 +33,8 @@ from launcher.monitoring.live import (
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.directory import Run
+from launcher.runs.event_json import known
+from launcher.runs.events import Cancelled, Ended, ProcessStarted, Submitted, Submitting, as_kind, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
 from launcher.schedulers.base import QueryError, SchedulerJob
@@ -148,8 +151,8 @@ def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -
     events = journal_events(run)
     if not cancelled and _waits_here(run, asked, events):
         return PointSeen(point, WAITING)
-    if not any(event["event"] in ("submitting", "process", "submitted") for event in events):
-        ended = cancelled or any(event["event"] == RunState.CANCELLED.value for event in events)
+    if not any(isinstance(event, (Submitting, ProcessStarted, Submitted)) for event in known(events)):
+        ended = cancelled or bool(every(events, Cancelled))
         return PointSeen(point, RunState.CANCELLED.value if ended else WAITING)
     seen = look(run, live)
     return PointSeen(point, seen.state.value, seen)
@@ -157,7 +160,7 @@ def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -
 
 def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
     """Whether this machine is to run it, and has not begun since it was asked to."""
-    if asked is None or any(event["event"] == "process" and event["time"] >= asked for event in events):
+    if asked is None or any(event.time >= asked for event in every(events, ProcessStarted)):
         return False
     return not run.has("cancelled")
 
@@ -170,7 +173,8 @@ def done(run: Run) -> bool:
     """
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
-    return bool(events) and events[-1]["event"] == "ended" and events[-1]["code"] == 0
+    ended = as_kind(events[-1], Ended) if events else None
+    return ended is not None and ended.code == DONE
 
 
 def counts(seen: Iterable[PointSeen]) -> dict[str, int]:

@@ -23,14 +23,17 @@ from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from launcher.failures.codes import PreflightThen
 from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
-from launcher.preflight.bad_nodes import Node, Then, Verdict
+from launcher.preflight.bad_nodes import LEADER, Node, Verdict
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous import protocol, store
 from launcher.rendezvous.protocol import LeaderLost, Meeting, Member
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
+from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
+from launcher.runs.health import preflight_words
 from launcher.spec.plan import JobPlan
 
 ALONE = 40.0  # seconds for what a node tells alone: a driver may take long to wake up eight GPUs
@@ -104,7 +107,7 @@ class Preflight:
             mine = self._answers(ALONE, self._died_alone)
             found += mine or ()
             verdict = self._agree("alone", mine, ALONE)
-            if verdict.then is Then.GO:
+            if verdict.then is PreflightThen.GO:
                 self._send("go")
                 mine = self._answers(self._together, self._died_together)
                 found += mine or ()
@@ -195,7 +198,7 @@ class Preflight:
     # -- agents
 
     def _agree(
-        self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[tuple[str, str], ...] = ()
+        self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[Finding, ...] = ()
     ) -> Verdict:
         """The verdict on one part, which the leader makes of what all have found.
 
@@ -221,31 +224,29 @@ class Preflight:
     def _without_leader(self, words: str) -> Verdict:
         leader = self._meeting.members[0]
         node = next(node for node in self._nodes if leader.index in node.members)
-        bad = ((node.name, words),)
-        return Verdict(Then.WITHOUT, bad, node.members)
+        bad = (Finding(node.name, node.host, LEADER, words),)
+        return Verdict(PreflightThen.WITHOUT, bad, node.members)
 
     # -- what is told
 
     def _tell(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
-        shown = [
-            {name: value for name, value in asdict(each).items() if name in ("name", "level", "words", "ms")}
-            for each in found
-        ]
-        fine = self._me.index not in verdict.lost
         self._events(
-            "preflight", round=self._round, host=self._me.host, node=self._me.node_rank, fine=fine,
-            seconds=round(seconds, 3), checks=shown,
+            NodeChecked(
+                round=self._round, host=self._me.host, node=self._me.node_rank,
+                fine=self._me.index not in verdict.lost, seconds=round(seconds, 3),
+                checks=tuple(CheckEnded(each.name, each.level.value, each.words, each.ms) for each in found),
+            )
         )  # fmt: skip
         if not first:
             return
-        self._events(
-            "preflighted", round=self._round, then=verdict.then.value, nodes=len(self._nodes), bad=verdict.bad,
-            warnings=verdict.warnings, seconds=round(seconds, 3),
+        told = Preflighted(
+            round=self._round, then=verdict.then, nodes=len(self._nodes), bad=verdict.bad, warnings=verdict.warnings,
+            seconds=round(seconds, 3),
         )  # fmt: skip
-        from launcher.runs.health import preflight_words
-
-        bad = () if verdict.then is Then.FAIL else verdict.bad  # they are the cause, which is told as such
-        for line in preflight_words(verdict.then.value, len(self._nodes), bad, verdict.warnings, seconds):
+        self._events(told)
+        if verdict.then is PreflightThen.FAIL:  # bad nodes are the cause, which is told as such
+            told = replace(told, bad=())
+        for line in preflight_words(told):
             with contextlib.suppress(OSError):
                 print(f"launcher: {line}", file=sys.stderr, flush=True)
 
@@ -274,9 +275,9 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 def verdict_of(values: Mapping[str, Any]) -> Verdict:
     """The inverse of what the leader sends."""
-    pairs = {name: tuple((node, words) for node, words in values[name]) for name in ("bad", "warnings")}
+    found = {name: tuple(Finding(**each) for each in values[name]) for name in ("bad", "warnings")}
     return Verdict(
-        Then(values["then"]), pairs["bad"], tuple(values["lost"]), pairs["warnings"], values["cause"],
+        PreflightThen(values["then"]), found["bad"], tuple(values["lost"]), found["warnings"], values["cause"],
         values["exit_code"],
     )  # fmt: skip
 

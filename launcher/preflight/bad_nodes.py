@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from launcher import errors
+from launcher.failures.codes import PreflightThen
 from launcher.preflight.checks import Check, Level
+from launcher.runs.events import Finding
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
-
-
-class Then(str, Enum):
-    """What is done."""
-
-    GO = "go"  # all are fine
-    WITHOUT = "without"  # the others go on
-    FAIL = "fail"  # too few are left, or nobody knows which node it is
 
 
 @dataclass(frozen=True)
@@ -43,21 +36,22 @@ class Verdict:
 
     Attributes:
         then: what is done.
-        bad: name of each bad node, and what is wrong with it.
+        bad: nodes that are, each with what is wrong with it.
         lost: indices of their members.
-        warnings: what may become a problem, by name of the node.
+        warnings: what may become a problem.
         cause: for the user, if the attempt fails; else empty.
         exit_code: of the attempt, if it fails.
     """
 
-    then: Then
-    bad: tuple[tuple[str, str], ...] = ()
+    then: PreflightThen
+    bad: tuple[Finding, ...] = ()
     lost: tuple[int, ...] = ()
-    warnings: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[Finding, ...] = ()
     cause: str = ""
     exit_code: int = errors.FAILED
 
 
+SILENT, LEADER = "silent", "leader"  # in the place of a check: it said nothing in time; it led, and was lost
 SETTINGS = {"device", "space", "run_dir"}  # checks that fail everywhere when a key is wrong
 Reports = Mapping[int, Sequence[Check] | None]  # of each member; None: it said nothing in time
 
@@ -82,31 +76,37 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
     """
     told = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
-        (node.name, words)
-        for node in nodes
-        for words in dict.fromkeys(check.words for check in told[node] if check.level is Level.WARNING)
+        dict.fromkeys(
+            Finding(node.name, node.host, check.name, check.words)
+            for node in nodes
+            for check in told[node]
+            if check.level is Level.WARNING
+        )
     )
     failed = {node: [check for check in checks if check.level is Level.FAILED] for node, checks in told.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
         symptoms = [(node, check.words) for node, checks in failed.items() for check in checks]
         if not symptoms:
-            return Verdict(Then.GO, warnings=warnings)
+            return Verdict(PreflightThen.GO, warnings=warnings)
         who = f"{len({node for node, _ in symptoms})} of {len(nodes)} nodes"
         cause = f"preflight: {who} lost the others, and nothing tells whose fault it is: {symptoms[0][1]}"
-        return Verdict(Then.FAIL, warnings=warnings, cause=cause)
-    words = {node: silent if check is None else check.words for node, check in found.items()}
-    bad = tuple((node.name, text) for node, text in words.items())
+        return Verdict(PreflightThen.FAIL, warnings=warnings, cause=cause)
+    bad = tuple(
+        Finding(node.name, node.host, *((SILENT, silent) if check is None else (check.name, check.words)))
+        for node, check in found.items()
+    )
     lost = tuple(index for node in found for index in node.members)
     if sum(len(node.members) for node in nodes) - len(lost) >= max(least, 1):
-        return Verdict(Then.WITHOUT, bad, lost, warnings)
-    names = {check.name if check else "" for check in found.values()}
+        return Verdict(PreflightThen.WITHOUT, bad, lost, warnings)
+    names = {each.check for each in bad}
     if len(found) == len(nodes) > 1 and len(names) == 1:
-        cause = f"preflight: all {len(nodes)} nodes fail: {bad[0][1]}"
+        cause = f"preflight: all {len(nodes)} nodes fail: {bad[0].words}"
         code = errors.NO_RETRY if names <= SETTINGS else errors.FAILED
-        return Verdict(Then.FAIL, bad, lost, warnings, cause, code)
-    shown = "; ".join(f"{name}: {text}" for name, text in bad[:4]) + (" ..." if len(bad) > 4 else "")
-    return Verdict(Then.FAIL, bad, lost, warnings, f"preflight: {shown}{advice(list(found), len(nodes), scheduler)}")
+        return Verdict(PreflightThen.FAIL, bad, lost, warnings, cause, code)
+    shown = "; ".join(f"{each.name}: {each.words}" for each in bad[:4]) + (" ..." if len(bad) > 4 else "")
+    cause = f"preflight: {shown}{advice(list(found), len(nodes), scheduler)}"
+    return Verdict(PreflightThen.FAIL, bad, lost, warnings, cause)
 
 
 def advice(bad: Sequence[Node], nodes: int, scheduler: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,6 @@ class Process:
         """The process with this id, on this machine."""
         state = _state(pid)
         return cls(pid, state[1] if state else 0, socket.gethostname())
-
-    @classmethod
-    def started(cls, journal: Sequence[Mapping[str, Any]]) -> Process | None:
-        """The process that a run's journal names last; None if it names none."""
-        entry = next((entry for entry in reversed(journal) if entry["event"] == "process"), None)
-        return None if entry is None else cls(entry["pid"], entry["start"], entry["host"])
 
     def here(self) -> bool:
         """Whether the process belongs to this machine; nothing is known about processes of other machines."""

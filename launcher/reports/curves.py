@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = ("progress", "evaluated")
-NO_CURVES = {"time", "event", "step", "total", "writer", "epoch"}
+from launcher.runs.event_json import known
+from launcher.runs.events import Evaluated, Progress
+
+NO_CURVES = {"epoch"}
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,12 @@ def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
-        for event in events:
-            step = event.get("step")
-            if event.get("event") not in KINDS or not _whole(step):
+        for event in known(events):
+            if not isinstance(event, (Progress, Evaluated)):
                 continue
-            for name, value in event.items():
+            for name, value in (event.values or {}).items():
                 if name not in NO_CURVES and _number(value):
-                    points.setdefault(name, []).append((int(step or 0), float(value)))
+                    points.setdefault(name, []).append((int(event.step), float(value)))
     return [_curve(name, found) for name, found in points.items()]
 
 
@@ -74,10 +75,6 @@ def _every(values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
 
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     return tuple(step for step, _ in points), tuple(value for _, value in points)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _number(value: Any) -> bool:

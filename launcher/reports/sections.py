@@ -17,6 +17,7 @@ from launcher.reports.figures import legend, timeline_figure, training_figures
 from launcher.reports.parts import Code, Section, Table
 from launcher.reports.ranks import pace_figure
 from launcher.reports.timeline import attempts_table
+from launcher.runs.events import Fault, Met, Progress, every, last
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200
@@ -72,12 +73,8 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 def progress(run: RunData) -> tuple[int, int] | None:
     """(step, steps) of the last progress event."""
-    for _, events in reversed(run.attempts):
-        for event in reversed(events):
-            step, total = event.get("step"), event.get("total")
-            if event.get("event") == "progress" and isinstance(step, int) and isinstance(total, int):
-                return step, total
-    return None
+    told = (last(events, Progress) for _, events in reversed(run.attempts))
+    return next(((int(each.step), int(each.total)) for each in told if each is not None), None)
 
 
 def command(run: RunData) -> Code:
@@ -123,11 +120,12 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
 
 def traceback_section(run: RunData) -> Section | None:
     """The traceback of the rank that failed first, where the run has failed."""
-    faults = [event for _, events in run.attempts[-1:] for event in events if event.get("event") == "fault"]
-    trace = faults[0].get("traceback") if faults and run.state == "failed" else None
-    if not isinstance(trace, str) or "\n" not in trace.strip():  # a single line is the cause, which is told above
+    fault = next((event for _, events in run.attempts[-1:] for event in every(events, Fault)), None)
+    trace = fault.traceback if fault and run.state == "failed" else None
+    if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is told above
         return None
-    return Section(f"Traceback of rank {faults[0].get('rank', '?')}", log=words.clean(trace).strip().split("\n"))
+    rank = "?" if fault.rank is None else fault.rank
+    return Section(f"Traceback of rank {rank}", log=words.clean(trace).strip().split("\n"))
 
 
 def training_section(runs: Sequence[RunData]) -> Section | None:
@@ -198,8 +196,8 @@ def environment_section(run: RunData, name: str = "") -> Section:
     """Versions and places."""
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
-    met = next((event for _, events in run.attempts for event in events if event.get("event") == "met"), {})
-    pairs |= {key: met.get(key) for key in ("torch", "interface")}
+    met = next((event for _, events in run.attempts for event in every(events, Met)), None)
+    pairs |= {"torch": met and met.torch, "interface": met and met.interface}
     known = run.fabric.conditions if run.fabric else {}
     pairs |= {key: known[key] for key in ("backend", "backend_version", "device", "device_name") if known.get(key)}
     pairs |= {"hosts": ", ".join(map(str, known["hosts"]))} if known.get("hosts") else {}

@@ -6,10 +6,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.failures import text as texts
 from launcher.formatting import long_size, plural
 from launcher.reports import words
+from launcher.runs.event_json import Event, known
+from launcher.runs.events import (
+    Again,
+    Ended,
+    Fault,
+    Met,
+    PassedOver,
+    Progress,
+    Resized,
+    Restart,
+    Saved,
+    SaveFailed,
+    SetupFailed,
+    Started,
+    Stays,
+    Stop,
+    Submitted,
+    every,
+    first,
+    last,
+)
 
-Event = Mapping[str, Any]
+Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Timeline:
         return sum(span.end - span.begin for span in self.spans if span.what == what)
 
 
-def timeline(journal: Sequence[Event], attempts: Sequence[tuple[int, Sequence[Event]]], now: float | None) -> Timeline:
+def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
     """The run's history.
 
     Args:
@@ -59,22 +81,22 @@ def timeline(journal: Sequence[Event], attempts: Sequence[tuple[int, Sequence[Ev
         attempts: number and events, by time, of each attempt.
         now: the time, for a run that is not over; None: it is over, and its last word is its end.
     """
-    submitted = [time for event in journal if event.get("event") == "submitted" and (time := _time(event)) is not None]
+    submitted = [event.time for event in every(journal, Submitted)]
     spans: list[Span] = []
     moments: list[Moment] = []
     before: float | None = None  # when the attempt before ended
-    for place, (number, events) in enumerate(attempts):
-        timed = [event for event in events if _time(event) is not None]
-        if not timed:
+    for place, (number, entries) in enumerate(attempts):
+        if not entries:
             continue
-        last = place + 1 == len(attempts)
-        began = _time(next((event for event in timed if event.get("event") == "started"), timed[0])) or 0.0
+        newest = place + 1 == len(attempts)
+        events = list(known(entries))
+        started, ended = first(entries, Started), first(entries, Ended)
+        began = started.time if started else float(entries[0]["time"])
         if (waited := _queued_since(submitted, before, began)) is not None and waited < began:
             spans.append(Span(number, "queued", waited, began))
-        ended = next((event for event in timed if event.get("event") == "ended"), None)
-        end = _time(ended) if ended else now if last and now is not None else _time(timed[-1])
-        spans += _spans(number, timed, began, max(end or began, began))
-        moments += [moment for event in timed if (moment := _moment(number, event)) is not None]
+        end = ended.time if ended else now if newest and now is not None else float(entries[-1]["time"])
+        spans += _spans(number, events, began, max(end, began))
+        moments += [moment for event in events if (moment := _moment(number, event)) is not None]
         before = spans[-1].end
     if now is not None and submitted and (not attempts or (before is not None and submitted[-1] > before)):
         spans.append(Span(1 + max((number for number, _ in attempts), default=-1), "queued", submitted[-1], now))
@@ -98,65 +120,71 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
     spans: list[Span] = []
     what, since, text = "starting", began, ""
     for event in events:
-        name, time = event.get("event"), _time(event) or began
-        if name == "met" and what != "running":
-            spans.append(Span(number, what, since, max(since, time), text))
-            ranks, members = event.get("ranks", "?"), event.get("members", "?")
-            what, since, text = "running", max(since, time), f"{plural(ranks, 'rank')} on {plural(members, 'node')}"
-        elif name == "restart" and what == "running":
-            spans.append(Span(number, what, since, max(since, time), text))
-            what, since, text = "restarting", max(since, time), str(event.get("cause", ""))
+        time = max(since, event.time)
+        if isinstance(event, Met) and what != "running":
+            spans.append(Span(number, what, since, time, text))
+            what, since = "running", time
+            text = f"{plural(event.ranks, 'rank')} on {plural(event.members, 'node')}"
+        elif isinstance(event, Restart) and what == "running":
+            spans.append(Span(number, what, since, time, text))
+            what, since, text = "restarting", time, event.cause
     return [*spans, Span(number, what, since, max(since, end), text)]
 
 
 def _moment(number: int, event: Event) -> Moment | None:
     """An event that is worth a mark; None: it is not."""
-    name, time = event.get("event"), _time(event) or 0.0
-    cause = str(event.get("cause", ""))
-    at = f" at step {step}" if isinstance(step := event.get("step"), int) and step >= 0 else ""
-    if name == "saved":
-        cost = f", {long_size(event.get('bytes') or 0)}, {words.latency(event.get('seconds'))}"
-        return Moment(number, "checkpoint", time, f"checkpoint of step {step}{cost}")
-    if name == "stop":
-        return Moment(number, "stop", time, f"stop{at}: {cause}")
-    if name in ("fault", "setup_failed"):
-        host = f" ({event['host']})" if "host" in event and str(event["host"]) not in cause else ""
-        return Moment(number, "fault", time, f"fault{at}: {cause or name}{host}")
-    if name == "restart":
-        return Moment(number, "restart", time, f"restart in place{at}, round {event.get('round', '?')}: {cause}")
-    if name == "resized":
-        return Moment(number, "resized", time, cause)
-    if name in ("save_failed", "passed_over"):
-        told = "a save failed" if name == "save_failed" else "a checkpoint was passed over"
-        return Moment(number, "warning", time, f"{told}{at}: {event.get('reason', '')}")
-    if name in ("again", "stays"):
-        return Moment(number, "end", time, ("goes on: " if name == "again" else "stays: ") + str(event.get("why", "")))
-    if name == "ended":
-        return Moment(number, "end", time, f"ended with exit code {event.get('code', '?')}")
-    return None
+    told = _told(event)
+    return None if told is None else Moment(number, told[0], event.time, told[1])
 
 
-def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[Event]]]) -> list[tuple[str, ...]]:
+def _told(event: Event) -> tuple[str, str] | None:
+    """The kind of mark, and its words."""
+    if isinstance(event, Saved):
+        return (
+            "checkpoint",
+            f"checkpoint of step {event.step}, {long_size(event.bytes)}, {words.latency(event.seconds)}",
+        )
+    if isinstance(event, Restart):
+        return "restart", f"restart in place{_at(event.step)}, round {event.round}: {event.cause}"
+    if isinstance(event, Fault):
+        host = f" ({event.host})" if event.host not in event.cause else ""
+        return "fault", f"fault{_at(event.step)}: {event.cause}{host}"
+    if isinstance(event, SetupFailed):
+        return "fault", f"fault: {texts.of_setup_line(event.of, event.number, event.name)} failed ({event.host})"
+    if isinstance(event, Stop):
+        return "stop", f"stop{_at(event.step)}: {event.cause}"
+    if isinstance(event, Resized):
+        return "resized", texts.of_resized(event)
+    if isinstance(event, SaveFailed):
+        return "warning", texts.of_save_failed(event)
+    if isinstance(event, PassedOver):
+        return "warning", texts.of_passed_over(event)
+    if isinstance(event, Again):
+        return "end", f"goes on: {event.why}"
+    if isinstance(event, Stays):
+        return "end", f"stays: {event.why}"
+    return ("end", f"ended with exit code {event.code}") if isinstance(event, Ended) else None
+
+
+def _at(step: int | None) -> str:
+    return f" at step {step}" if step is not None and step >= 0 else ""
+
+
+def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[tuple[str, ...]]:
     """(attempt, ranks, last step, waited, ran, ended, job) of each attempt, as text."""
     rows: list[tuple[str, ...]] = []
     for number, events in attempts:
-        last = {event.get("event"): event for event in events}
         times = {
             what: sum(span.end - span.begin for span in timeline.spans if span.attempt == number and span.what in kinds)
             for what, kinds in (("waited", ("queued",)), ("ran", ("starting", "running", "restarting")))
         }
-        why = last.get("fault") or last.get("stop") or {}
-        ended = str(last["ended"].get("code", "?")) if "ended" in last else "-"
-        if ended != "0" and "cause" in why:
-            ended += f": {why['cause']}"
+        ended, why = last(events, Ended), last(events, Fault) or last(events, Stop)
+        met, told, started = last(events, Met), last(events, Progress), last(events, Started)
+        how = str(ended.code) if ended else "-"
+        if how != "0" and why is not None:
+            how += f": {why.cause}"
         rows.append((
-            str(number), words.value(last.get("met", {}).get("ranks")),
-            words.value(last.get("progress", {}).get("step")), words.span(times["waited"]), words.span(times["ran"]),
-            ended, str(last.get("started", {}).get("job", "-")),
+            str(number), words.value(met.ranks if met else None), words.value(told.step if told else None),
+            words.span(times["waited"]), words.span(times["ran"]), how, started.job if started else "-",
         ))  # fmt: skip
     return rows
-
-
-def _time(event: Event) -> float | None:
-    time = event.get("time")
-    return float(time) if isinstance(time, int | float) and not isinstance(time, bool) else None

@@ -60,6 +60,8 @@ from launcher.files.shared_files import (
     unwrap,
 )
 from launcher.runs import event_file, live_index
+from launcher.runs.event_json import Event
+from launcher.runs.events import Submitting
 
 FORMAT = 2  # of a run directory; another number is another version's
 # Fields of a record and their types; the plan's are those of JobPlan.
@@ -235,11 +237,13 @@ class Run:
     def write_result(self, metrics: Mapping[str, Any]) -> None:
         self._write("result.json", json.dumps(metrics, indent=1))
 
-    def journal(self, event: str, *, sync: bool = True, **values: Any) -> None:
+    def journal(self, event: Event, *, sync: bool = True) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
-        if event == "submitting":
+        if isinstance(event, Submitting):
+            from launcher.runs import live_index
+
             live_index.add(self.path.parent if self.is_point else self.path)
-        event_file.append(self.path / "journal.jsonl", event, sync=sync, **values)
+        event_file.append(self.path / "journal.jsonl", event, sync=sync)
 
     @contextlib.contextmanager
     def only_submitter(self) -> Iterator[None]:

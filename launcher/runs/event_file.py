@@ -15,63 +15,27 @@ from launcher.files.json_types import LATEST, misfit
 from launcher.files.run_files import naming
 from launcher.files.shared_files import retry_read, unwrap
 from launcher.formatting import long_size
-from launcher.runs import events
+from launcher.runs import event_json, events
+from launcher.runs.event_json import Event
 
-# Fields of events and their types. An event with a missing required field or a wrong type is skipped, like a truncated
-# line, and reported by `problems`.
-_MUST: dict[str, dict[str, Any]] = {
-    "submitting": {"token": str},
-    "submitted": {"job": str},
-    "process": {"pid": int, "start": int, "host": str},
-    "started": {"job": str},
-    "ended": {"code": int},
-    "resized": {"members": int, "world_size": int},
-    "progress": {"step": float, "total": float},
-    "evaluated": {"step": int},
-    "saved": {"step": int},
-    "breakpoint": {"rank": int, "host": str, "where": str, "socket": str},
-    "continued": {"rank": int},
-    "preflighted": {
-        "then": str, "nodes": int, "bad": list[tuple[str, str]], "warnings": list[tuple[str, str]], "seconds": float
-    },
-    "pace": {"round": int, "rank": int, "host": str, "seconds": list[float | None]},
-}  # fmt: skip
-_MAY: dict[str, dict[str, Any]] = {
-    "submitting": {"points": str},
-    "submitted": {"chain": list[str]},
-    "started": {"host": str, "output": int},
-    "met": {"ranks": int, "members": int, "round": int, "host": str, "torch": str, "interface": str | None},
-    "resized": {"round": int, "cause": str},
-    "saved": {"bytes": int, "seconds": float},
-    "save_failed": {"step": int, "reason": str},
-    "passed_over": {"reason": str},
-    "breakpoint": {"job": str | None},
-}  # fmt: skip
-# Name and type of each field, and whether it must be there.
-_FIELDS: dict[str, Sequence[tuple[str, Any, bool]]] = {
-    **{
-        kind: [
-            (key, type_, key in _MUST.get(kind, {}))
-            for each in (_MUST, _MAY)
-            for key, type_ in each.get(kind, {}).items()
-        ]
-        for kind in {*_MUST, *_MAY}
-    },
-    **events.checks(),
-}
 _ENDS = 1 << 12  # bytes that are read at the beginning and at the end of what rank 0 tells of its progress
 LONGEST_LINE = 1 << 20  # bytes of an event
 MOST_LINES = 1 << 18  # of a file, half of them at its beginning and half at its end
 _AT_ONCE = 1 << 22  # bytes of lines that are parsed together
 
 
-def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None:
+def append(path: Path, event: Event, *, sync: bool = False) -> None:
     """Adds one event, in a single write unless the disk is nearly full, so that a reader sees it whole or not yet.
+
+    Args:
+        path: of the file.
+        event: its time is now, unless it has one.
+        sync: wait until it is on disk.
 
     Raises:
         OSError: it could not be written, or not all of it.
     """
-    line = json.dumps({"time": round(time.time(), 6), "event": event, **values}) + "\n"
+    line = json.dumps(entry(event)) + "\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(descriptor).st_size if sync else 0
@@ -85,6 +49,11 @@ def append(path: Path, event: str, *, sync: bool = False, **values: Any) -> None
                 os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def entry(event: Event) -> dict[str, Any]:
+    """An event as a line has it, and a reader gets it; its time is now, unless it has one."""
+    return {"time": round(event.time or time.time(), 6), "event": event.event, **event_json.values(event)}
 
 
 def read(path: Path | str, end: int | None = None, *, retry_seconds: float | None = None) -> Iterator[dict[str, Any]]:
@@ -164,7 +133,7 @@ def _until_progress(lines: Sequence[bytes]) -> tuple[list[dict[str, Any]], int]:
     for number, line in enumerate(lines):
         if line and (not found or b'"progress"' in line) and _misfit(event := _parsed(line)) is None:
             found.append(event)
-            if event["event"] == "progress":
+            if event["event"] == events.Progress.event:
                 return found, number
     return found, len(lines)
 
@@ -189,7 +158,7 @@ def _misfit(event: object) -> str | None:
         run_files.require_json_bounds(event)
     except ValueError as error:
         return str(error)
-    for key, type_, needed in _FIELDS.get(kind, ()):
+    for key, type_, needed in event_json.checks(kind):
         if key not in event:
             if needed:
                 return f"{key} is missing"

@@ -8,14 +8,16 @@ import socket
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher import errors
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import is_transient
-from launcher.runs import directory, event_file, events
-from launcher.runs.events import Event, Fault
+from launcher.runs import directory, event_file
+from launcher.runs.event_json import Event
+from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -38,17 +40,16 @@ class Events:
 
     def __init__(self, attempt: directory.Attempt | None, writer: str) -> None:
         self._path = attempt.events_file(writer) if attempt else None
-        self._unwritten: deque[dict[str, Any]] = deque(maxlen=UNWRITTEN)
+        self._unwritten: deque[Event] = deque(maxlen=UNWRITTEN)
         self._failing = False
 
-    def __call__(self, event: str | Event, **values: Any) -> None:
+    def __call__(self, event: Event) -> None:
         if self._path is None:
             return
-        name, values = (event.event, events.values(event)) if isinstance(event, Event) else (event, values)
-        self._unwritten.append({"event": name, "time": round(time.time(), 6), **values})
+        self._unwritten.append(replace(event, time=time.time()))
         try:
             while self._unwritten:
-                event_file.append(self._path, **self._unwritten[0])
+                event_file.append(self._path, self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
             if not self._failing:

@@ -1,31 +1,462 @@
 """Events with types: one class for each kind, whose fields are checked where a file is read, and written from the same.
 
 A field that is missing and needed, or has another type, makes the event unreadable (`event_file.problems`); fields and
-codes of a newer version do not. Kinds without a class here are read as they stand in the file.
+codes of a newer version do not, nor do kinds without a class here. Who reads many events looks into them as they stand
+in the file (`progress`, `pace`); who acts by one has it as its class (`every`, `last`).
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
-from functools import cache
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
-from launcher.failures.codes import FaultCode, NextReason, StopReason
+from launcher.failures.codes import FaultCode, NextReason, PreflightThen, SetupPart, StopReason
+from launcher.runs.event_json import Event, of
+
+# -- the journal of a run, and of a sweep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
-    """One event.
+class Submitting(Event):
+    """A job is about to be handed over.
 
     Attributes:
-        time: seconds since the epoch; of one that is yet to be written, 0.
+        token: by which it can be found.
+        points: of a sweep, that are its elements (`0-3,7`).
     """
 
-    event: ClassVar[str] = ""
-    time: float = 0.0
+    event: ClassVar[str] = "submitting"
+    token: str
+    points: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted(Event):
+    """The scheduler has taken it.
+
+    Attributes:
+        job: its id.
+        chain: jobs that follow it.
+        token: of an array.
+    """
+
+    event: ClassVar[str] = "submitted"
+    job: str
+    chain: tuple[str, ...] = ()
+    token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Event):
+    """The scheduler did not take an array.
+
+    Attributes:
+        token: of it.
+        error: in the scheduler's words; None: its submitter was killed, and there is no job.
+    """
+
+    event: ClassVar[str] = "refused"
+    token: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStarted(Event):
+    """The run's script was started on this machine; see `launcher.processes.groups.Process`."""
+
+    event: ClassVar[str] = "process"
+    pid: int
+    start: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled(Event):
+    """Its job is to end, and not to go on in another one.
+
+    Attributes:
+        by: the user.
+        host: where the command was given.
+    """
+
+    event: ClassVar[str] = "cancelled"
+    by: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelFailed(Event):
+    """The scheduler did not end its job, so it is not cancelled.
+
+    Attributes:
+        error: in the scheduler's words.
+    """
+
+    event: ClassVar[str] = "cancel_failed"
+    error: str = ""
+
+
+# -- an attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """The job's script begins an attempt.
+
+    Attributes:
+        job: its id.
+        host: where.
+        output: bytes that earlier attempts of this job have printed.
+    """
+
+    event: ClassVar[str] = "started"
+    job: str
+    host: str = ""
+    output: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The job's script has ended an attempt.
+
+    Attributes:
+        code: exit code of the attempt.
+    """
+
+    event: ClassVar[str] = "ended"
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """A run that another one has waited for.
+
+    Attributes:
+        id: of the run, or of the sweep.
+        condition: ok, fail or any.
+        state: in which it was.
+    """
+
+    OPEN: ClassVar[bool] = True
+    id: str
+    condition: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionsMet(Event):
+    """All that the run has waited for has come about."""
+
+    event: ClassVar[str] = "after"
+    others: tuple[Awaited, ...]
+
+
+# -- its agents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """An agent.
+
+    Attributes:
+        host: its host.
+        node: number of its node in the job.
+        task: number of its rank, where the scheduler starts each.
+    """
+
+    OPEN: ClassVar[bool] = True
+    host: str
+    node: int
+    task: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met(Event):
+    """The agents of a round have met: each tells so.
+
+    Attributes:
+        ranks, members: of the round.
+        round: its number.
+        host: of the agent.
+        port: of the ranks' store.
+        interface: by which the agent reaches the others.
+        source: where it has its own number from.
+        torch: its version.
+    """
+
+    event: ClassVar[str] = "met"
+    ranks: int
+    members: int
+    round: int = 0
+    host: str = ""
+    port: int | None = None
+    interface: str | None = None
+    source: str | None = None
+    torch: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resized(Event):
+    """A round begins with others than the one before.
+
+    Attributes:
+        round: its number.
+        members, world_size: agents and ranks that take part.
+        size: agents that the job was started with.
+        without: who does not take part any more.
+        back: who takes part now, and did not before.
+    """
+
+    event: ClassVar[str] = "resized"
+    round: int
+    members: int
+    world_size: int
+    size: int
+    without: tuple[Place, ...] = ()
+    back: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Event):
+    """The ranks of an agent have done their work."""
+
+    event: ClassVar[str] = "finished"
+
+
+@dataclass(frozen=True)
+class CheckEnded:
+    """A check of a preflight on one node; see `launcher.preflight.checks.Check`."""
+
+    OPEN: ClassVar[bool] = True
+    name: str
+    level: str
+    words: str = ""
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeChecked(Event):
+    """What the preflight has found on one node: each agent tells of its own.
+
+    Attributes:
+        round: the preflight's.
+        host, node: which.
+        fine: it takes part.
+        seconds: that the preflight took.
+        checks: all that were done.
+    """
+
+    event: ClassVar[str] = "preflight"
+    round: int
+    host: str
+    node: int
+    fine: bool
+    seconds: float
+    checks: tuple[CheckEnded, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a preflight has found of a node.
+
+    Attributes:
+        name: what to call the node.
+        host: of it.
+        check: by which (`device`, `reach`); `silent`: it said nothing in time; `leader`: it led, and was lost.
+        words: what is wrong there, and what to do.
+    """
+
+    OPEN: ClassVar[bool] = True
+    name: str
+    host: str
+    check: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflighted(Event):
+    """What a preflight comes to.
+
+    Attributes:
+        round: its.
+        then: what is done.
+        nodes: that took part.
+        seconds: that it took.
+        bad: nodes that are.
+        warnings: what may become a problem.
+    """
+
+    event: ClassVar[str] = "preflighted"
+    round: int
+    then: PreflightThen
+    nodes: int
+    seconds: float
+    bad: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace(Event):
+    """How fast the ranks of an agent are.
+
+    Attributes:
+        round: in which.
+        rank: the first of them.
+        host: theirs.
+        seconds: for a step, of each; None: it told nothing.
+    """
+
+    event: ClassVar[str] = "pace"
+    round: int
+    rank: int
+    host: str
+    seconds: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank(Event):
+    """A rank has become slower than the others; see `launcher.runs.health.Straggler`."""
+
+    event: ClassVar[str] = "straggler"
+    round: int
+    rank: int
+    host: str
+    ratio: float
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Event):
+    """A command asks the agents; see `launcher.attach.requests`.
+
+    Attributes:
+        id: of the question, and of the folder of its answers.
+        what: is asked.
+        rank: of which.
+    """
+
+    event: ClassVar[str] = "asked"
+    id: str
+    what: str
+    rank: int | None = None
+
+
+# -- its ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(Event):
+    """Steps that are done.
+
+    Attributes:
+        step, total: how many, and of how many; 0: nobody knows.
+        values: the workload's own.
+    """
+
+    event: ClassVar[str] = "progress"
+    step: float
+    total: float
+    values: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """What an evaluation has come to.
+
+    Attributes:
+        step: after which.
+        values: the workload's own.
+    """
+
+    event: ClassVar[str] = "evaluated"
+    step: int
+    values: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    """A checkpoint is whole.
+
+    Attributes:
+        step: its.
+        bytes: of it.
+        seconds: that the save took, and the ranks were `blocked`; None: nobody has measured.
+        checkpoint: its path.
+    """
+
+    event: ClassVar[str] = "saved"
+    step: int
+    bytes: int = 0
+    seconds: float | None = None
+    blocked: float | None = None
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFailed(Event):
+    """A checkpoint was not saved; the training goes on.
+
+    Attributes:
+        step: its.
+        exception: type of the error.
+        error: in its words.
+        final: no save of this training can succeed.
+    """
+
+    event: ClassVar[str] = "save_failed"
+    step: int
+    exception: str = ""
+    error: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver(Event):
+    """A checkpoint cannot be used, and is kept under another name.
+
+    Attributes:
+        checkpoint: its name.
+        step: its.
+        problems: what is wrong with it, in the words of those who read it.
+    """
+
+    event: ClassVar[str] = "passed_over"
+    checkpoint: str
+    step: int | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakpoint(Event):
+    """A rank waits in the debugger.
+
+    Attributes:
+        rank, host, pid, job: which.
+        where: in its code.
+        socket: by which it is reached there.
+        post_mortem: after an exception.
+    """
+
+    event: ClassVar[str] = "breakpoint"
+    rank: int
+    host: str
+    where: str
+    socket: str
+    pid: int | None = None
+    job: str | None = None
+    post_mortem: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued(Event):
+    """A rank leaves the debugger's prompt."""
+
+    event: ClassVar[str] = "continued"
+    rank: int
+
+
+# -- failures, stops, and what follows
 
 
 @dataclass(frozen=True)
@@ -99,14 +530,18 @@ class SetupFailed(Event):
     Attributes:
         line: its number among all, from 1.
         host: where.
-        what: for people.
+        of: what it is for.
+        number: its number among those, from 1.
+        name: of the module, the environment or the folder that it is about.
         code: exit code.
     """
 
     event: ClassVar[str] = "setup_failed"
     line: int
     host: str
-    what: str = ""
+    of: SetupPart = SetupPart.UNKNOWN
+    number: int = 0
+    name: str = ""
     code: int | None = None
 
 
@@ -246,100 +681,33 @@ class Bound(Event):
     why_not: str = ""
 
 
-TYPES: Mapping[str, type[Event]] = {
-    each.event: each for each in (Fault, Restart, SetupFailed, Stop, StopRequested, Stopped, Again, Stays, Bound)
-}
 E_ = TypeVar("E_", bound=Event)
-
-
-def of(entry: Mapping[str, Any]) -> Event:
-    """The event in an entry of a file that `event_file.read` has checked; KeyError: its kind has no class."""
-    kind: Any = TYPES[entry["event"]]
-    hints = _hints(kind)
-    event: Event = kind(**{name: _typed(hints[name], value) for name, value in entry.items() if name in hints})
-    return event
 
 
 def every(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> list[E_]:
     """The events of one kind, in their order."""
-    return [event for entry in entries if entry["event"] == kind.event and isinstance(event := of(entry), kind)]
+    return [event for entry in entries if (event := as_kind(entry, kind)) is not None]
 
 
-def last(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
+def last(entries: Sequence[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
     """The last event of a kind."""
-    return next(reversed(every(entries, kind)), None)
+    return next((event for entry in reversed(entries) if (event := as_kind(entry, kind)) is not None), None)
+
+
+def first(entries: Iterable[Mapping[str, Any]], kind: type[E_]) -> E_ | None:
+    """The first event of a kind."""
+    return next((event for entry in entries if (event := as_kind(entry, kind)) is not None), None)
+
+
+def as_kind(entry: Mapping[str, Any], kind: type[E_]) -> E_ | None:
+    """An entry as an event of this kind; None: it is of another one."""
+    event = of(entry) if entry["event"] == kind.event else None
+    return event if isinstance(event, kind) else None
 
 
 def first_fault(entries: Iterable[Mapping[str, Any]]) -> Fault | SetupFailed | None:
     """The first of what ended an attempt."""
     for entry in entries:
         if entry["event"] in (Fault.event, SetupFailed.event):
-            event = of(entry)
-            assert isinstance(event, (Fault, SetupFailed))
-            return event
+            return as_kind(entry, Fault) or as_kind(entry, SetupFailed)
     return None
-
-
-def values(event: Event) -> dict[str, Any]:
-    """What is written of an event: all fields but the time that are not as if they were missing."""
-    return {
-        each.name: _plain(value)
-        for each in fields(event)
-        if each.name != "time" and ((value := getattr(event, each.name)) != each.default or each.default is MISSING)
-    }
-
-
-def checks() -> dict[str, tuple[tuple[str, Any, bool], ...]]:
-    """Of each kind, each field but its time: its name, what JSON must have there, and whether it must be there."""
-    return {
-        name: tuple(
-            (each.name, _of_json(hints[each.name]), each.default is MISSING)
-            for each in fields(kind)
-            if each.name != "time"
-        )
-        for name, kind in TYPES.items()
-        for hints in (get_type_hints(kind),)
-    }
-
-
-@cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    """The types of a kind's fields."""
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
-
-
-def _of_json(kind: Any) -> Any:
-    """The type of a field as JSON has it: codes are texts."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return str
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return Union[tuple(map(_of_json, arguments))]  # noqa: UP007  made of parts
-    if origin is tuple:
-        return list[_of_json(arguments[0])]  # type: ignore[misc]
-    return kind
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """A value of JSON that fits as the field's type has it."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    if is_dataclass(kind):
-        names = {each.name for each in fields(kind)}
-        return kind(**{name: each for name, each in value.items() if name in names})  # type: ignore[operator]
-    if get_origin(kind) is tuple:
-        return tuple(_typed(get_args(kind)[0], each) for each in value)
-    return value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value):
-        return {
-            each.name: _plain(inner) for each in fields(value) if (inner := getattr(value, each.name)) != each.default
-        }
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return dict(value) if isinstance(value, Mapping) else value

@@ -12,37 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.failures.codes import PreflightThen
+from launcher.formatting import plural
+from launcher.runs.events import Pace, Preflighted, every
+
 LEAST = 5e-4  # seconds by which a slow rank's step is longer than the others', at least
 STALE = 300.0  # seconds after which what a rank has told does not count any more
 
 
-def preflight_words(
-    then: str, nodes: int, bad: Sequence[Sequence[str]], warnings: Sequence[Sequence[str]], seconds: float
-) -> list[str]:
-    """A preflight in lines: `preflight: 4 nodes fine in 1.2 s`, or one for each bad node; then its warnings.
-
-    Args:
-        then: go, without or fail.
-        nodes: how many took part.
-        bad: name and words of each bad node.
-        warnings: the same of what may become a problem.
-        seconds: it took.
-    """
-    counted = f"{nodes} node{'' if nodes == 1 else 's'}"
-    lines = [f"preflight: {counted} fine in {seconds:.1f} s"] if then == "go" else []
-    what = " is left out" if then == "without" else ""
-    lines += [f"preflight: {name}{what}: {words}" for name, words in bad]
-    return lines + [f"preflight: warning: {name}: {words}" for name, words in warnings]
+def preflight_words(told: Preflighted) -> list[str]:
+    """A preflight in lines: `preflight: 4 nodes fine in 1.2 s`, or one for each bad node; then its warnings."""
+    fine = f"preflight: {plural(told.nodes, 'node')} fine in {told.seconds:.1f} s"
+    lines = [fine] if told.then is PreflightThen.GO else []
+    what = " is left out" if told.then is PreflightThen.WITHOUT else ""
+    lines += [f"preflight: {each.name}{what}: {each.words}" for each in told.bad]
+    return lines + [f"preflight: warning: {each.name}: {each.words}" for each in told.warnings]
 
 
 def preflights(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """The lines of all preflights of an attempt, from its events."""
-    return [
-        line
-        for event in events
-        if event["event"] == "preflighted"
-        for line in preflight_words(event["then"], event["nodes"], event["bad"], event["warnings"], event["seconds"])
-    ]
+    return [line for event in every(events, Preflighted) for line in preflight_words(event)]
 
 
 # -- ranks that are slower than the others
@@ -97,7 +86,7 @@ def stragglers(
     order: list[float] = []  # the former, sorted
     current = -1
     for event in events:
-        if event["event"] != "pace" or event["round"] < current:
+        if event["event"] != Pace.event or event["round"] < current:
             continue
         if event["round"] > current:  # other ranks, other neighbours
             found += [each for one in slow.values() for each in one.told(factor, patience, one.last)]

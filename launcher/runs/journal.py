@@ -7,8 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from launcher.files.shared_files import retry_read, unwrap
+from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
+from launcher.runs.events import ProcessStarted, Submitted, Submitting, last
 from launcher.runs.sweep_directory import Sweep, sweep_of
 
 
@@ -22,6 +24,12 @@ def journal_events(run: Run) -> list[dict[str, Any]]:
     if not run.is_point:
         return own
     return sorted([*_submitted_with(run), *own], key=lambda event: float(event["time"]))
+
+
+def process_of(run: Run) -> Process | None:
+    """The leader of the process group that runs its script on this machine, as its journal tells last."""
+    told = last(journal_events(run), ProcessStarted)
+    return None if told is None else Process(told.pid, told.start, told.host)
 
 
 def _submitted_with(run: Run) -> Iterator[dict[str, Any]]:
@@ -41,7 +49,7 @@ def _entries(sweep: Sweep, _inode: int, _size: int) -> dict[int, list[dict[str, 
     for each in sweep.submissions():
         for index in each.points:
             found = entries.setdefault(index, [])
-            found.append({"time": each.time, "event": "submitting", "token": each.token})
-            if each.job is not None:
-                found.append({"time": each.time, "event": "submitted", "job": each.job_of(index)})
+            found.append(event_file.entry(Submitting(time=each.time, token=each.token)))
+            if (job := each.job_of(index)) is not None:
+                found.append(event_file.entry(Submitted(time=each.time, job=job)))
     return entries

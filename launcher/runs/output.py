@@ -18,6 +18,7 @@ from launcher.files import run_files
 from launcher.files.shared_files import Unavailable, retry_read, unwrap
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import Lines
+from launcher.runs.events import Started, first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,16 +79,8 @@ class Start:
 
 def start_of(attempt: Attempt) -> Start | None:
     """Where an attempt began to print; None while its script has not said that it runs."""
-    for event in event_file.read(attempt.events_file("script")):
-        if event.get("event") == "started":
-            offset, moment = event.get("output"), event.get("time")
-            return Start(
-                attempt.number,
-                str(event.get("job", "")) or None,
-                moment if isinstance(moment, (int, float)) else 0.0,
-                offset if isinstance(offset, int) else None,
-            )
-    return None
+    started = first(event_file.read(attempt.events_file("script")), Started)
+    return None if started is None else Start(attempt.number, started.job, started.time, started.output)
 
 
 def file_names(job: str | None) -> list[str]:

@@ -31,8 +31,10 @@ from launcher.files import ownership, run_files
 from launcher.files.json_types import misfit
 from launcher.files.shared_files import exists, read_json, read_text, unwrap
 from launcher.formatting import ranges
-from launcher.runs import directory, event_file, live_index
+from launcher.runs import directory, event_file, event_json, live_index
 from launcher.runs.directory import Run
+from launcher.runs.event_json import Event
+from launcher.runs.events import Refused, Submitted, Submitting, every
 from launcher.units import parse_ranges
 
 FORMAT = 1
@@ -168,43 +170,41 @@ class Sweep:
     def run(self, index: int) -> Run:
         return Run(self.path / str(index))
 
-    def journal(self, event: str, **values: Any) -> None:
+    def journal(self, event: Event) -> None:
         """Appends to the submitter's journal and waits until it is on disk."""
-        if event == "submitting":
+        if isinstance(event, Submitting):
             live_index.add(self.path)
-        event_file.append(self.path / "journal.jsonl", event, sync=True, **values)
+        event_file.append(self.path / "journal.jsonl", event, sync=True)
 
     def submitting(self, token: str, points: Sequence[int]) -> None:
         """Notes that points are about to be handed over as an array."""
-        self.journal("submitting", token=token, points=ranges(points))
+        self.journal(Submitting(token=token, points=ranges(points)))
 
     def submitted(self, token: str, job: str) -> None:
         """Notes the job of an array."""
-        self.journal("submitted", token=token, job=job)
+        self.journal(Submitted(token=token, job=job))
 
-    def refused(self, token: str) -> None:
-        """Notes that no job came of an array."""
-        self.journal("refused", token=token)
+    def refused(self, token: str, error: str | None = None) -> None:
+        """Notes that no job came of an array, and why, in the scheduler's words."""
+        self.journal(Refused(token=token, error=error))
 
     def tokens(self) -> set[str]:
         """Those of all arrays that were ever to be handed over."""
-        events = event_file.read(self.path / "journal.jsonl")
-        return {event["token"] for event in events if event["event"] == "submitting"}
+        return {event.token for event in every(event_file.read(self.path / "journal.jsonl"), Submitting)}
 
     def submissions(self) -> list[Submission]:
         """The arrays that were handed over, in order, and those of which nobody knows yet."""
         found: dict[str, Submission] = {}
-        for event in event_file.read(self.path / "journal.jsonl"):
-            token = str(event.get("token"))
-            if event["event"] == "submitting":
+        for event in event_json.known(event_file.read(self.path / "journal.jsonl")):
+            if isinstance(event, Submitting):
                 try:
-                    found[token] = Submission(token, _points(event.get("points", "")), event["time"])
+                    found[event.token] = Submission(event.token, _points(event.points or ""), event.time)
                 except ValueError as error:
                     raise RunError(f"{self.path}/journal.jsonl cannot be read: {error}") from None
-                continue
-            before = found.pop(token, None) if event["event"] in ("submitted", "refused") else None
-            if before and event["event"] == "submitted":
-                found[token] = Submission(token, before.points, event["time"], event["job"])
+            elif isinstance(event, (Submitted, Refused)):
+                before = found.pop(event.token or "", None)
+                if before and isinstance(event, Submitted):
+                    found[before.token] = Submission(before.token, before.points, event.time, event.job)
         return list(found.values())
 
     def ask(self, points: Sequence[int], *, again: bool) -> None:

@@ -20,6 +20,7 @@ from launcher.errors import SubmissionError, UnavailableError
 from launcher.files.run_files import naming, write
 from launcher.files.shared_files import exists, unwrap
 from launcher.runs.directory import Run
+from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.journal import journal_events
 from launcher.schedulers import job_script
 from launcher.schedulers.base import JobState, QueryError, parts
@@ -70,7 +71,7 @@ class RunExecutor(core.PicklingExecutor):
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
         self._elements = elements
         self._handed: Sequence[Run] = ()  # the elements of the array that is being handed over
-        self._submitting = submitting or (lambda: run.journal("submitting", token=token))
+        self._submitting = submitting or (lambda: run.journal(Submitting(token=token)))
         self._held_by = held_by
 
     def _num_tasks(self) -> int:
@@ -182,11 +183,11 @@ class RunExecutor(core.PicklingExecutor):
 def begun_job(run: Run) -> str | None:
     """The id of a job that has begun the run, and of which its journal does not know that it was submitted."""
     journal = journal_events(run)
-    known = {job for each in journal if each["event"] == "submitted" for job in (each["job"], *each.get("chain", ()))}
+    known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     for attempt in reversed(run.attempts()):
-        started = next((event for event in attempt.events() if event["event"] == "started"), None)
-        if started and started["job"] not in known:
-            return str(started["job"])
+        started = first(attempt.events(), Started)
+        if started and started.job not in known:
+            return started.job
     return None
 
 

@@ -58,9 +58,7 @@ def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
     ]
     options = [line for line in _directives(ours) if line not in _directives(theirs)]
     missing += [Lost(line, "the job does not ask for it") for line in options]
-    for line, what in render.setup_lines(plan):
-        if line not in theirs:
-            missing.append(Lost(what, "it is not run"))
+    missing += [Lost(each.words, "it is not run") for each in render.setup_lines(plan) if each.line not in theirs]
     for name, value in plan.environment.items():
         word = f"unset {name}" if value is None else f"export {name}="
         if word not in theirs:

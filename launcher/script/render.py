@@ -11,6 +11,8 @@ from typing import Any
 
 from launcher import __version__
 from launcher.environment import containers, interpreter, secrets
+from launcher.environment.setup_line import SetupLine
+from launcher.failures.codes import SetupPart
 from launcher.files import shared_files
 from launcher.files.shared_folder import SEEN
 from launcher.own_module import own_module
@@ -80,7 +82,7 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "checkpoints": _checkpoints(plan),
         "seen": Path(plan.run_dir).parent / SEEN,
         "no_workdir": Raw(quote(json.dumps(plan.no_workdir))),
-        "setup": [(Raw(line), what, Raw(quote(json.dumps(what)))) for line, what in setup_lines(plan)],
+        "setup": [_setup(each) for each in setup_lines(plan)],
         "environment": [(Raw(name), value) for name, value in plan.environment.items()],
         "secrets": [Raw(name) for name in plan.secrets],
         "secrets_file": _secrets_file(plan, array),
@@ -99,17 +101,27 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
     }
 
 
-def setup_lines(plan: JobPlan) -> list[tuple[str, str]]:
-    """The shell lines that run before the agents start, in their order, each with what it is. Pure."""
-    lines = [(line, f"set-up line {n} of the cluster's profile") for n, line in enumerate(plan.setup, start=1)]
+def setup_lines(plan: JobPlan) -> list[SetupLine]:
+    """The shell lines that run before the agents start, in their order. Pure."""
+    lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.setup, start=1)]
     if plan.modules:
-        lines.append((interpreter.MODULE, "finding the command `module` (env.modules)"))
-    lines += [(f"module load {quote(name)}", f"module load {name} (env.modules)") for name in plan.modules]
+        lines.append(SetupLine(interpreter.MODULE, SetupPart.MODULE))
+    lines += [SetupLine(f"module load {quote(name)}", SetupPart.MODULES, name=name) for name in plan.modules]
     if plan.activate is not None:
         activate = f"launcher_env={quote(plan.activate)}\n{interpreter.ACTIVATE}"
-        lines.append((activate, f"activating {plan.activate} (env.activate)"))
-    lines += [(line, f"line {n} of env.setup") for n, line in enumerate(plan.env_setup, start=1)]
+        lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.activate))
+    lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env_setup, start=1)]
     return lines + containers.setup_lines(plan)
+
+
+def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
+    """A line, what it is for people, and what its event says of it."""
+    said = {"of": each.of.value, "number": each.number, "name": each.name}
+    return (
+        Raw(each.line),
+        each.words,
+        Raw(quote(json.dumps({key: value for key, value in said.items() if value})[1:-1])),
+    )
 
 
 def _checkpoints(plan: JobPlan) -> Raw:

@@ -31,13 +31,13 @@ from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepLive
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
+from launcher.runs.events import Awaited, ConditionsMet, every
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers import registry
 from launcher.schedulers.base import QueryError
 from launcher.spec.plan import JobPlan
 
 CONDITIONS = ("ok", "any", "failed")
-PASSED = "after"  # the event of an attempt for which all had come about
 FOLLOWERS = "followers"  # folder of a run or sweep: whose jobs look, when they begin, for what became of it
 
 
@@ -81,6 +81,11 @@ class Other:
         if not self.over:
             return Word.WAIT
         return Word.START if self.condition == "any" or self.done == (self.condition == "ok") else Word.NEVER
+
+    @property
+    def awaited(self) -> Awaited:
+        """What is told of it once all that is waited for has come about."""
+        return Awaited(id=self.id, condition=self.condition, state=self.state)
 
 
 def decide(others: Sequence[Other]) -> tuple[Word, str]:
@@ -252,7 +257,7 @@ def held_by(plan: JobPlan) -> list[str]:
 
 def passed(run: Run) -> bool:
     """Whether an attempt of the run has found that all it waited for had come about."""
-    return any(event["event"] == PASSED for attempt in run.attempts() for event in attempt.events())
+    return any(every(attempt.events(), ConditionsMet) for attempt in run.attempts())
 
 
 # -- when a run goes on in another job

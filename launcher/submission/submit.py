@@ -31,10 +31,10 @@ from launcher.files.os_errors import explain
 from launcher.monitoring.live import Live, look, read
 from launcher.monitoring.state import RunState
 from launcher.paths import default_runs_dir
-from launcher.processes.groups import Process
-from launcher.runs import live_index
+from launcher.runs import events, live_index
 from launcher.runs.directory import Run, new_id, token_of
-from launcher.runs.journal import journal_events
+from launcher.runs.events import Submitting, every
+from launcher.runs.journal import journal_events, process_of
 from launcher.runs.lookup import find
 from launcher.schedulers import job_script, registry
 from launcher.schedulers.allocation import Held, require_room
@@ -263,7 +263,7 @@ def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[Non
             raise
         if plan.queued and tried(run, token):
             raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
-        if process := Process.started(journal_events(run)):
+        if process := process_of(run):
             process.signal(signal.SIGKILL)
         raise Refused(f"nothing was submitted: {words}", surely=True) from None
 
@@ -290,7 +290,7 @@ def _interrupted(run: Run) -> Iterator[None]:
 
 def tried(run: Run, token: str) -> bool:
     """Whether a scheduler may have got the run's job with this token."""
-    return any(entry["event"] == "submitting" and entry["token"] == token for entry in journal_events(run))
+    return any(entry.token == token for entry in every(journal_events(run), Submitting))
 
 
 def _remove(run: Run) -> None:
@@ -374,7 +374,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
         require_over(run, Live())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = journal_events(run)
-        token = f"{prepared.token}-r{sum(entry['event'] == 'submitted' for entry in journal)}"
+        token = f"{prepared.token}-r{len(every(journal, events.Submitted))}"
         tried_before = tried(run, token)
         prepared = dataclasses.replace(prepared, token=token)
         snapshot.take(plan)
@@ -407,7 +407,7 @@ def require_over(run: Run, live: Live) -> None:
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
     """Notes the job; those of its chain are submitted first."""
     if plan.resume_how != ResumeHow.chain.value:
-        run.journal("submitted", job=job_id)
+        run.journal(events.Submitted(job=job_id))
         return
     environment = job_environment(os.environ, plan).environment
     jobs = [job_id]
@@ -416,7 +416,7 @@ def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
             script = str(run.path / "script.sh")
             jobs.append(submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.submit_timeout))
     finally:  # some may be there although the site takes no more
-        run.journal("submitted", job=jobs[0], chain=jobs[1:])
+        run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
 
 
 def start(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from launcher.environment import secrets as secret
 from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
-from launcher.monitoring.live import forget, queries
+from launcher.monitoring.live import cancelled, forget, queries
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
 from launcher.runs.directory import Run, only_submitter
+from launcher.runs.events import CancelFailed
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
 from launcher.schedulers.base import AnswerLost
@@ -111,7 +112,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
     # For one that has never been made the sweep's own mark is enough.
     runs = {index: each.point.run for index, each in wanted.items() if each.point.run.recorded()}
     for run in runs.values():  # first, or they would go on in another attempt
-        run.journal("cancelled", sync=False)
+        run.journal(cancelled(), sync=False)
         run.mark("cancelled")
     asked: set[int] = set()
     try:
@@ -132,10 +133,10 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
                 if each.point.index in wanted and begun == (each.state in BEGUN):
                     asked.add(each.point.index)  # `cancel` of a run takes its own mark back
                     live.cancel(each.point.run, kill=kill)
-    except LauncherError:
+    except LauncherError as error:
         for index in runs.keys() - asked:
             runs[index].unmark("cancelled")
-            runs[index].journal("cancel_failed", sync=False)
+            runs[index].journal(CancelFailed(error=str(error)), sync=False)
         raise
     for index, run in runs.items():
         if (point := wanted[index].seen) is not None:

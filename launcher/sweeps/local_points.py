@@ -14,8 +14,8 @@ from pathlib import Path
 from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
 from launcher.files import locks
 from launcher.files.shared_files import LONGEST
-from launcher.processes.groups import Process
-from launcher.runs.journal import journal_events
+from launcher.runs.events import ProcessStarted, Submitted, last
+from launcher.runs.journal import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
 
 LOCK = ".points"  # the file that the one at work has locked
@@ -73,7 +73,7 @@ def _start(sweep: Sweep, index: int) -> None:
     run = sweep.run(index)
     plan = run.plan()
     job = start(run, plan, token_of(plan.run_dir), resumed=False)
-    run.journal("submitted", job=job.job_id)
+    run.journal(Submitted(job=job.job_id))
 
 
 def _look(sweep: Sweep) -> tuple[list[int], int]:
@@ -81,10 +81,9 @@ def _look(sweep: Sweep) -> tuple[list[int], int]:
     waiting, running, cancelled = [], 0, sweep.cancelled()
     for index, since in sweep.asked().items():
         run = sweep.run(index)
-        events = journal_events(run)
-        process = Process.started(events)
+        process, started = process_of(run), last(journal_events(run), ProcessStarted)
         running += process is not None and process.alive()
-        begun = any(event["event"] == "process" and event["time"] >= since for event in events)
+        begun = started is not None and started.time >= since
         if not (begun or cancelled or run.has("cancelled")):
             waiting.append(index)
     return waiting, running

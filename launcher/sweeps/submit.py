@@ -31,6 +31,7 @@ from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import sweep_directory
 from launcher.runs.directory import Run, only_submitter, token_of
+from launcher.runs.events import Submitted, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import registry
@@ -487,7 +488,7 @@ class _Handing:
     def _single(self, index: int, behind: _Before | None) -> None:
         run, plan = self._sweep.run(index), self._plans[index]
         journal = journal_events(run)
-        submitted = sum(entry["event"] == "submitted" for entry in journal)
+        submitted = len(every(journal, Submitted))
         token = token_of(plan.run_dir) + (f"-r{submitted}" if submitted else "")
         job = start(run, plan, token, resumed=tried(run, token), held_by=lambda: _jobs_before(plan, behind))
         journal_jobs(run, plan, job.job_id, token)
@@ -505,8 +506,8 @@ class _Handing:
         )  # fmt: skip
         try:
             jobs = executor.map_array(payload.run, [str(run.path) for run in runs])
-        except Refused:
-            self._sweep.refused(token)
+        except Refused as refusal:
+            self._sweep.refused(token, str(refusal))
             raise
         job_id = jobs[0].job_id.rpartition("_")[0]
         self._sweep.submitted(token, job_id)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import errors
 from launcher.formatting import format_time
 from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import Breakpoint, Continued
 from launcher.runs.time_left import time_left
 from launcher.worker.debug_console import Console
 
@@ -71,8 +72,10 @@ class Debugger(pdb.Pdb):
         self._where = _place(frame, traceback)
         host = _host()
         self._events(
-            "breakpoint", rank=self.rank, host=host, pid=os.getpid(), where=self._where, socket=self._console.path,
-            job=os.environ.get("SLURM_JOB_ID"), post_mortem=traceback is not None,
+            Breakpoint(
+                rank=self.rank, host=host, pid=os.getpid(), where=self._where, socket=self._console.path,
+                job=os.environ.get("SLURM_JOB_ID"), post_mortem=traceback is not None,
+            )
         )  # fmt: skip
         if not self._console.attended():
             what = "an exception" if traceback is not None else "breakpoint()"
@@ -85,7 +88,7 @@ class Debugger(pdb.Pdb):
         try:
             super().interaction(frame, *details)
         finally:
-            self._events("continued", rank=self.rank)
+            self._events(Continued(rank=self.rank))
             self._steps = self.stoplineno != -1  # as bdb's set_continue leaves it
             self._console.runs(steps=self._steps or traceback is not None)  # after an exception nothing goes on
 

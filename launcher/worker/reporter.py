@@ -9,6 +9,7 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.runs import directory
 from launcher.runs.event_writer import Events
+from launcher.runs.events import Evaluated, Progress
 from launcher.worker import tracking
 from launcher.worker.tracking import Tracking
 
@@ -46,13 +47,13 @@ class Reporter:
         """Drives the progress line; cheap enough for every step. A total of 0: nobody knows it."""
         done = 0 < total <= step
         if self._attempt and self._due["progress" if values else "steps"](always=done):
-            self._events("progress", step=step, total=total, **values)
+            self._events(Progress(step=step, total=total, values=values or None))
             self._track("train", values, step, done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
         """What an evaluation after `step` steps has come to."""
         if self._attempt and self._due["evaluated"]():
-            self._events("evaluated", step=step, **values)
+            self._events(Evaluated(step=step, values=values or None))
             self._track("eval", values, step)
 
     def report(self, **metrics: Any) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.processes.groups import Process
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.journal import process_of
 from tests.launch import PYTHON, ROOT, Launcher
 from tests.terminal import Terminal
 
@@ -260,7 +259,7 @@ def test_a_run_of_this_machine_ends_with_its_terminal(launcher: Launcher, way: s
             process.stdout.readline()
             process.stdout.close()
             assert process.wait(60) == 130
-    leader = Process.started(journal_events(Run(launcher.runs_dir / "a")))
+    leader = process_of(Run(launcher.runs_dir / "a"))
     assert leader is not None
     launcher.until(lambda: not leader.alive(), "it has ended")
     assert launcher.status()["state"] == "cancelled"

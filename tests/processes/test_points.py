@@ -14,6 +14,7 @@ import pytest
 from launcher.errors import RunError
 from launcher.files import locks
 from launcher.processes.groups import Process
+from launcher.runs import events as kinds
 from launcher.runs.sweep_directory import Sweep
 from launcher.sweeps import local_points
 from tests.unit.plans import plan_of
@@ -34,7 +35,7 @@ class Starts:
         if index in self.refuse:
             raise RunError("no record")
         self._processes.append(subprocess.Popen(["sleep", self.seconds], start_new_session=True))
-        sweep.run(index).journal("process", **asdict(Process.of(self._processes[-1].pid)))
+        sweep.run(index).journal(kinds.ProcessStarted(**asdict(Process.of(self._processes[-1].pid))))
         self.started.append(index)
         self.most = max(self.most, sum(process.poll() is None for process in self._processes))
 

@@ -22,10 +22,10 @@ from launcher import Env
 from launcher.agent.control import Control
 from launcher.agent.coordinator import Limits
 from launcher.agent.signals import Signals
+from launcher.failures.codes import PreflightThen
 from launcher.preflight import attempt, checks, together
 from launcher.preflight import process as preflight_process
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.bad_nodes import Then
 from launcher.preflight.checks import Problem, check
 from launcher.rendezvous.protocol import Member
 from launcher.runs import directory
@@ -181,7 +181,7 @@ def _agent(index: int, members: Sequence[Member], plan: JobPlan, folder: Path, p
     prepare(index)
     events: dict[str, Any] = {}
     verdict = Preflight(
-        plan, directory.Attempt(directory.Run(folder), 0), lambda event, **values: events.update({event: values}),  # type: ignore[arg-type]
+        plan, directory.Attempt(directory.Run(folder), 0), lambda event: events.update({event.event: event}),  # type: ignore[arg-type]
         control, meeting, round_number=0,
     ).run()  # fmt: skip
     pipe.send((verdict, events))
@@ -228,42 +228,42 @@ def agents(
 @pytest.mark.parametrize(
     ("prepare", "then", "lost", "words"),
     [
-        (fine, Then.GO, (), ""),
-        (computes_wrong, Then.WITHOUT, (1,), "cuda:3 computes wrong"),
-        (hangs, Then.WITHOUT, (1,), "said nothing within 8 s"),
-        (dies, Then.WITHOUT, (0,), "was killed by SIGKILL"),
-        (is_stopped, Then.WITHOUT, (1,), "said nothing within 8 s"),
-        (has_a_folder_of_its_own, Then.WITHOUT, (1,), "is it on a file system that all nodes share?"),
-        (breaks_in_the_all_reduce, Then.WITHOUT, (1,), "unhandled system error"),
-        (is_behind_a_wall, Then.WITHOUT, (1,), "is there a firewall between the nodes"),
-        (loses_each_other, Then.FAIL, (), ""),
+        (fine, PreflightThen.GO, (), ""),
+        (computes_wrong, PreflightThen.WITHOUT, (1,), "cuda:3 computes wrong"),
+        (hangs, PreflightThen.WITHOUT, (1,), "said nothing within 8 s"),
+        (dies, PreflightThen.WITHOUT, (0,), "was killed by SIGKILL"),
+        (is_stopped, PreflightThen.WITHOUT, (1,), "said nothing within 8 s"),
+        (has_a_folder_of_its_own, PreflightThen.WITHOUT, (1,), "is it on a file system that all nodes share?"),
+        (breaks_in_the_all_reduce, PreflightThen.WITHOUT, (1,), "unhandled system error"),
+        (is_behind_a_wall, PreflightThen.WITHOUT, (1,), "is there a firewall between the nodes"),
+        (loses_each_other, PreflightThen.FAIL, (), ""),
     ],
 )
 def test_all_agents_hear_the_same_verdict(
-    prepare: Callable[[int], None], then: Then, lost: tuple[int, ...], words: str, tmp_path: Path
+    prepare: Callable[[int], None], then: PreflightThen, lost: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
     answers = [answer for answer in agents(prepare, tmp_path) if answer is not None]
     verdicts = [verdict for verdict, _ in answers]
     assert len({repr(verdict) for verdict in verdicts}) == 1
     assert (verdicts[0].then, verdicts[0].lost) == (then, lost)
-    assert all(words in text for _, text in verdicts[0].bad)
+    assert all(words in each.words for each in verdicts[0].bad)
     told = answers[0][1]["preflighted"]
-    assert (told["then"], told["nodes"], len(told["bad"])) == (then.value, 3, len(lost))
+    assert (told.then, told.nodes, len(told.bad)) == (then, 3, len(lost))
     assert not any("preflighted" in events for _, events in answers[1:])
 
 
 def test_every_node_tells_each_check_and_its_time(tmp_path: Path) -> None:
     answers = agents(is_off, tmp_path, nodes=2, least=2)
-    assert [verdict.then for verdict, _ in answers] == [Then.GO, Then.GO]
-    assert answers[0][0].warnings[0][0] == "node1"
+    assert [verdict.then for verdict, _ in answers] == [PreflightThen.GO, PreflightThen.GO]
+    assert answers[0][0].warnings[0].name == "node1"
     for index, (_, events) in enumerate(answers):
         event = events["preflight"]
-        assert (event["host"], event["fine"]) == (f"host{index}", True)
-        names = [each["name"] for each in event["checks"]]
+        assert (event.host, event.fine) == (f"host{index}", True)
+        names = [each.name for each in event.checks]
         assert sorted(names) == sorted(
             ["device", "device", "space", "space", "space", "run_dir", "all_reduce", "all_reduce", "clock"]
         )
-        assert all(each["ms"] >= 0 and each["words"] for each in event["checks"])
+        assert all(each.ms >= 0 and each.words for each in event.checks)
 
 
 def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +282,8 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
         bare_plan(nodes=2), directory.Attempt(directory.Run(tmp_path), 0), lambda *_, **__: None,  # type: ignore[arg-type]
         mine, meeting, round_number=0,
     ).run()  # fmt: skip
-    assert (verdict.then, verdict.lost) == (Then.WITHOUT, (0,))
-    assert "does not answer" in verdict.bad[0][1]
+    assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (0,))
+    assert "does not answer" in verdict.bad[0].words
     assert leader._hub is not None
     leader._hub.close()
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from launcher.processes.groups import Process
+from launcher.runs.directory import Run
+from launcher.runs.events import ProcessStarted, Submitted
+from launcher.runs.journal import process_of
 
 
 @pytest.fixture
@@ -58,13 +61,14 @@ def test_another_process_with_the_same_id_is_left_alone(sleeper: subprocess.Pope
     assert process.alive()
 
 
-def test_it_is_found_again_in_the_journal(sleeper: subprocess.Popen[bytes]) -> None:
-    process = Process.of(sleeper.pid)
-    earlier = {"event": "process", "pid": 1, "start": 2, "host": "h"}
-    journal = [earlier, {"event": "process", "time": 1.5, **asdict(process)}, {"event": "submitted", "job": "7"}]
-    assert Process.started(journal) == process
-    assert Process.started([earlier]) == Process(1, 2, "h")
-    assert Process.started([{"event": "submitted"}]) is None
+def test_it_is_found_again_in_the_journal(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    process, run = Process.of(sleeper.pid), Run(tmp_path)
+    assert process_of(run) is None
+    for event in (
+        ProcessStarted(pid=1, start=2, host="h"), ProcessStarted(**asdict(process)), Submitted(job="7")
+    ):  # fmt: skip
+        run.journal(event)
+    assert process_of(run) == process
     assert (process.host, process.here()) == (socket.gethostname(), True)
 
 

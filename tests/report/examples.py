@@ -39,9 +39,15 @@ def write_events(path: Path, *events: Mapping[str, Any]) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "submitted": {"job": "7"}, "started": {"job": "7"}, "ended": {"code": 0}, "met": {"ranks": 4, "members": 2},
+    "restart": {"cause": "a rank was killed"},
+}  # fmt: skip
+
+
 def at(after: float, event: str, /, **values: Any) -> dict[str, Any]:
-    """An event so many seconds after BEGIN."""
-    return {"time": BEGIN + after, "event": event, **values}
+    """An event so many seconds after BEGIN, as a file has it; what it must have and is not given is NEEDED's."""
+    return {"time": BEGIN + after, "event": event, **NEEDED.get(event, {}), **values}
 
 
 def trained(folder: Path, name: str = "run-1", *, rate: float = 1.0, words: str = "", **more: Any) -> Run:
@@ -61,11 +67,10 @@ def trained(folder: Path, name: str = "run-1", *, rate: float = 1.0, words: str 
         for step in range(first, last + 1):
             loss = 2.3 * math.exp(-step * rate / 15) + 0.02
             values = {"epoch": 1, "loss": loss, "lr": 0.1 * (1 - step / 101), "images_per_s": 9000 + 50 * (step % 7)}
-            steps.append(at(begin + 5 + step - first, "progress", step=step, total=100, **values))
+            steps.append(at(begin + 5 + step - first, "progress", step=step, total=100, values=values))
             if step % 10 == 0:
-                steps.append({**steps[-1], "event": "evaluated", "accuracy": 1 - loss / 3, "test_loss": loss + 0.1})
-                for unwanted in ("total", "epoch", "loss", "lr", "images_per_s"):
-                    del steps[-1][unwanted]
+                found = {"accuracy": 1 - loss / 3, "test_loss": loss + 0.1}
+                steps.append(at(begin + 5 + step - first, "evaluated", step=step, values=found))
         write_events(events / "rank-0.jsonl", *steps)
         saved = at(begin + 60, "saved", step=last // 50 * 50, seconds=0.02, blocked=0.01, bytes=52202)
         write_events(events / "checkpoint.jsonl", saved)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.spec.plan import JobPlan
@@ -55,9 +56,9 @@ def begin(run: Run, job: str | None = None, *, number: int = 0, step: int | None
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
     (events.parent / "logs").mkdir()
-    event_file.append(events / "script.jsonl", "started", job=job or f"100_{run.path.name}", host="node1")
+    event_file.append(events / "script.jsonl", kinds.Started(job=job or f"100_{run.path.name}", host="node1"))
     if step is not None:
-        event_file.append(events / "rank-0.jsonl", "progress", step=step, total=100)
+        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=step, total=100))
     return events
 
 
@@ -68,7 +69,7 @@ def end(
     """An attempt of a run begins and ends."""
     events = begin(run, **begun)
     if fault:
-        event_file.append(events / "node-0.jsonl", "fault", cause=fault, rank=rank, host=host)
+        event_file.append(events / "node-0.jsonl", kinds.Fault(cause=fault, rank=rank, host=host))
     if metrics is not None:
         run.write_result(metrics)
-    event_file.append(events / "script.jsonl", "ended", code=code)
+    event_file.append(events / "script.jsonl", kinds.Ended(code=code))

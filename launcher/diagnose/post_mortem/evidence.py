@@ -17,7 +17,20 @@ from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state
 from launcher.runs.directory import Attempt, Run
-from launcher.runs.events import Fault, SetupFailed, Stays, Stop, Stopped, StopRequested, first_fault, last
+from launcher.runs.events import (
+    Ended,
+    Fault,
+    SetupFailed,
+    Started,
+    Stays,
+    Stop,
+    Stopped,
+    StopRequested,
+    every,
+    first,
+    first_fault,
+    last,
+)
 from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
@@ -72,15 +85,14 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
 
 def _code(attempt: Attempt, events: Sequence[Event]) -> int | None:
     """What an attempt ended with, by its script, or else by its agents."""
-    ended = next((event["code"] for event in reversed(events) if event["event"] == "ended"), None)
-    return attempt.exit_code() if ended is None else int(ended)
+    ended = last(events, Ended)
+    return attempt.exit_code() if ended is None else ended.code
 
 
 def _earlier(code: int | None, events: Sequence[Event]) -> RunState:
     """The state that the run was in between this attempt and the next. Pure."""
     if code is None:
-        told = any(event["event"] == "stop_requested" for event in events)
-        return RunState.STOPPED if told else RunState.LOST
+        return RunState.STOPPED if every(events, StopRequested) else RunState.LOST
     return {errors.DONE: RunState.DONE, errors.RESUME: RunState.STOPPED}.get(code, RunState.FAILED)
 
 
@@ -91,7 +103,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     if isinstance(fault, SetupFailed):
         from launcher.script.render import setup_lines
 
-        lines = [line for line, _ in setup_lines(plan)]
+        lines = [each.line for each in setup_lines(plan)]
         setup = lines[fault.line - 1].partition("\n")[0] if 0 < fault.line <= len(lines) else "?"
     return replace(
         evidence,
@@ -135,18 +147,18 @@ def output_lines(run: Run, attempt: Attempt | None, following: Attempt | None = 
     begin, end = 0, None
     if attempt is not None:
         started = _started(attempt)
-        names = file_names(started.get("job"))
+        names = file_names(started.job if started else None)
         own = [path for path in outputs if path.name in names]
         outputs = own or outputs
-        begin = int(started.get("output", 0))
-        if following is not None and (after := _started(following)).get("job") == started.get("job"):
-            end = int(after.get("output", 0)) or None
+        begin = started.output if started else 0
+        after = _started(following) if following is not None else None
+        if started and after and after.job == started.job:
+            end = after.output or None
     return tail(outputs[-1], begin, end) if outputs else []
 
 
-def _started(attempt: Attempt) -> Event:
-    events = event_file.read(attempt.events_file("script"))  # those of ranks may be many
-    return next((event for event in events if event["event"] == "started"), {})
+def _started(attempt: Attempt) -> Started | None:
+    return first(event_file.read(attempt.events_file("script")), Started)  # those of ranks may be many
 
 
 def rank_logs(attempt: Attempt, rank: int, kinds: Sequence[str] = ("out", "err")) -> list[Path]:
@@ -181,8 +193,8 @@ def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | No
     """Which of the runs of its job an attempt was."""
     if last and pasts:
         return pasts[-1]
-    started = _started(attempt).get("time")
+    started = _started(attempt)
     if started is None:
         return None
-    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(float(started) + 1))
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started.time + 1))
     return next((past for past in reversed(pasts) if past.begin <= clock and past.begin[:1].isdigit()), None)

@@ -19,7 +19,7 @@ from launcher.failures.codes import FaultCode
 from launcher.monitoring.live import Seen
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt
-from launcher.runs.events import Fault, Restart, every
+from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
 
 LAST_LINES = 10  # of the rank's log that are shown
 MOST_RANKS = 256  # whose logs are looked at
@@ -130,8 +130,8 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
         by = _user([past.by for past in known.memories(seen, seen.story.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
-    started = next((event for event in events if event["event"] == "started"), {})
-    pasts = known.memories(seen, started.get("job"))
+    started = first(events, Started)
+    pasts = known.memories(seen, started.job if started else None)
     past = known.past_of(pasts, attempt, last=following is None and seen.state.over)
     evidence = known.of_attempt(seen, attempt, following, past)
     verdict, told = classify(evidence), evidence.fault
@@ -171,8 +171,9 @@ def restarts(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _ended(evidence: known.Evidence, events: Sequence[Mapping[str, Any]]) -> float | None:
     """When an attempt of which no agent told the end was ended: by its script's word, or the scheduler's."""
-    if ended := next((event for event in reversed(events) if event["event"] in ("stop", "ended")), None):
-        return float(ended["time"])
+    told = [each.time for each in (last(events, Stop), last(events, Ended)) if each]
+    if told:
+        return max(told)
     return next((notice.time for notice in evidence.notices if notice.time is not None), None)
 
 

@@ -195,8 +195,7 @@ def classify(seen: Evidence) -> Verdict:
     if seen.fault is None:
         return _without_fault(seen)
     if isinstance(seen.fault, SetupFailed):
-        what = seen.fault.what or f"set-up line {seen.fault.line} of the cluster's profile"
-        what = what.replace("the cluster's profile", f"cluster={seen.cluster}")
+        what = text.of_setup_line(seen.fault.of, seen.fault.number, seen.fault.name, f"cluster={seen.cluster}")
         where = f"{what} failed on {seen.fault.host}"
         return Verdict(Kind.SETUP_FAILED, f"{where}: {seen.setup}")
     return _fault(seen, seen.fault)

@@ -107,8 +107,8 @@ def _running(seen: Seen) -> str:
     since = format_time(int(time.time() - events[0]["time"])) if events else None
     words = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
     if seen.progress:
-        total = f" of {seen.progress['total']}" if seen.progress["total"] > 0 else ""
-        words.append(f"step {seen.progress['step']}{total}")
+        total = f" of {seen.progress.total}" if seen.progress.total > 0 else ""
+        words.append(f"step {seen.progress.step}{total}")
     return ", ".join(words) + (
         f" (the scheduler says {seen.word})" if seen.word.split(" ")[0] not in ("", "RUNNING", "R") else ""
     )

@@ -13,7 +13,8 @@ from submitit.core import core
 
 from launcher.processes.groups import Process
 from launcher.runs.directory import Run
-from launcher.runs.journal import journal_events
+from launcher.runs.events import ProcessStarted
+from launcher.runs.journal import process_of
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.job_environment import job_environment
 
@@ -32,7 +33,7 @@ class LocalJob(core.Job[Any]):
 
     @property
     def _process(self) -> Process | None:
-        return Process.started(journal_events(Run(Path(self.paths.folder).parent)))
+        return process_of(Run(Path(self.paths.folder).parent))
 
     @property
     def state(self) -> str:
@@ -65,7 +66,7 @@ class LocalExecutor(RunExecutor):
             )  # fmt: skip
         started = Process.of(process.pid)
         try:
-            run.journal("process", **asdict(started))
+            run.journal(ProcessStarted(**asdict(started)))
         except OSError:  # a full disk, say: nobody would find it again
             started.signal(signal.SIGKILL)
             process.wait()

@@ -33,7 +33,7 @@ from launcher.processes import guard
 from launcher.redaction import SECRETS
 from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
-from launcher.runs.events import Fault, values
+from launcher.runs.events import Fault
 
 PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 LOOK = 1.0  # seconds between a task's looks at the file `signal`
@@ -265,7 +265,7 @@ class PbsTask:
         print(f"launcher: {cause}", file=sys.stderr, flush=True)
         if attempt := current_attempt():
             fault = Fault(cause=cause, code=code, host=self._host, signal=number)
-            event_file.append(attempt.events_file("pbsdsh"), fault.event, **values(fault))
+            event_file.append(attempt.events_file("pbsdsh"), fault)
 
     def _signal(self) -> None:
         """Has the tasks of the folder send themselves what is wanted, if that was not done yet."""

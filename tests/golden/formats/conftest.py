@@ -21,6 +21,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from launcher.__main__ import main
+from launcher.files import ownership
 from tests.golden.formats.golden import HERE, sections
 
 SUBMITTED = 1795345200.0  # 2026-11-22 11:00:00 UTC
@@ -170,6 +171,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     made = Site(folder, capsys)
     monkeypatch.setattr(time, "time", lambda: made.now)
     monkeypatch.setattr(socket, "gethostname", lambda: "login1")
+    monkeypatch.setattr(ownership, "user_name", lambda uid: "alice")
     monkeypatch.setattr(sys, "argv", ["launcher"])
     time.tzset()
     before, collects = os.umask(0o022), gc.get_threshold()

@@ -26,16 +26,17 @@ from launcher.binding.node import Gpu, Nic
 from launcher.checkpoint.checkpointer import Checkpointer
 from launcher.checkpoint.format import CheckpointError
 from launcher.errors import NO_RETRY
-from launcher.failures.codes import NextReason, StopReason
+from launcher.failures.codes import NextReason, PreflightThen, SetupPart, StopReason
 from launcher.job import requeue, wait_for_others
 from launcher.preflight.attempt import Preflight
-from launcher.preflight.bad_nodes import Then, Verdict
+from launcher.preflight.bad_nodes import Verdict
 from launcher.preflight.checks import Check, Level
 from launcher.rendezvous.membership import Rounds
 from launcher.rendezvous.rank_environment import placements
 from launcher.runs import directory, event_file
+from launcher.runs import events as kinds
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Again, Stays, Stop
+from launcher.runs.events import Again, Finding, Stays, Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker.reporter import Reporter
 from tests.golden.formats.golden import check
@@ -177,7 +178,9 @@ def test_a_preflight(tmp_path: Path) -> None:
         _events=Events(attempt_of(tmp_path), "node-0"), _me=MEMBERS[0], _round=0, _nodes=MEMBERS
     )  # fmt: skip
     found = [Check("disk", Level.WARNING, "/tmp has 1.0G free", ms=12.0)]
-    verdict = Verdict(Then.WITHOUT, (("node2", "no GPU"),), (2,), (("node0", "/tmp has 1.0G free"),))
+    bad = (Finding("node2 (node 2)", "node2", "device", "no GPU"),)
+    warnings = (Finding("node0 (node 0)", "node0", "disk", "/tmp has 1.0G free"),)
+    verdict = Verdict(PreflightThen.WITHOUT, bad, (2,), warnings)
     Preflight._tell(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
     frozen("preflight", tmp_path)
 
@@ -268,7 +271,7 @@ def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     )
     run.write_record(plan, {}, {})
     attempt = attempt_of(run.path)
-    event_file.append(attempt.events_file("rank-0"), "progress", step=7, total=100)
+    event_file.append(attempt.events_file("rank-0"), kinds.Progress(step=7, total=100))
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     requeue.main(str(run.path), told=False)
@@ -288,6 +291,12 @@ WHOLE = (
     Again(what="elsewhere", why="its job was requeued", reason=NextReason.REQUEUED, job="7"),
     Stays(what="stays", why="Slurm ends its job (PREEMPTED)", reason=NextReason.SCHEDULER_ENDS, state="PREEMPTED"),
     Stays(what="given_up", why="it has had 3 attempts", reason=NextReason.MAX_ATTEMPTS, attempts=3),
+    kinds.SetupFailed(line=3, host="node1", of=SetupPart.MODULES, name="cuda", code=1),
+    kinds.Met(ranks=4, members=2, host="node1", interface="eth0"),
+    kinds.Resized(round=2, members=2, world_size=4, size=2, back=(kinds.Place(host="node2", node=1),)),
+    kinds.Breakpoint(rank=1, host="node1", where="train.py:7", socket="/tmp/s", job="7", post_mortem=True),
+    kinds.Asked(id="0123456789abcdef", what="rank", rank=3),
+    kinds.Refused(token="t", error="sbatch: no such partition"),
     Stays(what="given_up", why="two attempts got no further than step 7", reason=NextReason.NO_PROGRESS, step=7),
 )
 

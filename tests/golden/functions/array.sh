@@ -31,9 +31,9 @@ trap : TERM INT  # the tasks are told as well
 event() { :; }  # a run would keep a record
 
 # Set-up lines.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }

@@ -228,9 +228,9 @@ cd /world/project || {
 }
 
 # Set-up lines: of cluster=pbs, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -259,7 +259,7 @@ else
   echo "launcher: $(hostname) sees no environment in $launcher_env (env.activate)" >&2
   false
 fi
-} || setup_failed 1 $? 'activating /envs/torch (env.activate)' '"activating /envs/torch (env.activate)"'
+} || setup_failed 1 $? 'activating /envs/torch (env.activate)' '"of": "activate", "name": "/envs/torch"'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-"1"}"

@@ -228,9 +228,9 @@ cd /world/project || {
 }
 
 # Set-up lines: of cluster=pbs, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -246,16 +246,16 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 type module >/dev/null 2>&1
-} || setup_failed 1 $? 'finding the command `module` (env.modules)' '"finding the command `module` (env.modules)"'
+} || setup_failed 1 $? 'finding the command `module` (env.modules)' '"of": "module"'
 {
 module load gcc/13
-} || setup_failed 2 $? 'module load gcc/13 (env.modules)' '"module load gcc/13 (env.modules)"'
+} || setup_failed 2 $? 'module load gcc/13 (env.modules)' '"of": "modules", "name": "gcc/13"'
 {
 module load cuda/12.4
-} || setup_failed 3 $? 'module load cuda/12.4 (env.modules)' '"module load cuda/12.4 (env.modules)"'
+} || setup_failed 3 $? 'module load cuda/12.4 (env.modules)' '"of": "modules", "name": "cuda/12.4"'
 {
 ulimit -c 0
-} || setup_failed 4 $? 'line 1 of env.setup' '"line 1 of env.setup"'
+} || setup_failed 4 $? 'line 1 of env.setup' '"of": "env", "number": 1'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-"1"}"

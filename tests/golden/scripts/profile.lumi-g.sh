@@ -225,9 +225,9 @@ cd /world/project || {
 }
 
 # Set-up lines: of cluster=lumi-g, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -243,10 +243,10 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen-cache-$SLURM_JOB_ID"
-} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"set-up line 1 of the cluster'"'"'s profile"'
+} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"of": "cluster", "number": 1'
 {
 export MIOPEN_CUSTOM_CACHE_DIR="$MIOPEN_USER_DB_PATH"
-} || setup_failed 2 $? 'set-up line 2 of the cluster'"'"'s profile' '"set-up line 2 of the cluster'"'"'s profile"'
+} || setup_failed 2 $? 'set-up line 2 of the cluster'"'"'s profile' '"of": "cluster", "number": 2'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 unset SLURM_EXPORT_ENV  # of sbatch --export=NONE, where that is the house rule: srun is to hand on what is set here

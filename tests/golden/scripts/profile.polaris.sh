@@ -231,9 +231,9 @@ cd /world/project || {
 }
 
 # Set-up lines: of cluster=polaris, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -249,7 +249,7 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:$LD_LIBRARY_PATH
-} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"set-up line 1 of the cluster'"'"'s profile"'
+} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"of": "cluster", "number": 1'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-"16"}"

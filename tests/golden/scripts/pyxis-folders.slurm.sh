@@ -221,9 +221,9 @@ cd /scratch/me/runs/pyxis-folders/code || {
 }
 
 # Set-up lines: of cluster=slurm, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -239,10 +239,10 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 mkdir -p -m 700 /data/me/checkpoints
-} || setup_failed 1 $? 'making /data/me/checkpoints, to be seen in env.container' '"making /data/me/checkpoints, to be seen in env.container"'
+} || setup_failed 1 $? 'making /data/me/checkpoints, to be seen in env.container' '"of": "folder", "name": "/data/me/checkpoints"'
 {
 mkdir -p -m 700 /data/me/tensorboard
-} || setup_failed 2 $? 'making /data/me/tensorboard, to be seen in env.container' '"making /data/me/tensorboard, to be seen in env.container"'
+} || setup_failed 2 $? 'making /data/me/tensorboard, to be seen in env.container' '"of": "folder", "name": "/data/me/tensorboard"'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 unset SLURM_EXPORT_ENV  # of sbatch --export=NONE, where that is the house rule: srun is to hand on what is set here

@@ -228,9 +228,9 @@ cd /world/project || {
 }
 
 # Set-up lines: of cluster=pbs, then of env.
-setup_failed() {  # LINE CODE WHAT WHAT-AS-JSON
+setup_failed() {  # LINE CODE WHAT FIELDS
   echo "launcher: $3 failed on $(hostname) (exit $2)" >&2
-  event setup_failed ", \"line\": $1, \"what\": $4, \"code\": $2, \"host\": \"$(hostname)\""
+  event setup_failed ", \"line\": $1, $4, \"code\": $2, \"host\": \"$(hostname)\""
   event ended ', "code": 93'
   exit 93
 }
@@ -246,16 +246,16 @@ if ! type module >/dev/null 2>&1; then
 fi
 {
 module purge
-} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"set-up line 1 of the cluster'"'"'s profile"'
+} || setup_failed 1 $? 'set-up line 1 of the cluster'"'"'s profile' '"of": "cluster", "number": 1'
 {
 export A=1
-} || setup_failed 2 $? 'set-up line 2 of the cluster'"'"'s profile' '"set-up line 2 of the cluster'"'"'s profile"'
+} || setup_failed 2 $? 'set-up line 2 of the cluster'"'"'s profile' '"of": "cluster", "number": 2'
 {
 type module >/dev/null 2>&1
-} || setup_failed 3 $? 'finding the command `module` (env.modules)' '"finding the command `module` (env.modules)"'
+} || setup_failed 3 $? 'finding the command `module` (env.modules)' '"of": "module"'
 {
 module load gcc
-} || setup_failed 4 $? 'module load gcc (env.modules)' '"module load gcc (env.modules)"'
+} || setup_failed 4 $? 'module load gcc (env.modules)' '"of": "modules", "name": "gcc"'
 set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-"1"}"

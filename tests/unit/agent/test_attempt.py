@@ -24,8 +24,8 @@ from launcher.agent.signals import Signals, StopRequested
 from launcher.agent.supervisor import AttemptFailed, Done, NextRound
 from launcher.agent.workers import StartError
 from launcher.errors import RunError, UnavailableError
-from launcher.failures.codes import FaultCode
-from launcher.preflight.bad_nodes import Then, Verdict
+from launcher.failures.codes import FaultCode, PreflightThen
+from launcher.preflight.bad_nodes import Verdict
 from launcher.rendezvous.protocol import Meeting, Member, RendezvousError
 from launcher.runs import directory
 from launcher.runs.event_file import read
@@ -52,7 +52,7 @@ class Script:
     def __init__(self) -> None:
         self.steps: dict[str, list[Any]] = {
             "first": [FIRST], "next": [SECOND], "join": [SECOND], "begun": [False], "others_begin": [False],
-            "start": [None], "open_gate": [None], "supervise": [DONE], "preflight": [Verdict(Then.GO, (), ())],
+            "start": [None], "open_gate": [None], "supervise": [DONE], "preflight": [Verdict(PreflightThen.GO, (), ())],
             "serve": [None],
         }  # fmt: skip
         self.calls: list[str] = []
@@ -222,13 +222,16 @@ def test_whatever_becomes_of_a_round_is_no_traceback(
 @pytest.mark.parametrize(
     ("steps", "outcome"),
     [
-        ({"preflight": [Verdict(Then.WITHOUT, (), (1,)), Verdict(Then.GO, (), ())]}, {"loss": 1}),
-        ({"preflight": [Verdict(Then.WITHOUT, (), (0,))]}, {}),
-        ({"preflight": [Verdict(Then.FAIL, (), (), cause="broken", exit_code=93)]}, 93),
-        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
-        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [RendezvousError("too few")]}, errors.FAILED),
-        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
-        ({"preflight": [Verdict(Then.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
+        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,)), Verdict(PreflightThen.GO, (), ())]}, {"loss": 1}),
+        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (0,))]}, {}),
+        ({"preflight": [Verdict(PreflightThen.FAIL, (), (), cause="broken", exit_code=93)]}, 93),
+        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [Overtaken("too late")]}, {"loss": 1}),
+        (
+            {"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [RendezvousError("too few")]},
+            errors.FAILED,
+        ),
+        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [STOP]}, 128 + signal.SIGTERM),
+        ({"preflight": [Verdict(PreflightThen.WITHOUT, (), (1,))], "next": [EIO]}, errors.RESUME),
         ({"preflight": [STOP]}, 128 + signal.SIGTERM),
         ({"preflight": [EIO]}, errors.RESUME),
         ({"preflight": [RendezvousError("no port is free")]}, errors.FAILED),

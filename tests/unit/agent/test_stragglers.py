@@ -12,6 +12,7 @@ from launcher.agent import stragglers
 from launcher.agent.stragglers import Paces, interval
 from launcher.rendezvous.protocol import Meeting, Member
 from launcher.runs import directory, event_file
+from launcher.runs import events as kinds
 from tests.unit.plans import bare_plan
 
 
@@ -30,10 +31,10 @@ def test_the_first_agent_names_a_slow_rank_once(
     attempt.path.mkdir(parents=True)
     plan = bare_plan(straggler_time=20, straggler_factor=1.5)
     meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
-    events: list[tuple[str, dict[str, Any]]] = []
+    events: list[kinds.SlowRank] = []
     sent: list[dict[str, Any]] = []
     agents = [
-        Paces(plan, attempt, lambda event, **values: events.append((event, values)), meeting, index, 0)  # type: ignore[arg-type]
+        Paces(plan, attempt, events.append, meeting, index, 0)  # type: ignore[arg-type]
         for index in range(2)
     ]
     now, wall = time.monotonic(), 1000.0
@@ -45,9 +46,8 @@ def test_the_first_agent_names_a_slow_rank_once(
                 sent.append(told)
         agents[0].judge(sent)
         sent.clear()
-    ((event, values),) = events
-    assert event == "straggler"
-    assert (values["rank"], values["host"], values["ratio"]) == (3, "node1", 3.0)
+    (event,) = events
+    assert (event.rank, event.host, event.ratio) == (3, "node1", 3.0)
     assert capsys.readouterr().err.startswith("launcher: rank 3 on node1 needs 3.0 times the others' time (since ")
     written = attempt.paces()
     assert {(each["host"], each["rank"]) for each in written} == {("node0", 0), ("node1", 2)}
@@ -58,9 +58,9 @@ def test_of_a_long_file_of_paces_the_end_is_read(tmp_path: Path, monkeypatch: py
     attempt = directory.Attempt(directory.Run(tmp_path), 0)
     (attempt.path / "pace").mkdir(parents=True)
     for number in range(100):
-        pace = {"round": 0, "rank": 0, "host": "node1", "seconds": [0.1]}
-        event_file.append(attempt.path / "pace" / "member-0.jsonl", "pace", number=number, **pace)
+        pace = kinds.Pace(round=number, rank=0, host="node1", seconds=(0.1,))
+        event_file.append(attempt.path / "pace" / "member-0.jsonl", pace)
     assert len(attempt.paces()) == 100
     monkeypatch.setattr(directory, "_END", 1000)
-    numbers = [event["number"] for event in attempt.paces()]
+    numbers = [event["round"] for event in attempt.paces()]
     assert 0 < len(numbers) < 20 and numbers == list(range(100 - len(numbers), 100))

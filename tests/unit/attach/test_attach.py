@@ -18,6 +18,8 @@ from launcher.cli.attach import _members, waiting
 from launcher.own_module import own_module
 from launcher.rendezvous.handshake import Stranger, as_client
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_file import entry
+from launcher.runs.events import Met
 from launcher.worker.hangs import Stacks
 from tests.launch import until
 from tests.unit.plans import bare_plan
@@ -58,7 +60,7 @@ def test_an_srun_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def stop(rank: int, **more: Any) -> dict[str, Any]:
-    return {"event": "breakpoint", "rank": rank, **more}
+    return {"event": "breakpoint", "rank": rank, "host": "node1", "where": "a.py:1", "socket": "/s", **more}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +70,8 @@ def stop(rank: int, **more: Any) -> dict[str, Any]:
         ([stop(0)], [0]),
         ([stop(0), {"event": "continued", "rank": 0}], []),
         ([stop(0), stop(3), {"event": "continued", "rank": 0}, stop(0)], [0, 3]),
-        ([stop(0), {"event": "restart", "round": 1}], []),
-        ([stop(0), {"event": "restart", "round": 1}, stop(1)], [1]),
+        ([stop(0), {"event": "restart", "round": 1, "cause": "x"}], []),
+        ([stop(0), {"event": "restart", "round": 1, "cause": "x"}, stop(1)], [1]),
     ],
 )
 def test_who_waits_at_a_breakpoint(events: list[dict[str, Any]], ranks: list[int]) -> None:
@@ -77,8 +79,9 @@ def test_who_waits_at_a_breakpoint(events: list[dict[str, Any]], ranks: list[int
 
 
 def test_agents_of_the_newest_round_count() -> None:
-    events = [{"event": "met", "round": number, "host": host} for number, host in [(0, "a"), (0, "b"), (1, "a")]]
-    assert [event["host"] for event in _members([*events, {"event": "fault"}])] == ["a"]
+    rounds = [(0, "a"), (0, "b"), (1, "a")]
+    events = [entry(Met(ranks=2, members=2, round=number, host=host)) for number, host in rounds]
+    assert [event.host for event in _members([*events, {"event": "fault"}])] == ["a"]
     assert _members([]) == []
 
 
@@ -152,7 +155,7 @@ def test_agents_that_do_not_answer_are_named(
 ) -> None:
     from launcher.cli import attach
 
-    members = [{"event": "met", "members": 2, "ranks": 2, "host": host} for host in ("node1", "node2")]
+    members = [Met(members=2, ranks=2, host=host) for host in ("node1", "node2")]
     report = {"rank": 0, "host": "node1", "pid": 7, "step": -1, "state": "D", "stack": ""}
 
     def send(attempt: Attempt, what: str, count: int) -> Path:

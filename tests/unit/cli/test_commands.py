@@ -22,6 +22,7 @@ from launcher.monitoring import live
 from launcher.monitoring.state import RunState
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.journal import journal_events
 from launcher.schedulers.base import JobState
@@ -62,7 +63,7 @@ def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int
     (tmp_path / "runs").mkdir(exist_ok=True)
     run = Run.create(tmp_path / "runs" / name)
     run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
-    run.journal("submitted", job="7")
+    run.journal(kinds.Submitted(job="7"))
     if code is not None or ranks:
         folder = run.path / "attempts" / "0"
         (folder / "events").mkdir(parents=True)
@@ -70,9 +71,9 @@ def make(tmp_path: Path, name: str = "a", *, code: int | None = None, ranks: int
         for rank in range(ranks):
             (folder / "logs" / f"rank-{rank}.out").write_text(f"rank {rank} was here\n")
         if fault:
-            event_file.append(folder / "events" / "node-0.jsonl", "fault", cause=fault, rank=0)
+            event_file.append(folder / "events" / "node-0.jsonl", kinds.Fault(cause=fault, rank=0))
         if code is not None:
-            event_file.append(folder / "events" / "script.jsonl", "ended", code=code)
+            event_file.append(folder / "events" / "script.jsonl", kinds.Ended(code=code))
     return run
 
 
@@ -215,9 +216,9 @@ def test_a_run_of_a_scheduler_that_is_not_here_is_named_and_hides_no_other(call:
 def test_attempts_of_several_runs_are_told_apart(call: Call, tmp_path: Path) -> None:
     for name in "ab":
         run = make(tmp_path, name, code=75)
-        event_file.append(run.attempts()[0].events_file("stop"), "stop", cause="told to stop (SIGTERM)", step=7)
+        event_file.append(run.attempts()[0].events_file("stop"), kinds.Stop(cause="told to stop (SIGTERM)", step=7))
         (run.path / "attempts/1/events").mkdir(parents=True)
-        event_file.append(run.path / "attempts/1/events/script.jsonl", "ended", code=0)
+        event_file.append(run.path / "attempts/1/events/script.jsonl", kinds.Ended(code=0))
         words = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T04:27:25 DUE TO PREEMPTION ***"
         (run.path / "output-7.log").write_text(f"{words}\n")
     told = call("status", "a", "b").out

@@ -14,6 +14,7 @@ import pytest
 from launcher.cli.status_rows import UNREADABLE, Rows, plain
 from launcher.cli.status_table import table
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import FORMAT, Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -37,8 +38,8 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
     run = Run.create(folder / name)
     run.write_record(plan_of(), {"nodes": 1, "name": "größe"}, {"launcher": "1", "token": "t", "overrides": ["a=1"]})
     run.write_script("#!/bin/bash\n")
-    run.journal("submitting", token="t")
-    run.journal("submitted", job=job)
+    run.journal(kinds.Submitting(token="t"))
+    run.journal(kinds.Submitted(job=job))
     run.clear_for_resume()
     run.write_record(plan_of(), {}, {"launcher": "1", "token": "t-r1"})
     for number, code in ((0, 75), (1, None)):
@@ -46,21 +47,21 @@ def running(folder: Path, name: str = "whole", job: str = "7") -> Run:
         for each in ("events", "logs", "pace", "preflight"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
-        event_file.append(events / "script.jsonl", "started", job=job, host="node1")
-        event_file.append(events / "node-0.jsonl", "met", ranks=2, hosts=["node1"])
+        event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1"))
+        event_file.append(events / "node-0.jsonl", kinds.Met(ranks=2, members=1))
         event_file.append(
-            events / "node-0.jsonl", "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1"
+            events / "node-0.jsonl", kinds.Fault(cause="rank 1 on node1: ValueError: ü", rank=1, host="node1")
         )
-        event_file.append(events / "rank-0.jsonl", "progress", step=1, total=9)
-        event_file.append(events / "rank-0.jsonl", "evaluated", step=1, loss=0.5)
-        event_file.append(events / "rank-0.jsonl", "progress", step=5, total=9)
-        event_file.append(events / "checkpoint.jsonl", "saved", step=4, bytes=3)
+        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=1, total=9))
+        event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
+        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
+        event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3))
         event_file.append(
-            attempt / "pace" / "member-0.jsonl", "pace", round=0, rank=0, host="node1", seconds=[0.1, 0.2]
+            attempt / "pace" / "member-0.jsonl", kinds.Pace(round=0, rank=0, host="node1", seconds=(0.1, 0.2))
         )
         (attempt / "exit_code").write_text("75\n" if code else "")
         if code:
-            event_file.append(events / "script.jsonl", "ended", code=code)
+            event_file.append(events / "script.jsonl", kinds.Ended(code=code))
     (run.path / "lease").write_text(f"{job} 1 node1\n")
     run.write_result({"loss": 1})
     return run

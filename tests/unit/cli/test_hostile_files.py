@@ -27,11 +27,13 @@ from launcher.cli.text import cause
 from launcher.diagnose.post_mortem.evidence import of
 from launcher.diagnose.why.of_run import explain
 from launcher.errors import LauncherError, RunError
+from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
 from launcher.monitoring.live import Live, look, look_at_all
 from launcher.reports import collect, comparison, page
 from launcher.runs import event_file, unreadable
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import Sweep
@@ -71,35 +73,37 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
     record = {"launcher": "1", "token": "t", "overrides": ["workload=collective", "nodes=1"], "host": "login1"}
     run.write_record(plan, {"nodes": 1, "name": "größe", "cluster": {"directives": {"a": [1]}}}, record)
     run.write_script("#!/bin/bash\n")
-    run.journal("submitting", token="t")
-    run.journal("submitted", job=job, chain=["9"])
+    run.journal(kinds.Submitting(token="t"))
+    run.journal(kinds.Submitted(job=job, chain=["9"]))
     for number in (0, 1):
         attempt = run.path / "attempts" / str(number)
         for each in ("events", "logs", "pace"):
             (attempt / each).mkdir(parents=True)
         events = attempt / "events"
-        event_file.append(events / "script.jsonl", "started", job=job, host="node1", output=0)
+        event_file.append(events / "script.jsonl", kinds.Started(job=job, host="node1", output=0))
         node = events / "node-0.jsonl"
-        event_file.append(node, "met", ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5)
+        event_file.append(node, kinds.Met(ranks=2, members=1, round=0, host="node1", torch="2", interface="lo", port=5))
+        bad = (kinds.Finding("node2", "node2", "device", "slow"),)
+        event_file.append(node, kinds.Preflighted(round=0, then=PreflightThen.WITHOUT, nodes=2, bad=bad, seconds=0.5))
+        event_file.append(node, kinds.Restart(round=1, cause="rank 0 was killed", step=3, world_size=2))
+        event_file.append(node, kinds.Resized(round=1, members=1, world_size=2, size=2))
         event_file.append(
-            node, "preflighted", round=0, then="without", nodes=2, bad=[["node2", "slow"]], warnings=[], seconds=0.5
+            events / "rank-0.jsonl", kinds.Progress(step=1, total=9, values={"loss": 0.5, "images_per_s": 3.5})
         )
-        event_file.append(node, "restart", round=1, cause="rank 0 was killed", step=3, world_size=2)
-        event_file.append(node, "resized", round=1, cause="fewer", members=1, world_size=2)
-        event_file.append(events / "rank-0.jsonl", "progress", step=1, total=9, loss=0.5, images_per_s=3.5)
-        event_file.append(events / "rank-0.jsonl", "evaluated", step=1, loss=0.5)
-        event_file.append(events / "rank-0.jsonl", "progress", step=5, total=9)
-        event_file.append(events / "checkpoint.jsonl", "saved", step=4, bytes=3, seconds=0.5, checkpoint="x")
-        event_file.append(events / "checkpoint.jsonl", "save_failed", step=4, reason="full")
-        event_file.append(attempt / "pace/member-0.jsonl", "pace", round=0, rank=0, host="node1", seconds=[0.1, 0.2])
+        event_file.append(events / "rank-0.jsonl", kinds.Evaluated(step=1, values={"loss": 0.5}))
+        event_file.append(events / "rank-0.jsonl", kinds.Progress(step=5, total=9))
+        event_file.append(events / "checkpoint.jsonl", kinds.Saved(step=4, bytes=3, seconds=0.5, checkpoint="x"))
+        event_file.append(events / "checkpoint.jsonl", kinds.SaveFailed(step=4, error="full"))
+        event_file.append(
+            attempt / "pace/member-0.jsonl", kinds.Pace(round=0, rank=0, host="node1", seconds=(0.1, 0.2))
+        )
         if number == 0 or code is not None:
             event_file.append(
-                node, "fault", cause="rank 1 on node1: ValueError: ü", rank=1, host="node1", code="raised", step=5,
-                traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7},
-            )  # fmt: skip
-            event_file.append(node, "stop", cause="told to", step=5, host="node1")
-            event_file.append(events / "script.jsonl", "again", what="here", why="it may be better")
-            event_file.append(events / "script.jsonl", "ended", code=75 if number == 0 else code)
+                node, kinds.Fault(cause="rank 1 on node1: ValueError: ü", rank=1, host="node1", code=FaultCode.RAISED,
+                step=5, traceback="Traceback:\n  File x\nValueError: ü", memory={"used": 5, "limit": 7}))  # fmt: skip
+            event_file.append(node, kinds.Stop(cause="told to", step=5, host="node1"))
+            event_file.append(events / "script.jsonl", kinds.Again(what="here", why="it may be better"))
+            event_file.append(events / "script.jsonl", kinds.Ended(code=75 if number == 0 else code))
         (attempt / "logs/rank-1.err").write_text("Traceback (most recent call last):\nValueError: ü\n")
         (attempt / "logs/rank-1.out").write_text("hello\n")
     (run.path / f"output-{job}.log").write_text("[0] hello\nslurmstepd: error: x\n")

@@ -14,6 +14,7 @@ from launcher.cli import commands, logs
 from launcher.errors import RunError
 from launcher.paths import PACKAGE
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from tests.unit.plans import plan_of
 
@@ -31,7 +32,7 @@ def attempt(run: Run, number: int, job: str, **ranks: str) -> None:
     folder = run.path / "attempts" / str(number)
     for name in ("events", "logs"):
         (folder / name).mkdir(parents=True)
-    event_file.append(folder / "events" / "script.jsonl", "started", job=job, output=0)
+    event_file.append(folder / "events" / "script.jsonl", kinds.Started(job=job, output=0))
     for name, text in ranks.items():
         stream, _, rank = name.partition("_")
         (folder / "logs" / f"rank-{rank}.{stream}").write_text(text)
@@ -90,9 +91,9 @@ def test_it_follows_from_one_attempt_to_the_next(
 ) -> None:
     attempt(run, 0, "7", out_0="a\n")
     steps = iter([
-        lambda: event_file.append(run.attempts()[0].events_file("script"), "ended", code=75),
+        lambda: event_file.append(run.attempts()[0].events_file("script"), kinds.Ended(code=75)),
         lambda: attempt(run, 1, "8", out_0="b\n"),
-        lambda: event_file.append(run.attempts()[1].events_file("script"), "ended", code=0),
+        lambda: event_file.append(run.attempts()[1].events_file("script"), kinds.Ended(code=0)),
     ])  # fmt: skip
     queried = []
 

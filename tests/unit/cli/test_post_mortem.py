@@ -16,6 +16,7 @@ from launcher.diagnose.post_mortem import evidence
 from launcher.errors import LauncherError
 from launcher.monitoring import live
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobState
@@ -36,7 +37,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
     run.write_record(plan_of(nodes=2, procs_per_node=2), {}, {"launcher": "1", "token": "t"})
-    run.journal("submitted", job="7")
+    run.journal(kinds.Submitted(job="7"))
     return run
 
 
@@ -45,11 +46,11 @@ def attempt(run: Run, number: int = 0, *, ended: int | None = 1, output: int = 0
     made = Attempt(run, number)
     (made.path / "events").mkdir(parents=True)
     made.logs.mkdir()
-    event_file.append(made.events_file("script"), "started", job="7", host="node1", output=output)
+    event_file.append(made.events_file("script"), kinds.Started(job="7", host="node1", output=output))
     if fault:
-        event_file.append(made.events_file("node-0"), "fault", **{"host": "node2", "ends_with": 1, **fault})
+        event_file.append(made.events_file("node-0"), kinds.Fault(**{"host": "node2", "ends_with": 1, **fault}))
     if ended is not None:
-        event_file.append(made.events_file("script"), "ended", code=ended)
+        event_file.append(made.events_file("script"), kinds.Ended(code=ended))
     return made
 
 
@@ -179,7 +180,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
         cause="rank 1 on node2 is behind the others: no step for 3 s (launch.hang_timeout) after step 5",
     )  # fmt: skip
     event_file.append(
-        attempt_made.events_file("node-0"), "restart", round=1, cause="rank 0 on node1: killed by SIGKILL"
+        attempt_made.events_file("node-0"), kinds.Restart(round=1, cause="rank 0 on node1: killed by SIGKILL")
     )
     head = "hread 0x1 (most recent call first):\n"
     stack = f'T{head}  File "/t.py", line 1 in wait\n\nCurrent t{head}'
@@ -204,7 +205,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
     event_file.append(
-        Attempt(made, 0).events_file("stop"), "stop", cause="its time is nearly up", reason="time_limit", step=7
+        Attempt(made, 0).events_file("stop"), kinds.Stop(cause="its time is nearly up", reason="time_limit", step=7)
     )
     code, shown = call("a")
     assert code == 1
@@ -293,7 +294,7 @@ def test_a_requeued_jobs_attempt_finds_its_own_part_of_accounting(made: Run) -> 
     pasts = history.parse(SACCT)
     begun = time.mktime(time.strptime("2026-11-21T21:08:36", "%Y-%m-%dT%H:%M:%S"))
     first = attempt(made)
-    event_file.append(first.events_file("script"), "started", job="7")
+    event_file.append(first.events_file("script"), kinds.Started(job="7"))
     text = first.events_file("script").read_text().splitlines()
     first.events_file("script").write_text(json.dumps({**json.loads(text[0]), "time": begun}) + "\n")
     assert evidence.past_of(pasts, first, last=False) == pasts[0]

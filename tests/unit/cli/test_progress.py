@@ -21,6 +21,7 @@ from launcher.cli.progress import (
     on_terminal,
     shown,
 )  # fmt: skip
+from launcher.runs.events import Progress
 from workloads import datasets
 
 
@@ -74,7 +75,7 @@ def test_a_rate(seen: list[tuple[float, float]], per_second: float | None, left:
     ],
 )
 def test_words_of_a_training(values: dict[str, Any], seen: list[tuple[float, float]], words: str) -> None:
-    event = {"event": "progress", "time": 1.0, "writer": "rank-0", "step": 120, "total": 2200, **values}
+    event = Progress(time=1.0, step=120, total=2200, values=values)
     assert of_training(event, rate_of(*seen)) == words
 
 

@@ -29,6 +29,7 @@ from launcher.monitoring.live import Live, Seen, look, look_at_all
 from launcher.monitoring.state import RunState, tell
 from launcher.monitoring.sweep import SweepLive
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
@@ -50,7 +51,7 @@ def event(moment: float, name: str, **values: Any) -> dict[str, Any]:
 def seen(state: RunState, *events: dict[str, Any], left: int | None = None, **plan: Any) -> Seen:
     """A run whose last attempt has told these events."""
     story = tell([event(0, "submitted", job="7")], 0, events)
-    return Seen(Run(Path("/runs/a")), plan_of(**plan), story, state, "", story.last("progress"), left)
+    return Seen(Run(Path("/runs/a")), plan_of(**plan), story, state, "", story.last(kinds.Progress), left)
 
 
 def progress(moment: float, step: int, total: int = 1000) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def test_a_run_that_lost_a_node_has_the_others(
     tmp_path: Path, says: Callable[..., list[str]], job: tuple[JobState, str], size: list[int]
 ) -> None:
     run = make(tmp_path, "a", "1", step=3, nodes=3, procs_per_node=2, min_nodes=1)
-    event_file.append(run.attempts()[-1].events_file("node-0"), "resized", round=1, cause="x", members=2, world_size=4)
+    event_file.append(run.attempts()[-1].events_file("node-0"), kinds.Resized(round=1, members=2, world_size=4, size=3))
     says({"1": job})
     assert [rows(tmp_path)["a"][key] for key in ("nodes", "ranks")] == size
 
@@ -275,7 +276,7 @@ def test_commands_share_an_answer_but_not_about_what_it_could_not_know(
     # The answer that is shared was given before this one was handed over, and it is not lost.
     clock.now += 0.1
     run = make(tmp_path, "new", "3")
-    run.journal("submitted", job="3")
+    run.journal(kinds.Submitted(job="3"))
     again = says({"1": RUNNING, "3": (JobState.PENDING, "PENDING")})
     assert {name: each["state"] for name, each in rows(tmp_path).items()} == {"old": "running", "new": "queued"}
     assert again.count("squeue") == 1
@@ -397,7 +398,7 @@ def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
         make(tmp_path, f"run-{number}", str(number), step=5)
     end(make(tmp_path, "done", "9"), 0, job="9")
     here = make(tmp_path, "here", "local-x", cluster={"scheduler": "local"})
-    here.journal("process", pid=10**7, start=1, host="elsewhere")
+    here.journal(kinds.ProcessStarted(pid=10**7, start=1, host="elsewhere"))
     says({"0": RUNNING})
     states = {name: each["state"] for name, each in rows(tmp_path, "run-0", "done").items()}
     assert states == {"run-0": "running", "done": "done"}

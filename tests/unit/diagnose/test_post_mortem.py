@@ -14,7 +14,7 @@ from launcher.diagnose.post_mortem import evidence, traces
 from launcher.diagnose.post_mortem.advice import Case, advice
 from launcher.diagnose.post_mortem.verdict import Evidence, Verdict, classify
 from launcher.failures import symptoms
-from launcher.failures.codes import FaultCode, NextReason, StopReason
+from launcher.failures.codes import FaultCode, NextReason, SetupPart, StopReason
 from launcher.failures.kinds import Kind
 from launcher.monitoring.state import RunState
 from launcher.runs.events import Accused, Fault, SetupFailed, Stays, Stop, StopRequested
@@ -475,7 +475,7 @@ def test_a_run_that_was_given_up(reason: NextReason) -> None:
 
 
 def test_a_set_up_line_that_failed() -> None:
-    told = SetupFailed(line=2, host="node1", code=1)
+    told = SetupFailed(line=2, host="node1", of=SetupPart.CLUSTER, number=2, code=1)
     verdict = classify(Evidence(RunState.FAILED, fault=told, cluster="mine", setup="module load cuda"))
     assert verdict == Verdict(Kind.SETUP_FAILED, "set-up line 2 of cluster=mine failed on node1: module load cuda")
 

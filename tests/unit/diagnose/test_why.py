@@ -11,6 +11,7 @@ import pytest
 from launcher.cli.text import cause
 from launcher.cli.why import moment, shown
 from launcher.diagnose.why.of_run import explain
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.explanation import Explanation, Option
 from tests.unit.plans import plan_of
@@ -60,7 +61,7 @@ def made(folder: Path, *events: str) -> Run:
     run = Run.create(folder / "r")
     plan = plan_of(cluster={"name": "local", "scheduler": "local"})
     run.write_record(replace(plan, run_id="r"), {}, {"overrides": []})
-    run.journal("submitted", job="local-1")
+    run.journal(kinds.Submitted(job="local-1"))
     attempt = run.path / "attempts/0/events"
     attempt.mkdir(parents=True)
     (attempt / "script.jsonl").write_text("".join(f"{event}\n" for event in events))

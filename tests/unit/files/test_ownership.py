@@ -20,6 +20,7 @@ from launcher.files import ownership, run_files, trusted_folders
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
 from launcher.monitoring.live import Live
 from launcher.processes.groups import Process
+from launcher.runs import events as kinds
 from launcher.runs import live_index
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
@@ -233,8 +234,8 @@ def test_nothing_of_a_strangers_run_is_executed_or_signalled(
     try:
         run = strangers(tmp_path)
         process = Process.of(sleeper.pid)
-        run.journal("process", pid=process.pid, start=process.start, host=process.host)
-        run.journal("submitted", job="local-launcher-1")
+        run.journal(kinds.ProcessStarted(pid=process.pid, start=process.start, host=process.host))
+        run.journal(kinds.Submitted(job="local-launcher-1"))
         (run.path / "report.html").write_text("<script>")
         give_away(run)
         before = sorted(path for path in run.path.rglob("*"))

@@ -18,6 +18,7 @@ from launcher.maintenance import pruning
 from launcher.maintenance.pruning import Old, needs, reason_to_keep
 from launcher.monitoring import live
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import SUBMITTING, Run, only_submitter
 from launcher.schedulers.base import JobState
 from launcher.spec.plan import JobPlan
@@ -82,14 +83,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         events = run.path / "attempts/0/events"
         events.mkdir(parents=True)
         written = [
-            (run.path / "journal.jsonl", "submitted", {"job": "7"}),
-            (events / "s.jsonl", "started", {"job": "7"}),
+            (run.path / "journal.jsonl", kinds.Submitted(job="7")),
+            (events / "s.jsonl", kinds.Started(job="7")),
         ]
-        written += [] if code is None else [(events / "s.jsonl", "ended", {"code": code})]
+        written += [] if code is None else [(events / "s.jsonl", kinds.Ended(code=code))]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: OLD)
-            for path, event, values in written:
-                event_file.append(path, event, **values)
+            for path, event in written:
+                event_file.append(path, event)
         return run
 
     return made
@@ -176,7 +177,7 @@ def test_a_sweep_goes_as_a_whole_and_only_if_all_its_points_are_over(
 def test_a_run_that_goes_on_meanwhile_stays(make: Callable[..., Run], tmp_path: Path) -> None:
     run = make("a", code=1)
     found = pruning.survey(tmp_path)[0]
-    event_file.append(run.path / "attempts/0/events/s.jsonl", "ended", code=1)  # it was active just now
+    event_file.append(run.path / "attempts/0/events/s.jsonl", kinds.Ended(code=1))  # its last news is of now
     assert pruning.remove(found, tmp_path, time.time() - 30 * DAY, ["failed"]) == "it is younger"
     assert run.path.exists()
 

@@ -12,7 +12,7 @@ from launcher import errors
 from launcher.monitoring.live import Seen
 from launcher.monitoring.state import RunState, Story, run_state, tell
 from launcher.runs.directory import Run
-from launcher.runs.events import Fault, SetupFailed
+from launcher.runs.events import Fault, Met, Progress, SetupFailed
 from launcher.schedulers.base import JobState
 from tests.unit.plans import plan_of
 
@@ -148,7 +148,7 @@ def test_only_what_waits_or_runs_is_live() -> None:
     [
         ([], None, False),
         ([{"event": "submitting", "token": "t"}], None, False),
-        ([{"event": "submitting"}, {"event": "submitted", "job": "7"}], "7", False),
+        ([{"event": "submitting", "token": "t"}, {"event": "submitted", "job": "7"}], "7", False),
         ([{"event": "submitted", "job": "7"}, {"event": "submitted", "job": "8"}], "8", False),
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}], "7", True),
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}, {"event": "cancel_failed"}], "7", False),
@@ -197,15 +197,15 @@ def test_the_current_job_is_the_one_that_runs_or_is_to_do_so_next(
 
 def test_the_first_fault_and_the_last_progress_count() -> None:
     events = [
-        {"event": "progress", "step": 1},
+        {"event": "progress", "step": 1, "total": 9},
         {"event": "fault", "cause": "first"},
-        {"event": "progress", "step": 2},
+        {"event": "progress", "step": 2, "total": 9},
         {"event": "fault", "cause": "second"},
         {"event": "ended", "code": 1},
     ]
     told = tell([], 0, events)
     assert told.fault == Fault(cause="first")
-    assert told.last("progress") == {"event": "progress", "step": 2}
-    assert told.last("met") is None
+    assert told.last(Progress) == Progress(step=2, total=9)
+    assert told.last(Met) is None
     assert told.ended == 1
     assert tell([], 0, [{"event": "setup_failed", "line": 2, "host": "n"}]).fault == SetupFailed(line=2, host="n")

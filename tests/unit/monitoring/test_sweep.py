@@ -12,6 +12,7 @@ from launcher.config.schema import GpuDirective
 from launcher.monitoring import live
 from launcher.monitoring.sweep import DAMAGED, SweepLive, counts, look_at, not_begun, summary
 from launcher.processes.groups import Process
+from launcher.runs import events as kinds
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.pbs.client import PBS
@@ -58,7 +59,7 @@ def test_points_of_an_array_are_as_their_elements_are(tmp_path: Path, says: Says
     end(sweep.run(1), 1, fault="rank 1 on node2: ValueError")
     end(sweep.run(2), 75)
     begin(sweep.run(3), "100_3")
-    sweep.run(5).journal("cancelled")
+    sweep.run(5).journal(kinds.Cancelled())
     says({"100_3": JobState.RUNNING, "100_4": JobState.PENDING}, {"100_6": JobState.FAILED})
     assert states(sweep) == ["done", "failed", "stopped", "running", "queued", "cancelled", "failed", "lost"]
 
@@ -108,7 +109,7 @@ def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
 
 def test_points_that_were_never_handed_over_wait_unless_they_are_cancelled(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3, array=None)
-    sweep.run(1).journal("cancelled")
+    sweep.run(1).journal(kinds.Cancelled())
     assert states(sweep) == ["waiting", "cancelled", "waiting"]
     sweep.mark_cancelled(True)
     assert states(sweep) == ["cancelled"] * 3
@@ -127,11 +128,11 @@ def test_points_of_this_machine_wait_for_their_turn(tmp_path: Path) -> None:
     me = Process.of(os.getpid())
     sweep.ask([0, 1, 2, 3], again=False)
     for index in (0, 1):
-        sweep.run(index).journal("process", pid=me.pid, start=me.start - index, host=me.host)
-        sweep.run(index).journal("submitted", job=f"local-{index}")
+        sweep.run(index).journal(kinds.ProcessStarted(pid=me.pid, start=me.start - index, host=me.host))
+        sweep.run(index).journal(kinds.Submitted(job=f"local-{index}"))
     end(sweep.run(1), 1, job="local-1")
     sweep.run(3).mark("cancelled")
-    sweep.run(3).journal("cancelled")
+    sweep.run(3).journal(kinds.Cancelled())
     assert states(sweep) == ["running", "failed", "waiting", "cancelled"]
     sweep.ask([1], again=True)
     assert states(sweep) == ["running", "waiting", "waiting", "cancelled"]

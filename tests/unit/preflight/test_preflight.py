@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from launcher import errors
+from launcher.failures.codes import PreflightThen
 from launcher.preflight import checks, together
 from launcher.preflight.attempt import nodes_of, verdict_of
-from launcher.preflight.bad_nodes import Node, Then, Verdict, decide
+from launcher.preflight.bad_nodes import Node, Verdict, decide
 from launcher.preflight.checks import MIB, Check, Level, Problem, check
 from launcher.rendezvous import interfaces
 from launcher.rendezvous.protocol import Member
+from launcher.runs.events import Finding
 from tests.unit.plans import bare_plan
 
 # -- the verdict
@@ -47,33 +49,33 @@ def unreached(*members: int) -> Check:
 @pytest.mark.parametrize(
     ("reports", "then", "lost"),
     [
-        ([FINE, FINE, FINE, FINE], Then.GO, ()),
-        ([FINE, FINE, [ODD], FINE], Then.GO, ()),
-        ([FINE, FINE, [*FINE, BROKEN], FINE], Then.WITHOUT, (2,)),
-        ([[FULL], FINE, FINE, FINE], Then.WITHOUT, (0,)),
-        ([FINE, FINE, None, FINE], Then.WITHOUT, (2,)),
-        ([FINE, [BROKEN], None, FINE], Then.WITHOUT, (1, 2)),
-        ([[GONE], [BROKEN], [GONE], [GONE]], Then.WITHOUT, (1,)),  # the others' errors come of that one
-        ([[GONE], [GONE], None, [GONE]], Then.WITHOUT, (2,)),
-        ([[GONE], [GONE], [GONE], [GONE]], Then.FAIL, ()),
-        ([[GONE], FINE, [GONE], FINE], Then.FAIL, ()),
-        ([[wrong(5)]] * 4, Then.WITHOUT, (2,)),
-        ([[wrong(5)], [wrong(5, 7)], FINE, [wrong(5)]], Then.WITHOUT, (2,)),
-        ([FINE, FINE, [wrong(0, 1, 2, 3)], FINE], Then.WITHOUT, (2,)),  # it alone sees it
-        ([[unseen(2)], [unseen(2)], [unseen(0, 3)], FINE], Then.WITHOUT, (2,)),  # a folder of its own
-        ([FINE, [unseen(2)], FINE, FINE], Then.WITHOUT, (2,)),  # node 1 sees node 0, and not node 2
-        ([[unseen(1, 2)], [unseen(0, looked=3)], [unseen(0)], [unseen(0)]], Then.WITHOUT, (0,)),
-        ([[GONE, unreached(3)], [GONE, unreached(3)], [GONE, unreached(3)], [GONE]], Then.WITHOUT, (3,)),
-        ([[GONE], [GONE], [GONE], [GONE, unreached(0, 1, 2)]], Then.WITHOUT, (3,)),
-        ([[BROKEN], [BROKEN], FINE, FINE], Then.WITHOUT, (0, 1)),
-        ([[BROKEN], [BROKEN], [BROKEN], FINE], Then.FAIL, (0, 1, 2)),  # two are needed
-        ([[FULL]] * 4, Then.FAIL, (0, 1, 2, 3)),
+        ([FINE, FINE, FINE, FINE], PreflightThen.GO, ()),
+        ([FINE, FINE, [ODD], FINE], PreflightThen.GO, ()),
+        ([FINE, FINE, [*FINE, BROKEN], FINE], PreflightThen.WITHOUT, (2,)),
+        ([[FULL], FINE, FINE, FINE], PreflightThen.WITHOUT, (0,)),
+        ([FINE, FINE, None, FINE], PreflightThen.WITHOUT, (2,)),
+        ([FINE, [BROKEN], None, FINE], PreflightThen.WITHOUT, (1, 2)),
+        ([[GONE], [BROKEN], [GONE], [GONE]], PreflightThen.WITHOUT, (1,)),  # the others' errors come of that one
+        ([[GONE], [GONE], None, [GONE]], PreflightThen.WITHOUT, (2,)),
+        ([[GONE], [GONE], [GONE], [GONE]], PreflightThen.FAIL, ()),
+        ([[GONE], FINE, [GONE], FINE], PreflightThen.FAIL, ()),
+        ([[wrong(5)]] * 4, PreflightThen.WITHOUT, (2,)),
+        ([[wrong(5)], [wrong(5, 7)], FINE, [wrong(5)]], PreflightThen.WITHOUT, (2,)),
+        ([FINE, FINE, [wrong(0, 1, 2, 3)], FINE], PreflightThen.WITHOUT, (2,)),  # it alone sees it
+        ([[unseen(2)], [unseen(2)], [unseen(0, 3)], FINE], PreflightThen.WITHOUT, (2,)),  # a folder of its own
+        ([FINE, [unseen(2)], FINE, FINE], PreflightThen.WITHOUT, (2,)),  # node 1 sees node 0, and not node 2
+        ([[unseen(1, 2)], [unseen(0, looked=3)], [unseen(0)], [unseen(0)]], PreflightThen.WITHOUT, (0,)),
+        ([[GONE, unreached(3)], [GONE, unreached(3)], [GONE, unreached(3)], [GONE]], PreflightThen.WITHOUT, (3,)),
+        ([[GONE], [GONE], [GONE], [GONE, unreached(0, 1, 2)]], PreflightThen.WITHOUT, (3,)),
+        ([[BROKEN], [BROKEN], FINE, FINE], PreflightThen.WITHOUT, (0, 1)),
+        ([[BROKEN], [BROKEN], [BROKEN], FINE], PreflightThen.FAIL, (0, 1, 2)),  # two are needed
+        ([[FULL]] * 4, PreflightThen.FAIL, (0, 1, 2, 3)),
     ],
 )
-def test_the_bad_node_is_found(reports: list[Any], then: Then, lost: tuple[int, ...]) -> None:
+def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tuple[int, ...]) -> None:
     verdict = decide(NODES, dict(enumerate(reports)), least=2, scheduler="slurm", silent="says nothing")
     assert (verdict.then, verdict.lost) == (then, lost)
-    assert [name for name, _ in verdict.bad] == [f"node{number}" for number in lost]
+    assert [each.name for each in verdict.bad] == [f"node{number}" for number in lost]
 
 
 @pytest.mark.parametrize(
@@ -99,17 +101,17 @@ def test_the_bad_node_is_found(reports: list[Any], then: Then, lost: tuple[int, 
 )  # fmt: skip
 def test_what_is_told_when_too_few_are_left(reports: list[Any], scheduler: str, cause: str, code: int) -> None:
     verdict = decide(NODES, dict(enumerate(reports)), least=4, scheduler=scheduler, silent="says nothing")
-    assert (verdict.then, verdict.cause, verdict.exit_code) == (Then.FAIL, cause, code)
+    assert (verdict.then, verdict.cause, verdict.exit_code) == (PreflightThen.FAIL, cause, code)
 
 
 def test_of_a_single_node_nobody_else_is_advised() -> None:
     verdict = decide(NODES[:1], {0: [FULL]}, least=1, scheduler="slurm", silent="")
-    assert (verdict.then, verdict.cause, verdict.exit_code) == (Then.FAIL, "preflight: node0: /tmp is full", 1)
+    assert (verdict.then, verdict.cause, verdict.exit_code) == (PreflightThen.FAIL, "preflight: node0: /tmp is full", 1)
 
 
 def test_warnings_are_kept() -> None:
     verdict = decide(NODES, dict(enumerate([FINE, [ODD], FINE, [FULL]])), least=3, scheduler="slurm", silent="")
-    assert verdict.warnings == (("node1", "its clock is off"),)
+    assert verdict.warnings == (Finding("node1", NODES[1].host, ODD.name, "its clock is off"),)
 
 
 def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
@@ -119,14 +121,16 @@ def test_a_node_of_several_agents_is_left_out_as_a_whole() -> None:
         Node("host0 (node 0)", "host0", (0, 1), (0, 1)), Node("host1 (node 1)", "host1", (2, 3), (2, 3))
     ]  # fmt: skip
     verdict = decide(nodes, {0: FINE, 1: FINE, 2: FINE, 3: [BROKEN]}, least=2, scheduler="slurm", silent="")
-    assert (verdict.then, verdict.lost) == (Then.WITHOUT, (2, 3))
+    assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (2, 3))
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
     import json
     from dataclasses import asdict
 
-    verdict = Verdict(Then.WITHOUT, (("a", "b"),), (3,), (("c", "d"), ("e", "f")), "g", 93)
+    verdict = Verdict(
+        PreflightThen.WITHOUT, (Finding("a", "b", "c", "d"),), (3,), (Finding("e", "f", "g", "h"),), "g", 93
+    )
     assert verdict_of(json.loads(json.dumps(asdict(verdict)))) == verdict
 
 

@@ -86,9 +86,8 @@ def test_an_attempt_waits_starts_and_runs() -> None:
         # It was resumed and waits.
         ([at(0, "submitted"), at(70, "submitted")], [(0, [at(0, "started"), at(5, "ended")])], 90,
          [("starting", 0, 5), ("queued", 70, 90)]),
-        # What is no event at all.
-        ([{"event": "submitted"}], [(0, [{"event": "started", "time": "noon"}]), (1, [at(8, "met")])], None,
-         [("starting", 8, 8), ("running", 8, 8)]),
+        # One without a script's word.
+        ([], [(0, []), (1, [at(8, "met")])], None, [("starting", 8, 8), ("running", 8, 8)]),
     ],
 )  # fmt: skip
 def test_spans_of_a_run(
@@ -103,7 +102,10 @@ def test_spans_of_a_run(
 
 
 def progress(*points: tuple[int, float]) -> list[dict[str, Any]]:
-    return [{"event": "progress", "time": 0.0, "step": step, "total": 9, "loss": value} for step, value in points]
+    return [
+        {"event": "progress", "time": 0.0, "step": step, "total": 9, "values": {"loss": value}}
+        for step, value in points
+    ]
 
 
 def test_what_was_done_again_counts_once() -> None:
@@ -116,8 +118,8 @@ def test_the_same_step_told_twice_is_not_repeated_work() -> None:
 
 
 def test_numbers_alone_are_curves() -> None:
-    events = [{"event": "progress", "step": 1, "total": 2, "epoch": 1, "note": "x", "good": True, "bad": float("nan")}]
-    assert curves([[*events, {"event": "met", "step": 1, "ranks": 2}, {"event": "progress", "loss": 1.0}]]) == []
+    values = {"epoch": 1, "note": "x", "good": True, "bad": float("nan")}
+    assert curves([[{"event": "progress", "step": 1, "total": 2, "values": values}, at(1, "met")]]) == []
 
 
 def test_a_thin_curve_keeps_its_ends() -> None:
@@ -251,7 +253,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     run.write_result({HOSTILE: HOSTILE})
     write_events(
         run.path / "attempts" / "1" / "events" / "rank-0.jsonl",
-        *({"time": BEGIN, "event": "progress", "step": step, "total": 9, HOSTILE: 1.0} for step in (1, 2)),
+        *({"time": BEGIN, "event": "progress", "step": step, "total": 9, "values": {HOSTILE: 1.0}} for step in (1, 2)),
         at(150, "fault", cause=HOSTILE, host=HOSTILE),
     )
     return page.render(comparison.page([data_of(run, HOSTILE)]))

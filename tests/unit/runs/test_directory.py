@@ -16,6 +16,7 @@ import pytest
 
 from launcher.errors import ConfigError, RunError
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run, new_id
 from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
@@ -40,7 +41,7 @@ def test_nobody_else_can_read_a_run(tmp_path: Path, umask: int) -> None:
         run.write_script("#!/bin/bash\n")
         run.write_environment("export A=1\n")
         run.write_result({"loss": 1})
-        run.journal("submitted", job="7")
+        run.journal(kinds.Submitted(job="7"))
     finally:
         os.umask(previous)
     assert modes(tmp_path / "runs") == {
@@ -57,8 +58,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert run.result() is None
     run.write_result({"loss": 0.5, "名": "größe"})
     assert run.result() == {"loss": 0.5, "名": "größe"}
-    run.journal("submitting", token="t")
-    run.journal("submitted", job="7")
+    run.journal(kinds.Submitting(token="t"))
+    run.journal(kinds.Submitted(job="7"))
     assert [(event["event"], event.get("job")) for event in journal_events(run)] == [
         ("submitting", None),
         ("submitted", "7"),
@@ -203,10 +204,10 @@ def test_a_directory_that_was_never_finished_is_not_used(tmp_path: Path) -> None
 
 def test_a_line_that_is_half_written_or_no_event_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    event_file.append(path, "first", value="a\nb")
+    event_file.append(path, kinds.CancelFailed(error="a\nb"))
     with path.open("ab") as file:
         file.write(b'\xff\xfe\n[1]\n"text"\n\n{"time": 2, "event": "second"}\n{"time": 3, "event": "thi')
-    assert [event["event"] for event in event_file.read(path)] == ["first", "second"]
+    assert [event["event"] for event in event_file.read(path)] == ["cancel_failed", "second"]
     assert list(event_file.read(tmp_path / "none")) == []
 
 
@@ -214,7 +215,7 @@ def test_events_of_many_writers_at_once_are_all_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     writers = [
         threading.Thread(
-            target=lambda n=n: [event_file.append(path, "step", writer=n, text="x" * 500) for _ in range(50)]
+            target=lambda n=n: [event_file.append(path, kinds.CancelFailed(error=f"{n}" * 500)) for _ in range(50)]
         )
         for n in range(4)
     ]

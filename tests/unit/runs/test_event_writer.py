@@ -6,14 +6,14 @@ import errno
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.runs import event_file, event_writer
 from launcher.runs.directory import Attempt, Run
+from launcher.runs.event_json import Event
 from launcher.runs.event_writer import Events
-from launcher.runs.events import Restart
+from launcher.runs.events import Finished, Met, Resized, Restart
 from launcher.worker.reporter import FIRST, INTERVAL, Reporter
 
 
@@ -86,20 +86,20 @@ def test_what_cannot_be_written_is_written_with_the_next_event(
 ) -> None:
     now, append, fails = 1000.0, event_file.append, True
 
-    def failing(*arguments: Any, **values: Any) -> None:
+    def failing(path: Path, event: Event) -> None:
         if fails:
             raise OSError(number, os.strerror(number))
-        append(*arguments, **values)
+        append(path, event)
 
     monkeypatch.setattr(event_file, "append", failing)
     monkeypatch.setattr(event_writer.time, "time", lambda: now)
     tell = Events(attempt, "rank-0")
     tell(Restart(cause="a rank is gone", rank=1))
     now += 1
-    tell("resized", members=1, world_size=1)
+    tell(Resized(round=1, members=1, world_size=1, size=2))
     assert capsys.readouterr().out.count("cannot write to") == 1
     fails, now = False, now + 1
-    tell("met", members=2)
-    tell("finished")
+    tell(Met(members=2, ranks=2))
+    tell(Finished())
     told = [(each["event"], each["time"]) for each in event_file.read(attempt.events_file("rank-0"))]
     assert told == [("restart", 1000.0), ("resized", 1001.0), ("met", 1002.0), ("finished", 1002.0)]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.failures.codes import FaultCode
-from launcher.runs import event_file, events
+from launcher.failures.codes import FaultCode, SetupPart
+from launcher.runs import event_file, event_json, events
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events
 from launcher.runs.events import Accused, Event, Fault, Restart, SetupFailed
@@ -29,7 +29,7 @@ FAULT = Fault(
         Fault(cause="a node is gone"),
         Fault(cause="it hangs", code=FaultCode.HANG, rank=1, limit="launch.hang_timeout", step=5, stacks="/logs"),
         Restart(cause="a rank was killed", code=FaultCode.SIGNALLED, signal="SIGKILL", round=2, world_size=4),
-        SetupFailed(line=2, host="node1", what="a line", code=127),
+        SetupFailed(line=2, host="node1", of=SetupPart.ENV, number=1, code=127),
     ],
 )
 def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, event: Event) -> None:
 )
 def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     path = tmp_path / "node-0.jsonl"
-    path.write_text(json.dumps({"time": 1.0, "event": "fault", **events.values(FAULT), **changes}) + "\n")
+    path.write_text(json.dumps({"time": 1.0, "event": "fault", **event_json.values(FAULT), **changes}) + "\n")
     assert list(event_file.read(path)) == []
     assert event_file.problems(path) == [f"{path}, line 1: {why}"]
 
@@ -65,7 +65,7 @@ def test_an_event_that_does_not_fit_is_left_out_and_named(tmp_path: Path, change
 def test_fields_and_codes_of_a_newer_version_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "node-0.jsonl"
     newer = {"cause": "x", "code": "eaten_by_mice", "mice": 3, "accused": [{"host": "n", "mouse": "m"}]}
-    event_file.append(path, "fault", **newer)
+    path.write_text(json.dumps({"time": 1.0, "event": "fault", **newer}) + "\n")
     assert event_file.problems(path) == []
     (found,) = events.every(event_file.read(path), Fault)
     assert (found.code, found.accused) == (FaultCode.UNKNOWN, (Accused("n"),))

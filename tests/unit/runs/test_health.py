@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from launcher.config.schema import Train
 from launcher.errors import ConfigError
+from launcher.failures.codes import PreflightThen
+from launcher.runs import event_file
+from launcher.runs.events import Finding, Preflighted
 from launcher.runs.health import Straggler, _median_without, preflight_words, preflights, stragglers
 from tests.unit.plans import plan_of
 
@@ -114,7 +117,7 @@ def test_the_median_of_the_others(values: list[float], data: st.DataObject) -> N
     assert _median_without(sorted(values), values[place]) == pytest.approx(statistics.median(others))
 
 
-BAD = [("node3 (node 2)", "TMPDIR=/x is not there")]
+BAD = [Finding("node3 (node 2)", "node3", "space", "TMPDIR=/x is not there")]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ BAD = [("node3 (node 2)", "TMPDIR=/x is not there")]
     [
         ("go", [], [], ["preflight: 4 nodes fine in 1.2 s"]),
         (
-            "go", [], [("node1", "its clock is off")],
+            "go", [], [Finding("node1", "node1", "clock", "its clock is off")],
             ["preflight: 4 nodes fine in 1.2 s", "preflight: warning: node1: its clock is off"],
         ),
         ("without", BAD, [], ["preflight: node3 (node 2) is left out: TMPDIR=/x is not there"]),
@@ -130,9 +133,11 @@ BAD = [("node3 (node 2)", "TMPDIR=/x is not there")]
     ],
 )  # fmt: skip
 def test_a_preflight_in_lines(then: str, bad: Any, warnings: Any, lines: list[str]) -> None:
-    assert preflight_words(then, 4, bad, warnings, 1.23) == lines
-    event = {"event": "preflighted", "then": then, "nodes": 4, "bad": bad, "warnings": warnings, "seconds": 1.23}
-    assert preflights([{"event": "met"}, event]) == lines
+    event = Preflighted(
+        round=0, then=PreflightThen(then), nodes=4, bad=tuple(bad), warnings=tuple(warnings), seconds=1.23
+    )
+    assert preflight_words(event) == lines
+    assert preflights([{"event": "met"}, event_file.entry(event)]) == lines
 
 
 @pytest.mark.parametrize(

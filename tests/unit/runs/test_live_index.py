@@ -15,6 +15,7 @@ from launcher.cli import status_rows
 from launcher.cli.status_rows import RECENT, Rows
 from launcher.errors import DONE
 from launcher.runs import event_file, live_index
+from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.slurm.client import Slurm
@@ -40,7 +41,7 @@ def make(folder: Path, name: str, *, code: int | None = None, ago: float = LONG_
     """A run that was handed over; with a code it has ended long ago."""
     run = Run.create(folder / name)
     run.write_record(plan_of(), {}, {"launcher": "1", "token": "t"})
-    run.journal("submitting", token="t")
+    run.journal(kinds.Submitting(token="t"))
     (run.path / "journal.jsonl").write_text(f'{{"time": {ago}, "event": "submitted", "job": "7"}}\n')
     if code is not None:
         events = run.path / "attempts/0/events"
@@ -71,7 +72,7 @@ def test_a_run_is_noted_when_it_is_handed_over_and_removed_when_it_was_seen_done
     assert shown(tmp_path) == {"a": "running"}
     assert noted(tmp_path) == {"a"}
     (run.path / "attempts/0/events").mkdir(parents=True)
-    event_file.append(run.path / "attempts/0/events/script.jsonl", "ended", code=DONE)
+    event_file.append(run.path / "attempts/0/events/script.jsonl", kinds.Ended(code=DONE))
     assert shown(tmp_path) == {"a": "done"}
     assert noted(tmp_path) == set()
 
@@ -178,7 +179,7 @@ def test_a_sweep_is_noted_until_all_its_points_are_over(tmp_path: Path) -> None:
     assert (shown(tmp_path), noted(tmp_path)) == ({"lr-1": "1/2 done"}, {"lr-1"})
     end(sweep.run(1), 0)
     assert (shown(tmp_path), noted(tmp_path)) == ({"lr-1": "2/2 done"}, set())
-    sweep.run(1).journal("submitting", token="again")  # of a point that is resumed
+    sweep.run(1).journal(kinds.Submitting(token="again"))  # of a point that is resumed
     assert noted(tmp_path) == {"lr-1"}
 
 
@@ -196,7 +197,7 @@ def test_points_of_a_sweep_that_is_over_are_counted_once(tmp_path: Path) -> None
     (sweep.path / live_index.COUNTS).write_text('{"done"')
     assert shown(tmp_path) == {"lr-1": "2/3 done"}
     script.unlink()
-    sweep.run(2).journal("submitting", token="again")  # it is resumed, and whoever looks sees that
+    sweep.run(2).journal(kinds.Submitting(token="again"))  # it is resumed, and whoever looks sees that
     assert shown(tmp_path) == {"lr-1": "2/3 done"}
     assert not (sweep.path / live_index.COUNTS).exists()
 
@@ -212,7 +213,7 @@ def test_a_run_kept_elsewhere_is_noted_where_commands_look_for_it(
         assert (shown(folder), noted(folder)) == ({"a": "running"}, {"a"})
     for folder in (index, tmp_path / "elsewhere"):
         live_index.remove(folder, "a", surely=True)
-    run.journal("submitting", token="again")
+    run.journal(kinds.Submitting(token="again"))
     assert noted(index) == noted(tmp_path / "elsewhere") == {"a"}
 
 

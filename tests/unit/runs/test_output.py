@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runs import event_file
+from launcher.runs import events as kinds
 from launcher.runs import output as printed
 from launcher.runs.directory import Run
 from launcher.runs.output import (
@@ -38,7 +39,7 @@ def begin(run: Run, number: int, job: str, output: int | None) -> None:
     """Attempt `number` begins, after so many bytes of its job's output."""
     events = run.path / "attempts" / str(number) / "events"
     events.mkdir(parents=True)
-    event_file.append(events / "script.jsonl", "started", job=job, **({} if output is None else {"output": output}))
+    event_file.append(events / "script.jsonl", kinds.Started(job=job, **({} if output is None else {"output": output})))
 
 
 def write(run: Run, text: str, job: str = "7") -> None:

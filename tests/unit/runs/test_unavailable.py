@@ -24,8 +24,10 @@ from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
 from launcher.monitoring.sweep import look_at
 from launcher.runs import directory, lease, live_index, saves
+from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import not_begun
+from launcher.runs.events import Stopped
 from launcher.runs.journal import journal_events
 from launcher.runs.lookup import all_runs, find
 from launcher.runs.sweep_directory import Manifest, Sweep
@@ -57,8 +59,8 @@ def make_run(folder: Path, name: str = "run", *, job: str = "7", **plan: Any) ->
     run.write_record(
         bare_plan(run_id=name, run_dir=str(run.path), **plan), {}, {"launcher": "1", "token": "t", "overrides": []}
     )
-    run.journal("submitting", token="t")
-    run.journal("submitted", job=job)
+    run.journal(kinds.Submitting(token="t"))
+    run.journal(kinds.Submitted(job=job))
     return run
 
 
@@ -156,7 +158,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int = 3, 
     for number in range(attempts):
         events = begin(run, "7", number=number)
         if number < attempts - 1:
-            requeue.Events(Attempt(run, number), "again")("stopped", step=number, saved=-1, preempted=False)
+            requeue.Events(Attempt(run, number), "again")(Stopped(step=number, saved=-1, preempted=False))
         assert events
     in_attempt(run, monkeypatch, attempts - 1)
     monkeypatch.setattr(requeue, "_ending", lambda *_: None)
@@ -290,7 +292,7 @@ def test_points_are_started_when_their_sweep_can_be_read_and_not_if_they_were_ca
 
     def start(sweep: Sweep, index: int) -> None:
         started.append(index)
-        sweep.run(index).journal("process", pid=1, start=0, host="node1")
+        sweep.run(index).journal(kinds.ProcessStarted(pid=1, start=0, host="node1"))
 
     monkeypatch.setattr(local_points, "_start", start)
     monkeypatch.setattr(local_points.time, "sleep", lambda _: server.recover())

@@ -121,7 +121,7 @@ def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
     assert outcome.events() == [
         {"event": "started", "job": "7", "host": HOST, "output": 0},
         {
-            "event": "setup_failed", "line": line, "what": f"set-up line {line} of the cluster's profile",
+            "event": "setup_failed", "line": line, "of": "cluster", "number": line,
             "code": code, "host": HOST,
         },
         {"event": "ended", "code": 93},

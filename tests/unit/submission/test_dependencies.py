@@ -11,6 +11,7 @@ import pytest
 
 from launcher.errors import ConfigError, RunError, SubmissionError
 from launcher.job import wait_for_others as gate
+from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import job_script
 from launcher.schedulers.base import QueryError
@@ -140,7 +141,7 @@ def test_a_run_that_has_begun_waits_no_more_and_keeps_what_it_waited_for(tmp_pat
         submit.site_of(config, "mine", None)
     events = Attempt(run, 0).events_file("after")
     events.parent.mkdir(parents=True)
-    events.write_text(json.dumps({"time": 1.0, "event": dependencies.PASSED}) + "\n")
+    events.write_text(json.dumps({"time": 1.0, "event": "after", "others": []}) + "\n")
     assert dependencies.passed(run)
     assert submit.site_of(config, "mine", None).after == (f"ok:{tmp_path}/gone",)
     assert dependencies.held_by(plan) == []
@@ -208,7 +209,7 @@ class Gate:
 def test_a_run_begins_when_all_has_come_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at = Gate(tmp_path, monkeypatch, [[other("ok", "done")]])
     assert gate.main() == 0
-    assert at.events == [dependencies.PASSED]
+    assert at.events == ["after"]
     assert dependencies.passed(at.run)
     at.looks[0] = [other("ok", "failed")]
     assert gate.main() == 0, "later attempts look no more"
@@ -286,7 +287,7 @@ def test_those_who_wait_are_told_of_a_new_job(tmp_path: Path, monkeypatch: pytes
     prep, mine = Run.create(tmp_path / "prep"), Run.create(tmp_path / "mine")
     plan = bare_plan(run_id="mine", run_dir=str(mine.path), after=(f"ok:{prep.path}",))
     mine.write_record(plan, {}, {})
-    mine.journal("submitted", job="9")
+    mine.journal(kinds.Submitted(job="9"))
     now = [other("ok", "queued", "7")]
     monkeypatch.setattr(dependencies, "look_at", lambda names: now)
     now[0] = replace(now[0], path=prep.path)

@@ -14,6 +14,7 @@ from launcher.monitoring.live import read
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
+from launcher.runs.event_json import Event
 from launcher.submission.submit import Submitted, prepare, submit
 from tests.launch import until
 from tests.unit.faults import FileServer
@@ -38,10 +39,10 @@ def full_for(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when this event is to be written."""
     append = event_file.append
 
-    def full(path: Path, name: str, **values: Any) -> None:
-        if name == event:
+    def full(path: Path, told: Event, **how: Any) -> None:
+        if told.event == event:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        append(path, name, **values)
+        append(path, told, **how)
 
     monkeypatch.setattr(event_file, "append", full)
 

@@ -11,6 +11,7 @@ import pytest
 from launcher.config.schema import GpuDirective
 from launcher.errors import RunError
 from launcher.monitoring.sweep import look_at
+from launcher.runs import events as kinds
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
@@ -83,7 +84,7 @@ def test_points_that_were_handed_over_again_are_cancelled_where_they_are(
     sweep = make_sweep(tmp_path, 5, first=1)
     end(sweep.run(1), 1)
     hand_over(sweep, [1, 2], "200", token="again")
-    sweep.run(3).journal("submitted", job="300")
+    sweep.run(3).journal(kinds.Submitted(job="300"))
     jobs = {**elements("100", 4), "200_0": JobState.PENDING, "200_1": JobState.PENDING, "300": JobState.PENDING}
     site = Site(monkeypatch, Slurm, jobs)
     assert control.cancel(sweep) == {0: "waiting", 1: "queued", 2: "queued", 3: "queued", 4: "running"}
@@ -149,7 +150,7 @@ def test_a_throttle_is_shared_by_the_arrays_that_live(tmp_path: Path, monkeypatc
     sweep = make_sweep(tmp_path, 12, array=None)
     for job, points in (("100", range(6)), ("200", range(6, 8)), ("300", range(8, 10))):
         hand_over(sweep, points, job, token=job)
-    sweep.run(10).journal("submitted", job="400")
+    sweep.run(10).journal(kinds.Submitted(job="400"))
     for index in (8, 9):
         end(sweep.run(index), 0)
     jobs = {**elements("100", 1, 5), **elements("200", 0, 2), "400": JobState.RUNNING}
@@ -180,7 +181,7 @@ def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     sweep.submitting("t", [1])
     end(sweep.run(2), 75)
     end(sweep.run(3), 1)
-    sweep.run(4).journal("cancelled")
+    sweep.run(4).journal(kinds.Cancelled())
     begin(sweep.run(7), "100_5")
     end(sweep.run(8), 0)
     Site(monkeypatch, Slurm, {"100_4": JobState.PENDING, "100_5": JobState.RUNNING})

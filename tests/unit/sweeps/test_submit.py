@@ -10,6 +10,7 @@ import pytest
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
 from launcher.monitoring.live import read
+from launcher.runs import events as kinds
 from launcher.runs import lookup
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
@@ -258,7 +259,7 @@ def test_a_single_point_that_is_started_again_is_not_taken_for_its_old_job(site:
     first = site.submit(seeds(1))
     run = first.sweep.run(0)
     end(run, 1, job="100")
-    run.journal("submitting", token=f"{run.record()['token']}-r1")  # and its submitter was killed
+    run.journal(kinds.Submitting(token=f"{run.record()['token']}-r1"))  # and its submitter was killed
     assert resubmit(first.sweep, [0]).jobs == (("101", (0,)),)
     assert read(run).job_id == "101"
 
@@ -267,7 +268,7 @@ def test_a_job_that_began_before_its_submitter_said_so_is_found(site: Site) -> N
     first = site.submit(seeds(1))
     run = first.sweep.run(0)
     end(run, 1, job="100")
-    run.journal("submitting", token=f"{run.record()['token']}-r1")
+    run.journal(kinds.Submitting(token=f"{run.record()['token']}-r1"))
     begin(run, "105", number=1)
     assert resubmit(first.sweep, [0]).jobs == (("105", (0,)),)
     assert len(site.slurm.jobs()) == 1

@@ -175,7 +175,7 @@ def test_a_variable_is_looked_at_and_changed(rank: JobPlan) -> None:
     assert user.receive() == {"runs": True}
     assert [event["event"] for event in events(rank)] == ["breakpoint", "continued"] * 2
     first = events(rank)[0]
-    assert (first["rank"], first["host"], first["post_mortem"]) == (0, "node2", False)
+    assert (first["rank"], first["host"], first.get("post_mortem")) == (0, "node2", None)
     assert first["where"].startswith("tests/unit/worker/test_debugger.py:")
     user.leave()
 

@@ -17,6 +17,7 @@ from launcher.config.keys import opened
 from launcher.config.schema import Function
 from launcher.monitoring import progress
 from launcher.runs import event_file
+from launcher.runs.events import Progress, every
 from launcher.torch_compat import destroy_without_gil
 from launcher.worker import process_group, stop, stopping
 from launcher.worker.settings import Settings
@@ -81,7 +82,7 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
     launcher.stopping(9)
     events = list(event_file.read(tmp_path / "attempts/0/events/rank-0.jsonl"))
     assert [(each["step"], each["total"]) for each in events] == [(7, 0), (8, 0), (9, 100)]
-    far = progress._steps(events[1])
+    far = progress._steps(every(events, Progress)[1])
     assert far == (8, None, None)
 
 

@@ -1,0 +1,63 @@
+"""Whatever is written as an event, or looked for as one, is a kind that `launcher.runs.events` declares."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.paths import PACKAGE
+from launcher.runs import events
+from launcher.runs.event_json import TYPES, checks
+
+ROOT = PACKAGE.parent
+SHELL = re.compile(r"""^(?:\s*|.*\*\) )event (\w+) (?:(["'])((?:\\.|(?!\2).)*)\2)""", re.MULTILINE)
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Texts that are compared with the name of an event (`entry["event"] == "x"`), or written as one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(map(_is_name, [node.left, *node.comparators])):
+            for each in (part for side in [node.left, *node.comparators] for part in ast.walk(side)):
+                if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value != "event":
+                    yield each.lineno, each.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "event" and isinstance(value, ast.Constant):
+                    yield value.lineno, str(value.value)
+
+
+def _is_name(node: ast.AST) -> bool:
+    """`entry["event"]`, or `entry.get("event")`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        inside: ast.AST | None = node.args[0] if node.args else None
+    else:
+        inside = node.slice if isinstance(node, ast.Subscript) else None
+    return isinstance(inside, ast.Constant) and inside.value == "event"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_an_event_is_called_by_its_class(path: Path) -> None:
+    assert list(names(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize("text", ['x["event"] == "nap"', 'x.get("event") in ("nap",)', '{"event": "nap", "time": 1}'])
+def test_a_name_in_a_text_is_found(text: str) -> None:
+    assert [name for _, name in names(ast.parse(text))] == ["nap"]
+
+
+def test_events_of_the_job_script_are_declared_with_all_their_fields() -> None:
+    found = {}
+    for path in (ROOT / "templates").rglob("*.j2"):
+        for name, _, fields in SHELL.findall(path.read_text()):
+            found.setdefault(name, set()).update(re.findall(r'\\?"(\w+)\\?": ', fields))
+    assert {"started", "ended", "setup_failed", "stop", "stays", "fault", "stop_requested"} == found.keys()
+    assert [(name, key) for name in found for key in found[name] - {key for key, *_ in checks(name)}] == []
+
+
+def test_each_kind_has_a_class_of_its_own_here() -> None:
+    here = [each for each in vars(events).values() if isinstance(each, type) and issubclass(each, events.Event)]
+    assert {each.event: each for each in here if each is not events.Event} == dict(TYPES)
