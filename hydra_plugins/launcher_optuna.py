@@ -24,7 +24,8 @@ class OptunaSearchSweeper(Sweeper):
         self._search: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from launcher.cli.optuna_search import OptunaSearch  # Optuna takes seconds to load
+        # Lazily: Optuna takes seconds
+        from launcher.cli.optuna_search import OptunaSearch
 
         self._search = OptunaSearch(**self._settings)
         self._search.setup(hydra_context=hydra_context, task_function=task_function, config=config)

@@ -7,10 +7,13 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from launcher.errors import ConfigError
 
 
 class PointLauncher(Launcher):
@@ -21,8 +24,6 @@ class PointLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if not hasattr(task_function, "multirun"):  # launcher/cli/submit.py, `Task`
-            from launcher.errors import ConfigError  # Hydra imports this file for every command
-
             raise ConfigError("hydra/launcher=launcher submits runs of the launcher's own command, and no other app's")
         self.multirun = task_function.multirun(hydra_context.config_loader, config)
 
@@ -35,15 +36,11 @@ class PointSweeper(BasicSweeper):
     """Hydra's own grid of choices, ranges and globs, without composing each point only to see whether it can be."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         (points,) = self.split_arguments(overrides, None)
         if not points:
-            from launcher.errors import ConfigError
-
             empty = [str(each.input_line) for each in overrides if each.is_sweep_override() and not _has_values(each)]
             raise ConfigError(f"{', '.join(empty)}: there is no value in it, and so there are no points")
         return [self.launcher.launch(points, initial_job_idx=0)]

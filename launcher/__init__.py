@@ -78,6 +78,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of ours
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Lazily: nothing may be imported before the note on the folder (launcher/__main__.py)
         import importlib
 
         return getattr(importlib.import_module(_MODULES.get(name, "launcher.worker.process_group")), name)

@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
     gc.set_threshold(100_000)
+    # Lazily: nothing may be imported before the note on the folder
     from launcher.cli.screen import Cleaned
 
     with Cleaned():
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report_errors(arguments: list[str]) -> int:
     """Runs a command line; prints errors that the user can fix as one line, and returns the exit code."""
+    # Lazily: nothing may be imported before the note on the folder
     from launcher.errors import DONE, FAILED, INTERRUPTED, LauncherError
 
     try:
@@ -42,6 +44,7 @@ def _report_errors(arguments: list[str]) -> int:
         _discard_output()
         return DONE
     except OSError as error:
+        # Lazily: only an error needs it
         from launcher.files.os_errors import explain
 
         explained = explain(error)
@@ -57,14 +60,17 @@ def _report_errors(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     at = next((at for at, word in enumerate(arguments) if word not in IN_FRONT), len(arguments))
     if at < len(arguments) and not arguments[at].startswith(("-", "~")) and "=" not in arguments[at]:
+        # Lazily: each kind of command line needs its own
         from launcher.cli import commands
 
         return commands.main([arguments[at], *arguments[:at], *arguments[at + 1 :]])
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if not arguments or not ABOUT.isdisjoint(ours):
+        # Lazily: each kind of command line needs its own
         from launcher.cli import help
 
         return help.show_for(ours)
+    # Lazily: each kind of command line needs its own
     from launcher.cli import submit
 
     return submit.main(arguments)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.hydra_text import element
+from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
 from launcher.monitoring.live import Live, look
@@ -23,6 +24,8 @@ from launcher.paths import GROUPS, default_runs_dir
 from launcher.runs import directory, lookup
 from launcher.runs.output import Stream
 from launcher.runs.sweep_directory import sweep_of
+from launcher.schedulers import job_script
+from launcher.sweeps import control
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
@@ -114,8 +117,6 @@ class Run:
         """
         require_own(self.path, "cancel it")
         if sweep := sweep_of(self._run):
-            from launcher.sweeps import control
-
             control.cancel(sweep, [int(self.path.name)])
             return
         live = Live()
@@ -135,6 +136,7 @@ class Run:
             RunError: the run is done, is not over yet, or belongs to another user.
             SubmissionError: the scheduler refused, or did not respond.
         """
+        # Lazily: Hydra takes 100 ms, and readers of runs need none of it
         from launcher.submission import from_overrides
 
         from_overrides.again(self._run, as_overrides(overrides, keys), new_snapshot=new_snapshot).submit()
@@ -193,8 +195,6 @@ class PreparedRun:
     @property
     def script(self) -> str:
         """The job script."""
-        from launcher.schedulers import job_script
-
         return job_script.script(self.plan, token=self._ready.prepared.token)
 
     def submit(self) -> Run:
@@ -236,6 +236,7 @@ def prepare(overrides: Overrides = (), **keys: Any) -> PreparedRun:
     Raises:
         ConfigError: the settings are not valid.
     """
+    # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.hydra_errors import require_names
     from launcher.submission import configs, from_overrides
 
@@ -266,8 +267,8 @@ def as_overrides(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: an override is not KEY=VALUE, or a value has no form in a config.
     """
+    # Lazily: Hydra takes 100 ms, and readers of runs need none of it
     from launcher.config.compose import FOR_HYDRA
-    from launcher.config.keys import opened
 
     if isinstance(overrides, str):
         overrides = [overrides]

@@ -60,7 +60,8 @@ class UnavailableError(RunError, OSError):
 
 def near(word: str, known: Iterable[str]) -> str:
     """` Did you mean a or b?` for a misspelt `word`, or an empty string."""
-    from difflib import get_close_matches  # only needed for an error
+    # Lazily: 4 ms, and only an error needs it
+    from difflib import get_close_matches
 
     matches = get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

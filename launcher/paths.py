@@ -31,6 +31,7 @@ def user_config_dir() -> Path:
     """$LAUNCHER_CONFIG_DIR, else the platform's per-user folder (~/.config/launcher on Linux)."""
     if folder := os.environ.get("LAUNCHER_CONFIG_DIR"):
         return Path(folder).expanduser().absolute()
+    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_config_path("launcher")
@@ -38,6 +39,7 @@ def user_config_dir() -> Path:
 
 def user_data_dir() -> Path:
     """The platform's per-user folder for data (~/.local/share/launcher on Linux)."""
+    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_data_path("launcher")
@@ -47,6 +49,7 @@ def user_cache_dir() -> Path:
     """$LAUNCHER_CACHE_DIR, else the platform's per-user cache folder (~/.cache/launcher)."""
     if folder := os.environ.get("LAUNCHER_CACHE_DIR"):
         return Path(folder).expanduser().absolute()
+    # Lazily: 5 ms, and most commands are given their folders
     import platformdirs
 
     return platformdirs.user_cache_path("launcher")

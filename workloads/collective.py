@@ -6,6 +6,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from launcher import progress, run_dir
 from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
@@ -23,8 +24,6 @@ class Report:
     """What rank 0 says and writes while the others only measure."""
 
     def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
-        from launcher import run_dir
-
         self.settings, self.env = settings, env
         self.roof = roof.measure(env)
         folder = run_dir() if env.rank == 0 else None
@@ -89,8 +88,6 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
             the backend lacks an operation that was chosen by name, the first size does not fit into memory, or the
             config makes no sense.
     """
-    from launcher import progress
-
     try:
         settings = Settings.of(config)
         introduce(env)

@@ -179,6 +179,7 @@ NAMES = (AUTO, *KNOWN)
 
 def default_data_dir() -> Path:
     """`datasets` in the platform's per-user data folder; a data set is in a folder of its own name below it."""
+    # Lazily: 5 ms, and only the default folder needs it
     import platformdirs
 
     return platformdirs.user_data_path("launcher") / "datasets"
@@ -343,7 +344,8 @@ class _UselessError(Exception):
 
 
 def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
-    import ssl  # what only a download needs; every submission imports this module
+    # Lazily: 50 ms, and only a download needs it
+    import ssl
     from http.client import HTTPException
     from urllib.error import URLError
 
@@ -365,6 +367,7 @@ def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Pro
 
 
 def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | None) -> None:
+    # Lazily: 50 ms, and only a download needs it
     from urllib.error import HTTPError
     from urllib.request import urlopen
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher import evaluated, progress
 from launcher.worker.global_batch import GlobalBatchSampler
 from launcher.worker.settings import Settings, settings
 from workloads import datasets, training
@@ -247,8 +248,6 @@ class Trainer:
         Raises:
             WorkloadError: the loss of a step was not finite.
         """
-        from launcher import progress
-
         loss, speed = self.losses.look()
         if self.env.rank == 0:
             rate = self.optimizer.param_groups[0]["lr"]
@@ -260,8 +259,6 @@ class Trainer:
 
     def evaluate(self, epoch: int) -> training.Scores:
         """Accuracy and loss on the test set, shown by rank 0. All ranks must call it."""
-        from launcher import evaluated
-
         scores = training.evaluate(
             self.model, self.data, self.env, between=lambda: self.resumable.boundary(self.steps)
         )  # fmt: skip

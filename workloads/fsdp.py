@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
+from launcher import evaluated, progress
 from launcher.errors import ConfigError
 from launcher.torch_compat import DTensor, fsdp_computes_on
 from launcher.worker.global_batch import GlobalBatchSampler, share
@@ -186,8 +187,6 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
         """Mean loss over windows that are spread over the validation part, shown by rank 0. All ranks must call it."""
-        from launcher import evaluated
-
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
         first, last = share(count, env.rank, env.world_size)
@@ -222,8 +221,6 @@ class Trainer:
         Raises:
             WorkloadError: the loss of a step was not finite.
         """
-        from launcher import progress
-
         self.loss, speed = self.losses.look()
         if self.env.rank == 0:
             rate = self.optimizer.param_groups[0]["lr"]

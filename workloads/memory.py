@@ -15,6 +15,7 @@ Read = Callable[[str], str]
 def available(env: Env) -> int | None:
     """Bytes that this rank can have: an equal share of what its node has, or what its GPU has; None: unknown."""
     if env.device.type == "cuda":
+        # Lazily: torch takes a second, and checks on the login node need none of it
         import torch
 
         return int(torch.cuda.mem_get_info(env.device)[0])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from launcher import progress, run_dir
 from workloads import baselines, matrix, matrix_text, pairs, patterns, results, roof
 from workloads.ranks import WorkloadError, introduce, say
 from workloads.transfers import TABLE, Transfers
@@ -47,8 +48,6 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
             `fail_on_slow` is set (everything has been measured by then); there is only one rank, the first size does
             not fit into memory, or the config makes no sense.
     """
-    from launcher import progress, run_dir
-
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
     try:

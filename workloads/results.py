@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher import run_dir
 from launcher.files import run_files
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ class Conditions:
 
 def conditions(config: Collective | P2P, env: Env) -> Conditions:
     """The conditions of this run. All ranks must call it: they tell their hosts."""
+    # Lazily: torch takes a second, and checks on the login node need none of it
     import torch
 
-    from launcher import run_dir
     from workloads.ranks import gather
 
     hosts: dict[int, str] = {}

@@ -14,14 +14,17 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from launcher import errors
+from launcher.agent import forks
+from launcher.environment import unpack_on_node
+from launcher.processes import guard
+from launcher.runs.directory import Run
+from launcher.runs.event_writer import current_attempt, not_begun
+from launcher.schedulers import topology
+
 
 def main(run_dir: str) -> int:
     os.umask(0o077)
-    from launcher import errors
-    from launcher.processes import guard
-    from launcher.runs.directory import Run
-    from launcher.runs.event_writer import not_begun
-
     run = Run(Path(run_dir))
     if "LAUNCHER_JOB_ID" not in os.environ:
         print("launcher: this is what a run's script starts; submit with `python -m launcher`", file=sys.stderr)
@@ -40,16 +43,14 @@ def main(run_dir: str) -> int:
     else:
         os.environ["SUBMITIT_EXECUTOR"] = "slurm"
 
+    # Lazily: the guard comes first, and nothing of a folder that others can write to is unpickled
     from submitit.core.logger import get_logger
     from submitit.core.submission import process_job
 
-    from launcher.agent import forks
-    from launcher.environment import unpack_on_node
-
     began = time.monotonic()
     with forks.imports_without_collection():
-        from launcher.agent.attempt import AttemptFailed  # and torch
-        from launcher.runs.event_writer import current_attempt
+        # Lazily: torch takes a second, and is loaded without collecting garbage
+        from launcher.agent.attempt import AttemptFailed
 
     unpack_on_node.tell(time.monotonic() - began)
 
@@ -71,8 +72,6 @@ def main(run_dir: str) -> int:
 
 def _pose_as_local_job() -> None:
     """The variables that submitit's own LocalJobEnvironment reads, for jobs that are ours to number."""
-    from launcher.schedulers import topology
-
     place = topology.derive(os.environ, socket.gethostname(), lambda path: Path(path).read_text())
     os.environ.update(
         SUBMITIT_EXECUTOR="local",

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import IO, Any
 
 from launcher.attach import requests
+from launcher.attach.node_session import SECRET, SERVED
 from launcher.errors import RunError
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.own_module import own_module
@@ -165,8 +166,6 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
     Raises:
         RunError: the agent does not reply, or its node cannot be reached from here.
     """
-    from launcher.attach.node_session import SECRET, SERVED
-
     secret = secrets.token_hex(32)
     request = {**details, "ports": list(plan.port_range)}
     folder = requests.send(

@@ -67,6 +67,7 @@ class _Completions:
         self._debugger = debugger
         self._found: list[str] = []
         try:
+            # Lazily: only a terminal has a line to edit
             import readline
         except ImportError:
             self._readline: Any = None

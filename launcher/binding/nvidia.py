@@ -8,7 +8,8 @@ import contextlib
 def parent_of_slice(uuid: str) -> str | None:
     """The PCI address of the GPU that a slice of MIG is of; None: the library (nvidia-ml-py) is not there, or fails."""
     try:
-        import pynvml  # optional, and asked for a slice of MIG alone
+        # Lazily: it may not be here, and only a slice of MIG needs it
+        import pynvml
     except ImportError:
         return None
     try:

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import __version__
 from launcher.checkpoint import reading
 from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
 from launcher.files import run_files
@@ -239,8 +240,6 @@ def _own_checksum(values: Mapping[str, Any]) -> int:
 
 
 def _version() -> str:
-    from launcher import __version__
-
     return __version__
 
 
@@ -331,6 +330,7 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
     Raises:
         Unavailable: a block cannot be read.
     """
+    # Lazily: 10 ms, and only a check of files needs it
     from concurrent.futures import ThreadPoolExecutor
 
     def look(block: Block) -> str | None:

@@ -27,6 +27,7 @@ from launcher.checkpoint.format import (
 )
 from launcher.checkpoint.reading import SteadyFile
 from launcher.checkpoint.state import nested
+from launcher.errors import near
 
 _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
@@ -125,8 +126,6 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
     rest = _only(state["values"], keys, ())
     for key in keys:
         if not any(_wanted(name, [key]) for name in tensors) and not _only(state["values"], [key], ()):
-            from launcher.errors import near
-
             known = [entry.name for entry in entries(path, manifest)]
             raise CheckpointError(
                 f"{path.name} has no {key!r}.{near(key, known)} `checkpoint inspect` lists what it has"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,9 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
+    # Lazily: neither --help nor completion needs it
     from launcher.files.ownership import require_own
-    from launcher.monitoring.live import Live, look  # not for --help
+    from launcher.monitoring.live import Live, look
 
     found = find(arguments.name, arguments.runs_dir)
     require_own(found.path, "attach to it")
@@ -65,6 +67,7 @@ def _running(seen: Seen) -> Attempt:
     Raises:
         RunError: no attempt runs.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.monitoring.state import RunState
 
     id, attempts = seen.run.id, seen.run.attempts()
@@ -79,6 +82,7 @@ def _running(seen: Seen) -> Attempt:
 
 def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
     """Returns the `met` events of the newest round, one of each agent; each has the number of agents. Pure."""
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.events import Met, every
 
     met = every(events, Met)
@@ -87,6 +91,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
 
 
 def _require_rank(seen: Seen, members: Sequence[Met], rank: int | None) -> None:
+    # Lazily: neither --help nor completion needs it
     from launcher.attach import requests
 
     if not members or not requests.is_listening(seen.run.attempts()[-1]):
@@ -100,6 +105,7 @@ def _require_rank(seen: Seen, members: Sequence[Met], rank: int | None) -> None:
 
 
 def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.attach import requests
     from launcher.attach.connect import REPLY_TIMEOUT, wait_until
     from launcher.runs import stacks
@@ -129,7 +135,7 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 
 
 def _shell(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
-    import os
+    # Lazily: neither --help nor completion needs it
     import socket
     import subprocess
 
@@ -145,6 +151,7 @@ def _shell(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int) -> i
     host, job = location["host"], location["job"]
     way = connect.way(host, job, socket.gethostname())
     if way is connect.Way.NETWORK:
+        # Lazily: neither --help nor completion needs it
         from launcher.attach.terminal import connect_terminal
 
         term = os.environ.get("TERM")
@@ -167,6 +174,7 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
     Args:
         events: of one attempt, oldest first.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.event_json import known
     from launcher.runs.events import Breakpoint, Continued, Restart
 
@@ -182,7 +190,7 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
 
 
 def _debug(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
-    import os
+    # Lazily: neither --help nor completion needs it
     import socket
 
     from launcher.attach import connect

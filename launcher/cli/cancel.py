@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import EITHER, add_runs_dir, find_either
+from launcher.errors import RunError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -23,8 +24,9 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """End the RUNs, or all points of a sweep. Ranks get SIGTERM, and SIGKILL after launch.grace seconds. A job of the
     launcher may be named by its id, also when the directory of its run is gone (`status` calls it orphaned)."""
+    # Lazily: neither --help nor completion needs it
     from launcher.files.ownership import require_own
-    from launcher.maintenance import orphaned_jobs  # not for --help
+    from launcher.maintenance import orphaned_jobs
     from launcher.maintenance.orphaned_jobs import Orphan
     from launcher.monitoring.live import Live, look
     from launcher.runs.sweep_directory import Sweep, sweep_of
@@ -41,6 +43,7 @@ def run(arguments: Namespace) -> int:
             continue
         sweep = each if isinstance(each, Sweep) else sweep_of(each)
         if sweep is not None:
+            # Lazily: neither --help nor completion needs it
             from launcher.cli import sweep_change
 
             sweep_change.cancel(sweep, None if sweep is each else [int(each.path.name)])
@@ -61,7 +64,7 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     Raises:
         RunError: nothing matches, or several runs do.
     """
-    from launcher.errors import RunError
+    # Lazily: neither --help nor completion needs it
     from launcher.maintenance import orphaned_jobs
     from launcher.runs.directory import Run
     from launcher.runs.sweep_directory import Sweep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,7 @@ class Place:
 
 
 def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
+    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
     from launcher.checkpoint import format as checkpoints
@@ -115,6 +118,7 @@ def _chosen(place: Place) -> list[Path]:
     Raises:
         CheckpointError: there is none, or none of this step.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.checkpoint import format as checkpoints
 
     found = checkpoints.candidates(place.folder)
@@ -132,6 +136,7 @@ def _chosen(place: Place) -> list[Path]:
 
 def _one(place: Place) -> tuple[Path, Manifest]:
     """Returns the checkpoint of the given step, or the newest one that seems undamaged."""
+    # Lazily: neither --help nor completion needs it
     from launcher.checkpoint import format as checkpoints
 
     chosen = _chosen(place)
@@ -147,6 +152,7 @@ def _one(place: Place) -> tuple[Path, Manifest]:
 def _list(place: Place, as_json: bool) -> int:
     rows = list(_rows(place))
     if as_json:
+        # Lazily: neither --help nor completion needs it
         import json
 
         print(json.dumps(rows, indent=1))
@@ -154,6 +160,7 @@ def _list(place: Place, as_json: bool) -> int:
     if not rows:
         print(f"no checkpoints in {place.folder}")
         return 0
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns
 
     lines = [
@@ -174,8 +181,7 @@ def _list(place: Place, as_json: bool) -> int:
 
 
 def _rows(place: Place) -> Iterator[dict[str, Any]]:
-    import time
-
+    # Lazily: neither --help nor completion needs it
     from launcher.checkpoint import format as checkpoints
     from launcher.checkpoint import retention
 
@@ -224,20 +230,20 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
-    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
+    # Lazily: torch takes a second
+    from launcher.checkpoint import inspect as checkpoint_read
 
     _require_private(path)
     entries = checkpoint_read.entries(path, manifest)
     rest = checkpoint_read.values(path, manifest)
     if as_json:
+        # Lazily: neither --help nor completion needs it
         import json
         from dataclasses import asdict
 
         shown = {**asdict(manifest), "path": str(path), "tensors": [asdict(entry) for entry in entries]}
         print(json.dumps({**shown, "values": dict(_flat(rest))}, indent=1, default=str))
         return 0
-    import time
-
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
     print(f"step {manifest.step}, saved {when} by {manifest.world_size} rank(s) in attempt {manifest.attempt}")
     print(f"in {path}")
@@ -254,6 +260,7 @@ def _inspect(path: Path, manifest: Manifest, as_json: bool) -> int:
         for name, value in lines:
             print(_cut(f"  {name}: {value}"))
     print()
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns
 
     rows = [
@@ -277,6 +284,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _verify(place: Place) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.checkpoint import format as checkpoints
 
     code = 0
@@ -299,9 +307,10 @@ def _verify(place: Place) -> int:
 
 
 def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace) -> int:
+    # Lazily: torch takes a second
     from pathlib import Path
 
-    from launcher.checkpoint import inspect as checkpoint_read  # loads torch
+    from launcher.checkpoint import inspect as checkpoint_read
 
     shard = arguments.shard
     plain = arguments.as_format == "safetensors"
@@ -315,6 +324,7 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
         raise ConfigError(f"-o {output}: there is no folder {output.parent}")
     _require_private(path)
     if plain:
+        # Lazily: neither --help nor completion needs it
         from launcher.checkpoint import safetensors
 
         tensors = safetensors.flat(checkpoint_read.whole(path, manifest, arguments.keys))
@@ -331,6 +341,7 @@ def _extract(place: Place, path: Path, manifest: Manifest, arguments: Namespace)
 
 
 def _require_private(path: Path) -> None:
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.directory import require_private
 
     require_private(path.parent)
@@ -341,10 +352,10 @@ def _require_private(path: Path) -> None:
 
 
 def _adopt(name: str, step: str | None) -> int:
-    import re
+    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
-    from launcher.checkpoint.adopting import adopt  # loads torch
+    from launcher.checkpoint.adopting import adopt
 
     path = Path(name).expanduser().resolve()
     if not path.is_dir():

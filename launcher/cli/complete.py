@@ -46,6 +46,7 @@ def _known(shell: str) -> str:
 
 
 def _print_candidates() -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.completion import candidates
 
     words = os.environ.get(WORDS, "\n.").split("\n")[:-1]
@@ -56,6 +57,7 @@ def _print_candidates() -> int:
 
 def script(shell: str) -> str:
     """Returns the script that a shell has to load."""
+    # Lazily: neither --help nor completion needs it
     from launcher.paths import resource
 
     return (resource("templates") / f"complete.{shell}").read_text()
@@ -63,6 +65,7 @@ def script(shell: str) -> str:
 
 def _install(shell: str) -> int:
     """Writes the script into the folder of user settings, and a line that loads it into the shell's start-up file."""
+    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
     from launcher.files.run_files import write
@@ -86,6 +89,7 @@ def _install(shell: str) -> int:
 
 
 def _add_line(rc: Path, path: Path) -> None:
+    # Lazily: neither --help nor completion needs it
     import shlex
 
     line = f"[ ! -r {shlex.quote(str(path))} ] || . {shlex.quote(str(path))}  # launcher complete"

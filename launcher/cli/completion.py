@@ -113,6 +113,7 @@ def _values_of_argument(action: Action, module: Any, command: str, word: str) ->
     if name == "NAME" and command == "doctor":
         return _starting(choices("cluster"), word)
     if name == "NAME" and command == "data":
+        # Lazily: each TAB loads what its own question needs
         from launcher.spec import workload_hook
 
         return _starting(workload_hook.data_sets()[0], word)
@@ -130,6 +131,7 @@ def runs(word: str, *, sweeps: bool = False, points: bool = True) -> list[str]:
         sweeps: whether sweeps are wanted.
         points: whether runs and points are wanted.
     """
+    # Lazily: each TAB loads what its own question needs
     from launcher.paths import default_runs_dir
 
     folder = default_runs_dir()
@@ -186,6 +188,7 @@ def overrides(word: str, before: Iterable[str]) -> list[str]:
         opened, bare = ("[", last[1:]) if last.startswith("[") and not kept else ("", last)
         start = f"{mark}{key}=" + "".join(f"{each}," for each in kept) + opened
         return [f"{start}{choice}" for choice in values_of(key, before) if choice.startswith(bare)]
+    # Lazily: each TAB loads what its own question needs
     from launcher.config.keys import types_of_keys
 
     known = types_of_keys(before)
@@ -210,15 +213,18 @@ def values_of(key: str, before: Iterable[str] = ()) -> list[str]:
     if key in GROUPS:
         return choices(key)
     if key == "track":
+        # Lazily: each TAB loads what its own question needs
         from launcher.spec.tracking import KNOWN
 
         return list(KNOWN)
     if key == "cluster.scheduler":
+        # Lazily: each TAB loads what its own question needs
         from launcher.schedulers import registry
 
         return list(registry.names())
     if key in ("baseline", "after", "sweep.after"):
         return runs("")
+    # Lazily: each TAB loads what its own question needs
     from launcher.config.keys import types_of_keys
 
     kind = types_of_keys(before).get(key)

@@ -87,6 +87,7 @@ def _fetch(source: workload_hook.Source, mirrors: list[str] | None, data_dir: Pa
 @contextlib.contextmanager
 def _shown() -> Iterator[workload_hook.Progress]:
     """Shows a progress bar for each file; where there is no terminal, a line at intervals."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.progress import Rate, of_download, shown
 
     rates: dict[str, Rate] = {}

@@ -29,6 +29,7 @@ def run(arguments: Namespace) -> int:
     """Check what a run needs here: versions, the scheduler and its limits, GPUs, the folder of runs, ports and names.
     Each line is ok, a warning or a problem, with what to do about it. Nothing is submitted, and no secret is shown.
     Exits with 0 if there is no problem, else with 1."""
+    # Lazily: neither --help nor completion needs it
     from launcher.findings import Level, worst
 
     found = []
@@ -47,6 +48,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _all(cluster: str | None) -> Iterator[Finding]:
+    # Lazily: neither --help nor completion needs it
     from launcher.diagnose.doctor import all_checks
     from launcher.diagnose.doctor.runner import run_all, start
     from launcher.findings import problem
@@ -70,6 +72,7 @@ def config_of(cluster: str | None) -> Config:
     Raises:
         ConfigError: the configuration cannot be composed.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.submission import configs
 
     return configs.composed(["workload=p2p", *([f"cluster={cluster}"] if cluster else [])]).config
@@ -87,6 +90,7 @@ def line(found: Finding) -> str:
 
 
 def _json(found: list[Finding]) -> str:
+    # Lazily: neither --help nor completion needs it
     import dataclasses
     import json
 

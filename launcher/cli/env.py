@@ -22,6 +22,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Make an archive of an environment (env.archive): .tar, .tar.gz or .tar.zst."""
+    # Lazily: neither --help nor completion needs it
     from pathlib import Path
 
     from launcher.environment import archives

@@ -116,6 +116,7 @@ def show_for(words: Sequence[str]) -> int:
 
 def next_steps() -> str:
     """Returns the text for a command line without arguments."""
+    # Lazily: only this answer needs it
     from launcher.schedulers import registry
 
     cluster = next(iter(registry.queues_here()), "slurm")
@@ -184,6 +185,7 @@ def _explain(word: str) -> None:
         return
     lines = list(of_key(name))
     if name in COMMANDS:
+        # Lazily: only this answer needs it
         from launcher.cli import commands
 
         commands.main([name, "--help"])
@@ -253,6 +255,7 @@ def _keys(section: Section) -> list[Key]:
 
 def _chosen() -> Mapping[str, str]:
     """Returns the choice of each group in the main config."""
+    # Lazily: only this answer needs it
     from launcher.paths import resource
 
     pairs = [each for each in _read(resource("conf") / "config.yaml")["defaults"] if isinstance(each, dict)]
@@ -289,6 +292,7 @@ def _read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is no valid YAML.
     """
+    # Lazily: only this answer needs it
     import yaml
 
     try:
@@ -300,6 +304,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _settings() -> Path:
+    # Lazily: only this answer needs it
     from launcher.paths import user_config_dir
 
     return user_config_dir() / "user.yaml"

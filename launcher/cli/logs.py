@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import RUN, add_runs_dir, find_either, whole_number
@@ -38,8 +39,9 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the run's output: the lines of all ranks in the order of time, each after its rank, for all attempts."""
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.directory import Run
-    from launcher.runs.output import Stream  # not for --help
+    from launcher.runs.output import Stream
 
     wanted = find_either(arguments.name, arguments.runs_dir)
     if not isinstance(wanted, Run):
@@ -141,7 +143,8 @@ def _attempt_mark(run: Run) -> object:
 
 def _is_over(run: Run) -> Callable[[], bool]:
     """Returns a function that returns whether the run is over."""
-    from launcher.monitoring.live import Live, look  # it imports the scheduler's client, which output does not need
+    # Lazily: 40 ms, and output alone asks no scheduler
+    from launcher.monitoring.live import Live, look
 
     live = Live(share=True)
     return lambda: look(run, live).state.over
@@ -203,6 +206,7 @@ class OneRank:
 
     def skip_to_last(self, count: int) -> None:
         """Skips all but the last `count` lines."""
+        # Lazily: neither --help nor completion needs it
         from launcher.runs.output import start_of_last
 
         for attempt, path in reversed(self._files()):
@@ -215,6 +219,7 @@ class OneRank:
 
     def new(self, last: bool = False) -> Iterator[bytes]:
         """See `Stream.new`."""
+        # Lazily: neither --help nor completion needs it
         from launcher.runs.output import Part, read, start_of
 
         for attempt, path in self._files():
@@ -234,16 +239,12 @@ class OneRank:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        from argparse import ArgumentTypeError
-
         raise ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
 def _ranks(text: str) -> tuple[int, ...]:
     """Converts an option's value, `3` or `0-3,7`, to ranks."""
-    from argparse import ArgumentTypeError
-
     try:
         return tuple(dict.fromkeys(parse_ranges(text)))
     except ValueError as error:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from launcher.cli.confirm import confirm
+from launcher.cli.text import program
 from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
+from launcher.monitoring.live import Live, look, read
+from launcher.monitoring.sweep import look_at
+from launcher.runs import sweep_directory
+from launcher.runs.directory import token_of
+from launcher.runs.sweep_directory import Sweep
+from launcher.schedulers import job_script
+from launcher.spec import cost
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -18,7 +28,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from launcher.config.schema import Config
-    from launcher.runs.sweep_directory import Sweep
     from launcher.sweeps.submit import PreparedSweep, SubmittedSweep, Wanted
 
 GRIDS = ("PointSweeper", "BasicSweeper")  # sweepers that do not use the results of points
@@ -54,6 +63,7 @@ class Multirun:
         self._id: str | None = None  # id of the sweep that a search has started
         self._search = None
         if not str(config.hydra.sweeper._target_).endswith(GRIDS):
+            # Lazily: only a sweep that is submitted needs it
             from launcher.cli.search import Search
 
             self._search = Search.of(config.hydra.sweeper)
@@ -71,6 +81,7 @@ class Multirun:
         Raises:
             LauncherError: nothing of the batch, or not all of it, was submitted; the text says which.
         """
+        # Lazily: only a sweep that is submitted needs it
         from launcher.sweeps.submit import prepare_sweep, submit_sweep
 
         wanted = [self._wanted(point, first + n, batch) for n, point in enumerate(batch)]
@@ -96,6 +107,7 @@ class Multirun:
         wait = bool(submitted.local) if config.wait is None else config.wait
         if not (wait or self._search):
             return self._returns(prepared)
+        # Lazily: only a sweep that is submitted needs it
         from launcher.cli.sweep_follow import follow_to_end
 
         code = follow_to_end(submitted.sweep, points=set(prepared.asked), foreground=bool(submitted.local))
@@ -109,11 +121,6 @@ class Multirun:
 
     def _ask(self, prepared: PreparedSweep, above: float | None) -> None:
         """Calls `confirm` with the resources of all points that have no job yet; for a search, of all trials."""
-        from launcher.cli.confirm import confirm
-        from launcher.monitoring.live import read
-        from launcher.runs.sweep_directory import Sweep
-        from launcher.spec import cost
-
         sweep = Sweep(prepared.path)
         there = prepared.before is not None
         new = [
@@ -137,7 +144,7 @@ class Multirun:
         Raises:
             ConfigError: the point's config or plan is wrong.
         """
-        from launcher.runs.sweep_directory import Sweep
+        # Lazily: only a sweep that is submitted needs it
         from launcher.sweeps.submit import prepare_sweep
 
         prepared = prepare_sweep([self._wanted(overrides, 0, [overrides])], self._command.words)
@@ -145,7 +152,7 @@ class Multirun:
         return Sweep(prepared.path), prepared.wanted[prepared.asked[0]].overrides
 
     def _wanted(self, overrides: Sequence[str], number: int, batch: Sequence[Sequence[str]]) -> Wanted:
-        from launcher.runs import sweep_directory
+        # Lazily: only a sweep that is submitted needs it
         from launcher.sweeps.submit import Wanted
 
         try:
@@ -161,13 +168,13 @@ class Multirun:
 
     def _returns(self, prepared: PreparedSweep, submitted: SubmittedSweep | None = None) -> list[JobReturn]:
         """Returns Hydra's results: for a search those of each point; else that all points are completed."""
+        # Lazily: only a sweep that is submitted needs it
         from hydra.core.utils import JobReturn, JobStatus
-
-        from launcher.monitoring.live import Live, look
 
         overrides = {index: list(prepared.wanted[index].overrides) for index in prepared.asked}
         if not (self._search and submitted):
             return [JobReturn(overrides[index], status=JobStatus.COMPLETED) for index in prepared.asked]
+        # Lazily: only a sweep that is submitted needs it
         from launcher.cli.search import returned
 
         self._id, live = submitted.sweep.id, Live()
@@ -177,10 +184,7 @@ class Multirun:
 
 def show(prepared: PreparedSweep) -> None:
     """Prints each array of a sweep, its points and its script, for a dry run."""
-    from launcher.runs import sweep_directory
-    from launcher.runs.directory import token_of
-    from launcher.schedulers import job_script
-    from launcher.spec import cost
+    # Lazily: only a sweep that is submitted needs it
     from launcher.sweeps import grouping
 
     keys = sweep_directory.differing(prepared.manifest.points)
@@ -215,8 +219,6 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
         submitted: which of its points were submitted, and as which jobs.
         trials: the number of trials of a search, whose later points are not known yet; None: it is no search.
     """
-    from launcher.cli.text import program
-
     sweep = submitted.sweep
     print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
     for job, points in submitted.jobs:
@@ -241,10 +243,6 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
 
 def _submitted_before(submitted: SubmittedSweep) -> str:
     """Returns a line about the points that had been submitted before, with the numbers in each state."""
-    from collections import Counter
-
-    from launcher.monitoring.sweep import look_at
-
     there = set(submitted.there)
     states = Counter(seen.state for seen in look_at(submitted.sweep) if seen.point.index in there)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -26,6 +26,7 @@ def run(arguments: Namespace) -> int:
     """Open the report page of RUN in the browser. The page is made first if it is missing or older than the run's
     newest records; `report` has more options. Without a browser on this machine, the command that copies the page to
     your own machine is printed."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli import browser
     from launcher.cli.report import write_alone
     from launcher.files.ownership import require_own
@@ -44,6 +45,7 @@ def run(arguments: Namespace) -> int:
 
 def stale(found: Run | Sweep, page: Path) -> bool:
     """Returns whether the page is missing or older than the run's records. A sweep's page is always stale."""
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.directory import Run
 
     if not isinstance(found, Run) or not page.exists():

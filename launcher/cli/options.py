@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING
+
+from launcher.errors import ConfigError, RunError, near
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -24,8 +28,6 @@ def add_actions(parser: ArgumentParser, actions: Mapping[str, str], more: str = 
         actions: each action's line in the list that the help shows below the options.
         more: text below that list.
     """
-    from argparse import RawDescriptionHelpFormatter
-
     parser.formatter_class = lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26, width=80)
     parser.epilog = "actions:\n" + "\n".join(f"  {name:<10}{words}" for name, words in actions.items()) + more
     parser.add_argument("action", metavar="ACTION", help="see below")
@@ -37,8 +39,6 @@ def require_action(command: str, action: str, actions: Iterable[str]) -> None:
     Raises:
         ConfigError: the command has no such action.
     """
-    from launcher.errors import ConfigError, near
-
     known = list(actions)
     if action not in known:
         raise ConfigError(f"there is no {command} command {action!r}.{near(action, known)} Known: {', '.join(known)}")
@@ -56,7 +56,8 @@ def add_runs_dir(parser: ArgumentParser) -> None:
 
 def folder(text: str) -> Path:
     """Converts an option's value to a Path."""
-    from pathlib import Path  # not for --help
+    # Lazily: neither --help nor completion needs it
+    from pathlib import Path
 
     return Path(text)
 
@@ -64,8 +65,6 @@ def folder(text: str) -> Path:
 def whole_number(text: str) -> int:
     """Converts an option's value to a whole number from 0 up."""
     if not text.isdecimal():
-        from argparse import ArgumentTypeError
-
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
     return int(text)
 
@@ -75,8 +74,7 @@ def age(text: str) -> float:
 
     The value is an age (2d, 12h, 90m), a day (2026-10-31), or a local time (2026-10-31T18:00).
     """
-    import time
-    from argparse import ArgumentTypeError
+    # Lazily: neither --help nor completion needs it
     from datetime import datetime
 
     from launcher.units import parse_time
@@ -95,8 +93,9 @@ def age(text: str) -> float:
 
 def find(name: str, runs_dir: Path | None) -> Run:
     """Returns the run with a name; see `lookup.find`."""
+    # Lazily: neither --help nor completion needs it
     from launcher.paths import default_runs_dir
-    from launcher.runs import lookup  # not for --help
+    from launcher.runs import lookup
 
     return lookup.find(name, runs_dir or default_runs_dir())
 
@@ -104,7 +103,7 @@ def find(name: str, runs_dir: Path | None) -> Run:
 def reference(run: Run) -> str:
     """What the user may call a run by, now and later (`latest` moves): its id, or its directory where commands do not
     find that."""
-    from launcher.errors import RunError
+    # Lazily: neither --help nor completion needs it
     from launcher.paths import default_runs_dir
     from launcher.runs import lookup
 
@@ -116,8 +115,9 @@ def reference(run: Run) -> str:
 
 def find_sweep(name: str, runs_dir: Path | None) -> Sweep:
     """The sweep meant by `name`; see `lookup.find_sweep`."""
+    # Lazily: neither --help nor completion needs it
     from launcher.paths import default_runs_dir
-    from launcher.runs import lookup  # not for --help
+    from launcher.runs import lookup
 
     return lookup.find_sweep(name, runs_dir or default_runs_dir())
 
@@ -128,10 +128,10 @@ def find_either(name: str, runs_dir: Path | None) -> Run | Sweep:
     Raises:
         RunError: none has this name, or it is a prefix of several ids.
     """
-    from launcher.errors import RunError, near
+    # Lazily: neither --help nor completion needs it
     from launcher.files.shared_files import exists, unwrap
     from launcher.paths import default_runs_dir
-    from launcher.runs import lookup, sweep_directory  # not for --help
+    from launcher.runs import lookup, sweep_directory
 
     folder = runs_dir or default_runs_dir()
     if "/" in name or name == "latest" or unwrap(exists(folder / name / "record.json")):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import RUN, add_runs_dir, find, reference, whole_number
 from launcher.errors import DONE, FAILED, RunError
+from launcher.escapes import clean
 from launcher.formatting import name_ranks
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Show why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
     output, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
+    # Lazily: neither --help nor completion needs it
     from launcher.monitoring.live import Damaged, readable
 
     found = find(arguments.name, arguments.runs_dir)
@@ -39,6 +41,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _examine(found: Run, arguments: Namespace) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_unreadable, program
     from launcher.diagnose.post_mortem import findings
     from launcher.monitoring.live import Live, look
@@ -56,6 +59,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
         examined = findings.find(seen, attempts[-1] if attempts else None, None, name=name, program=program())
     ended = findings.verdicts(seen)
     if arguments.as_json:
+        # Lazily: neither --help nor completion needs it
         import json
 
         print(json.dumps(_as_dict(seen, examined, ended), indent=1))
@@ -110,6 +114,7 @@ def _print_none(seen: Seen, program: str, name: str) -> None:
         name: how the user may call the run.
     """
     if seen.state.value == "done":
+        # Lazily: neither --help nor completion needs it
         from launcher.diagnose.post_mortem.findings import restarts
 
         print(f"{seen.run.id} is done: there is no cause to look for")
@@ -122,7 +127,7 @@ def _print_none(seen: Seen, program: str, name: str) -> None:
 
 
 def _print(seen: Seen, examined: Findings) -> None:
-    from launcher.escapes import clean
+    # Lazily: neither --help nor completion needs it
     from launcher.failures.kinds import Kind
     from launcher.formatting import rough_size
 
@@ -174,6 +179,7 @@ def _print(seen: Seen, examined: Findings) -> None:
 
 
 def _at(time: float | None) -> str:
+    # Lazily: neither --help nor completion needs it
     from datetime import datetime
 
     return "" if time is None else f" at {datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -181,9 +187,8 @@ def _at(time: float | None) -> str:
 
 def _wrapped(head: str, text: str) -> None:
     """Prints a text after its heading, wrapped at spaces. Long words, such as paths, are not broken."""
+    # Lazily: neither --help nor completion needs it
     import textwrap
-
-    from launcher.escapes import clean
 
     print(
         textwrap.fill(

@@ -196,6 +196,7 @@ class Bars:
     """Draws a bar for each name in a terminal, below the lines that are printed."""
 
     def __init__(self, stream: TextIO, *, keep: bool) -> None:
+        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn
         from rich.table import Column
@@ -222,6 +223,7 @@ class Bars:
 
     def print(self, text: str) -> None:
         """Prints a text above the bars; of escape sequences it keeps only colours."""
+        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.text import Text
 
         self.console.print(Text.from_ansi(coloured(text)), soft_wrap=True)  # not wrapped, so that it can be copied
@@ -258,6 +260,7 @@ def shown(stream: TextIO | None = None, *, every: float | None = EVERY, keep: bo
 
 def still(done: float, total: float, width: int) -> ProgressBar:
     """Returns a bar without animation, for a cell of a table."""
+    # Lazily: rich takes 50 ms, and only a terminal needs it
     from rich.progress_bar import ProgressBar
 
     return ProgressBar(total=max(total, 1), completed=min(done, total), width=width)
@@ -266,6 +269,7 @@ def still(done: float, total: float, width: int) -> ProgressBar:
 def bar(stream: TextIO, done: float, total: float, width: int = 60) -> None:
     """Prints one bar without animation, if the stream is a terminal."""
     if on_terminal(stream):
+        # Lazily: rich takes 50 ms, and only a terminal needs it
         from rich.console import Console
 
         Console(file=raw(stream)).print(still(done, total, width), "")

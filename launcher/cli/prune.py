@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import add_runs_dir, age
+from launcher.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -28,9 +29,9 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """List the runs and sweeps that are over and older than AGE, and with --delete remove them, checkpoints included.
     What is live, unknown, unreadable, or needed by a run that is not over is kept, and listed with the reason."""
-    from launcher.errors import ConfigError
+    # Lazily: neither --help nor completion needs it
     from launcher.formatting import plural, rough_size
-    from launcher.maintenance import pruning  # not for --help
+    from launcher.maintenance import pruning
     from launcher.paths import default_runs_dir
 
     if arguments.older_than is None:

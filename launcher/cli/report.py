@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import EITHER, RUN, add_runs_dir, find, find_either, folder
@@ -31,7 +32,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Write one HTML page about RUN: timeline, curves, bandwidths, result, config. It needs no network."""
-    from launcher.runs.sweep_directory import Sweep  # not for --help
+    # Lazily: neither --help nor completion needs it
+    from launcher.runs.sweep_directory import Sweep
 
     runs_dir = arguments.runs_dir
     named = list({each.path: each for each in (find_either(name, runs_dir) for name in arguments.names)}.values())
@@ -45,6 +47,7 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output or named[0].path / ("report.html" if alone else "comparison.html")
     _write(path, shown)
     if arguments.show:
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import browser
 
         browser.show(path)
@@ -53,6 +56,7 @@ def run(arguments: Namespace) -> int:
 
 def write_alone(found: Run | Sweep) -> Path:
     """Writes the page of one run or sweep into its directory, and returns the page's path."""
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.directory import Run
 
     path = found.path / "report.html"
@@ -61,6 +65,7 @@ def write_alone(found: Run | Sweep) -> Path:
 
 
 def _write(path: Path, shown: Page) -> None:
+    # Lazily: neither --help nor completion needs it
     from launcher.formatting import rough_size
     from launcher.reports import page
 
@@ -70,6 +75,7 @@ def _write(path: Path, shown: Page) -> None:
 
 
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause
     from launcher.monitoring.live import look_at_all
     from launcher.reports import comparison
@@ -81,8 +87,7 @@ def _runs(runs: list[Run], baseline: Run | None) -> Page:
 
 
 def _sweep(sweep: Sweep) -> Page:
-    import time
-
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause
     from launcher.monitoring.live import look
     from launcher.monitoring.sweep import SweepLive, look_at

@@ -21,6 +21,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Restart RUN from its newest checkpoint, with the configuration with which it was submitted, changed by the
     KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli import submit
     from launcher.monitoring.live import Live
     from launcher.runs.output import Stream

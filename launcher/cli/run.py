@@ -40,7 +40,8 @@ def configure(parser: Parser) -> None:
 def run(arguments: Namespace) -> int:
     """Run your own script, written for torchrun or for no launcher at all, once for each rank. The run has the
     script's name. KEY=VALUE are the keys of every run and of workload=program."""
-    from launcher.cli import submit  # not for --help
+    # Lazily: neither --help nor completion needs it
+    from launcher.cli import submit
 
     words = overrides(arguments.script, arguments.overrides, module=arguments.module)
     words += [f"--{name}" for name in ("multirun", "yes", "resolve") if getattr(arguments, name)]
@@ -55,7 +56,8 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
     Raises:
         ConfigError: a word in `given` is no override.
     """
-    from launcher.config.hydra_text import key_of, quoted  # not for --help
+    # Lazily: neither --help nor completion needs it
+    from launcher.config.hydra_text import key_of, quoted
 
     if "=" in script:
         raise ConfigError(f"name the script before its KEY=VALUE {script!r}: {USAGE}")
@@ -73,6 +75,7 @@ def overrides(script: str, given: Sequence[str], *, module: bool = False) -> lis
 
 def name_of(script: str, *, module: bool = False) -> str:
     """Returns the name of a run of this script or module: `train` for dir/train.py and for pkg.train. Pure."""
+    # Lazily: neither --help nor completion needs it
     from launcher.spec.plan import LONGEST_NAME
 
     base = script.rpartition("." if module else "/")[2]

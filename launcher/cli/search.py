@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
+from launcher.cli.sweep_results import flat
+from launcher.cli.text import cause
 from launcher.config.hydra_text import key_of
 from launcher.config.schema import BestIs, Config
 from launcher.errors import ConfigError, LauncherError, near
@@ -150,9 +152,6 @@ def returned(seen: Seen, overrides: Sequence[str], names: Sequence[str]) -> JobR
     Raises:
         ConfigError: the point has no such metric.
     """
-    from launcher.cli.sweep_results import flat
-    from launcher.cli.text import cause
-
     status, value = JobStatus.COMPLETED, None  # type: tuple[JobStatus, Any]
     try:
         if seen.state.value != "done":

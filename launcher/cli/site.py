@@ -64,6 +64,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _list() -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns
     from launcher.config import profiles
 
@@ -76,6 +77,7 @@ def _list() -> int:
 
 
 def _show(name: str) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.config import profiles
 
     found = profiles.find(name)
@@ -85,6 +87,7 @@ def _show(name: str) -> int:
 
 
 def _init(arguments: Namespace) -> int:
+    # Lazily: neither --help nor completion needs it
     from datetime import date
 
     from launcher.config import profiles
@@ -105,6 +108,7 @@ def _init(arguments: Namespace) -> int:
 
 
 def _check(name: str) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.cli import doctor
     from launcher.config import profiles
     from launcher.findings import Level, worst

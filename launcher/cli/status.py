@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import EITHER, add_runs_dir, age
+from launcher.errors import ConfigError, RunError
 from launcher.escapes import one_line
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Show the state of the live runs and sweeps and the newest others, or of the named RUNs, with one query to the
     scheduler for all."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.status_rows import ORPHANED, Rows, Wanted, plain
-    from launcher.errors import ConfigError, RunError
     from launcher.maintenance.orphaned_jobs import schedulers
     from launcher.paths import default_runs_dir
-    from launcher.runs import lookup  # not for --help
+    from launcher.runs import lookup
 
     names, folder = arguments.names, arguments.runs_dir or default_runs_dir()
     if arguments.watch and arguments.as_json:
@@ -46,6 +47,7 @@ def run(arguments: Namespace) -> int:
     if not names and lookup.nothing_in(folder) and not schedulers():
         print("[]" if arguments.as_json else f"no runs in {folder}")
         return 0
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.status_table import table
     from launcher.runs.sweep_directory import Sweep
 
@@ -53,10 +55,12 @@ def run(arguments: Namespace) -> int:
         raise ConfigError("--failed and --since choose among all runs: leave the names out")
     rows = Rows(names, folder, arguments.everything, Wanted(arguments.failed, arguments.since))
     if arguments.watch:
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import watch
 
         return watch.show(rows)
     if len(rows.wanted) == 1 and isinstance(rows.wanted[0], Sweep):
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import sweep_status
 
         return sweep_status.show(rows.wanted[0], everything=arguments.everything, as_json=arguments.as_json)
@@ -65,6 +69,7 @@ def run(arguments: Namespace) -> int:
     if names and len(damaged) == len(view.rows):
         raise RunError("\n".join(row["cause"] for row in damaged))
     if arguments.as_json:
+        # Lazily: neither --help nor completion needs it
         import json
 
         print(json.dumps([plain(row) for row in view.rows], indent=1))
@@ -87,6 +92,7 @@ def run(arguments: Namespace) -> int:
 
 def unanswered(view: View) -> Iterator[str]:
     """Yields a line or two for each scheduler that did not answer."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.status_table import brief
 
     for scheduler, seen in view.unanswered.items():
@@ -98,6 +104,7 @@ def unanswered(view: View) -> Iterator[str]:
 
 
 def _width() -> int:
+    # Lazily: neither --help nor completion needs it
     import shutil
 
     from launcher.cli.status_table import WIDTH
@@ -112,6 +119,7 @@ def _print_details(seen: Seen, *, heading: bool) -> None:
         seen: the run.
         heading: whether the run's id is printed above its attempts.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns, print_unreadable
 
     if seen.story.attempt:
@@ -135,6 +143,7 @@ def _remark(seen: Seen) -> str | None:
     | over in another way | the cause |
     """
     if seen.state.value == "running":
+        # Lazily: neither --help nor completion needs it
         from launcher.formatting import format_time
 
         silent = seen.run.silent_for()
@@ -146,6 +155,7 @@ def _remark(seen: Seen) -> str | None:
         )
     if seen.state.value == "done":
         return None
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause
 
     return cause(seen) if seen.state.over else seen.word or None
@@ -153,6 +163,7 @@ def _remark(seen: Seen) -> str | None:
 
 def _health(seen: Seen) -> list[str]:
     """Returns lines about the preflight checks of the last attempt, and about ranks that are slower than the others."""
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.health import preflights, stragglers
 
     attempts = seen.run.attempts()
@@ -165,6 +176,7 @@ def _health(seen: Seen) -> list[str]:
 
 def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     """Returns a table of a run's attempts, with its heading."""
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.status_table import short_job
     from launcher.diagnose.post_mortem.findings import verdicts
     from launcher.formatting import format_time

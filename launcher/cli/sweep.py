@@ -58,6 +58,7 @@ def run(arguments: Namespace) -> int:
         if getattr(arguments, key) and action not in actions:
             raise ConfigError(f"{option} goes with sweep {' and sweep '.join(actions)}")
     if action == "status" and name is None:
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import sweep_status
 
         return sweep_status.overview(arguments.runs_dir, arguments.everything, arguments.as_json)
@@ -71,18 +72,22 @@ def run(arguments: Namespace) -> int:
 def _do(action: str, sweep: Sweep, arguments: Namespace) -> int:
     """Executes an action on a sweep, and returns the exit code."""
     if action == "status":
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import sweep_status
 
         return sweep_status.show(sweep, everything=arguments.everything, as_json=arguments.as_json)
     if action == "results":
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import sweep_results
 
         options = {"sort": arguments.sort, "reverse": arguments.reverse}
         return sweep_results.show(sweep, **options, csv=arguments.csv, as_json=arguments.as_json)
     if action == "wait":
+        # Lazily: neither --help nor completion needs it
         from launcher.cli import sweep_follow
 
         return sweep_follow.follow_to_end(sweep)
+    # Lazily: neither --help nor completion needs it
     from launcher.cli import sweep_change
     from launcher.files.ownership import require_own
 
@@ -102,6 +107,7 @@ def numbers(words: Sequence[str], sweep: Sweep) -> list[int] | None:
         ConfigError: a word is something else.
         RunError: the sweep has no such point.
     """
+    # Lazily: neither --help nor completion needs it
     from launcher.runs.sweep_directory import require_known
 
     if not words:

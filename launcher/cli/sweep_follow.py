@@ -159,7 +159,8 @@ def _start_waiting(sweep: Sweep, seen: Sequence[PointSeen], starters: int) -> st
     if here := [index for index in waiting if index in asked]:
         if starters >= MAX_STARTERS:
             return f"points {ranges(here)} do not start: see {sweep.path}/points.log"
-        from launcher.sweeps.submit import start_here  # slow to import
+        # Lazily: loads what submits
+        from launcher.sweeps.submit import start_here
 
         start_here(sweep)
         return None

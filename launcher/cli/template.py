@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import add_actions, require_action
@@ -37,6 +38,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(cluster: str, *, whole: bool) -> int:
+    # Lazily: neither --help nor completion needs it
     from launcher.paths import resource
     from launcher.schedulers import registry
 
@@ -57,8 +59,7 @@ def _show(cluster: str, *, whole: bool) -> int:
 
 
 def _lint(cluster: str, path: str | None) -> int:
-    from functools import partial
-
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns
     from launcher.schedulers import job_script
     from launcher.script import lost_parts
@@ -77,6 +78,7 @@ def _lint(cluster: str, path: str | None) -> int:
 
 def _plan(cluster: str, template: str | None) -> JobPlan:
     """Returns a plan for a cluster and a template. Keys that the profile requires from users get made-up values."""
+    # Lazily: neither --help nor completion needs it
     import dataclasses
 
     from launcher.schedulers.planning import make_plan
@@ -95,6 +97,7 @@ def _plan(cluster: str, template: str | None) -> JobPlan:
 
 def with_all_parts(plan: JobPlan) -> JobPlan:
     """Returns the plan with optional settings added, so that its script has every part which a template can lack."""
+    # Lazily: neither --help nor completion needs it
     import dataclasses
 
     from launcher.schedulers import registry

@@ -8,6 +8,7 @@ from launcher.cli.commands import program as program
 from launcher.escapes import clean, one_line
 from launcher.formatting import format_size, format_time, plural
 from launcher.monitoring.state import RunState
+from launcher.runs import unreadable
 from launcher.runs.events import Fault
 
 if TYPE_CHECKING:
@@ -32,15 +33,14 @@ def print_columns(lines: Sequence[tuple[str, ...]]) -> None:
 
 def print_unreadable(run: Run) -> None:
     """Prints which of a run's files could not be read, or only in part."""
-    from launcher.runs import unreadable  # not needed to follow a run
-
     for line in unreadable.of(run):
         print(f"unreadable: {line}")
 
 
 def plan_table(plan: JobPlan) -> str:
     """Returns the plan as a table of two columns."""
-    from launcher.spec import cost  # needed for this table only
+    # Lazily: only this table or sentence needs it
+    from launcher.spec import cost
 
     where = f"{plan.procs_per_node} on each of {plan.nodes} nodes" if plan.nodes > 1 else "on 1 node"
     ranks = f"{plan.world_size} ({where})"
@@ -78,6 +78,7 @@ def cause(seen: Seen) -> str | None:
 
 def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
     """Returns the cause of a run's end as text, and its codes for programs, as in `post-mortem --json`."""
+    # Lazily: only this table or sentence needs it
     from launcher.diagnose.post_mortem.evidence import of
     from launcher.diagnose.post_mortem.verdict import classify
 

@@ -26,12 +26,14 @@ def run(arguments: Namespace) -> int:
     """Explain why RUN waits: the reason in words, the scheduler's estimate, the limit that applies, and the smallest
     change that would start clearly sooner. If RUN does not wait: what it does, or why it ended."""
     found = find(arguments.name, arguments.runs_dir)
+    # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause, print_unreadable, program
     from launcher.diagnose.why.of_run import explain
     from launcher.schedulers.explanation import as_json
 
     explanation = explain(found, program(), cause)
     if arguments.as_json:
+        # Lazily: neither --help nor completion needs it
         import json
 
         print(json.dumps(as_json(explanation), indent=1))

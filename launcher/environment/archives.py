@@ -128,6 +128,7 @@ def import_seconds(python: Path) -> float:
 
 @contextlib.contextmanager
 def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
+    # Lazily: only an archive that is packed with gzip needs it
     import gzip
 
     if name.endswith((".gz", ".tgz")):

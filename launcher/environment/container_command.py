@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.environment import interpreter
+from launcher.errors import UnavailableError
+from launcher.failures.codes import FaultCode
 from launcher.own_module import own_module
+from launcher.runs import directory as runs
+from launcher.runs.event_writer import not_begun
 
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
@@ -170,11 +174,6 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
 
 
 def main(run_dir: str) -> int:
-    from launcher.errors import UnavailableError
-    from launcher.failures.codes import FaultCode
-    from launcher.runs import directory as runs
-    from launcher.runs.event_writer import not_begun
-
     try:
         plan = runs.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:

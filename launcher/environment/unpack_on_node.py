@@ -31,8 +31,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from launcher.errors import UnavailableError
+from launcher.failures.codes import FaultCode
 from launcher.files.shared_folder import kind_at
 from launcher.own_module import own_module
+from launcher.runs import directory
+from launcher.runs.event_writer import not_begun
 
 HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
 TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
@@ -305,11 +309,6 @@ def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(run_dir: str) -> int:
-    from launcher.errors import UnavailableError
-    from launcher.failures.codes import FaultCode
-    from launcher.runs import directory
-    from launcher.runs.event_writer import not_begun
-
     os.umask(0o077)
     try:
         plan = directory.Run(Path(run_dir)).own_plan()

@@ -65,7 +65,8 @@ def _in_file(path: Path, user_file: bool) -> Iterator[str]:
     if KEY not in text:
         return
     try:
-        import yaml  # only if a file has the key; submitit functions on PBS may run without yaml
+        # Lazily: 10 ms, and most folders have no file with the key
+        import yaml
     except ImportError:
         return
     try:

@@ -27,7 +27,7 @@ from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Again, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
 from launcher.runs.time_left import time_left
-from launcher.schedulers import registry
+from launcher.schedulers import job_script, registry
 from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
@@ -271,8 +271,6 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
     Raises:
         LauncherError: the scheduler did not take it.
     """
-    from launcher.schedulers import job_script
-
     script = run.path / "script.sh"
     if run.recorded():
         token = f"{run.record()['token']}-{suffix}"

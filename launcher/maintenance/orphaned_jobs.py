@@ -8,7 +8,7 @@ lies in another folder.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +41,9 @@ class Orphan:
     folder: Path
 
 
-def schedulers() -> dict[str, Queries]:
-    """Returns the queries of each scheduler whose commands are on this machine, by the scheduler's name."""
-    return {name: each.queries(PATIENCE) for name, each in registry.queues_here().items()}
+def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
+    """Returns the schedulers with commands on this machine: ours, and those of other packages named in `others`."""
+    return {name: each.queries(PATIENCE) for name, each in registry.queues_here(others).items()}
 
 
 def family(job_id: str) -> str:
@@ -104,7 +104,7 @@ class Orphans:
             accounted: ids of the jobs of known runs.
         """
         found: list[Orphan] = []
-        for name, queries in schedulers().items():
+        for name, queries in schedulers(self._live.asked).items():
             answer = self._live.answer(name, queries, PATIENCE)
             jobs = {} if answer.problem else unaccounted(answer.jobs, accounted)
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
@@ -137,7 +137,7 @@ def look_for(job_id: str) -> Orphan | Path | None:
     if not number.isdecimal():
         return None
     problem: QueryError | None = None
-    for name, queries in schedulers().items():
+    for name, queries in schedulers(registry.names()).items():
         try:
             origin = queries.origins([number]).get(number)
         except QueryError as error:
@@ -156,5 +156,5 @@ def cancel(orphan: Orphan) -> None:
     Raises:
         QueryError: the scheduler does not answer, or refuses.
     """
-    schedulers()[orphan.scheduler].cancel(orphan.job)
+    schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
     Shared(orphan.scheduler).forget()

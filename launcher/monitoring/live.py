@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -120,6 +120,11 @@ class Live:
         self._signs: dict[Run, tuple[object, ...]] = {}
         self._remembered: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
         self._told = False
+
+    @property
+    def asked(self) -> Collection[str]:
+        """The schedulers that were asked about runs."""
+        return self._answers.keys()
 
     def job(self, run: Run, plan: JobPlan, story: Story) -> tuple[JobState | None, str, bool]:
         """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""

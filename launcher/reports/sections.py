@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
+from launcher import __version__
 from launcher.formatting import long_size
 from launcher.monitoring.state import RunState
 from launcher.reports import words
@@ -87,8 +88,6 @@ def clock(time: float) -> str:
 
 
 def made(run: RunData) -> str:
-    from launcher import __version__
-
     return f"made {clock(run.seen)} by launcher {__version__} from {run.path}"
 
 

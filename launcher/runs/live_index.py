@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from launcher.files import ownership, run_files
+from launcher.paths import default_runs_dir
 
 FOLDER, WHOLE = ".live", ".whole"
 COUNTS = ".counts.json"  # in a sweep that is over: how many of its points came to what
@@ -40,8 +41,6 @@ def add(path: Path) -> None:
     folders = [path.parent]
     with contextlib.suppress(OSError, RuntimeError):  # the latter where nobody's home is known
         (path / COUNTS).unlink(missing_ok=True)
-        from launcher.paths import default_runs_dir
-
         index = default_runs_dir()
         if index != path.parent and (index / path.name).resolve() == path.resolve():
             folders.append(index)

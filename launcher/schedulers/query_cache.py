@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from launcher.files import run_files
+from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.base import JobState, QueryError, SchedulerJob
@@ -148,8 +149,6 @@ class Shared:
         ]
         values = {"format": FORMAT, "asked": answer.asked, "told": answer.told, "took": answer.took,
                   "problem": answer.problem, "jobs": jobs}  # fmt: skip
-        from launcher.files.run_files import write
-
         with contextlib.suppress(OSError):
             write(self._file, json.dumps(values), sync=False)
 

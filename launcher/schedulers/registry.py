@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, near
 from launcher.schedulers.scheduler import Queue, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from launcher.schedulers.task_group import Wanted
 
@@ -37,7 +37,8 @@ STARTERS = {
 
 @cache
 def _others() -> dict[str, str]:
-    from importlib.metadata import entry_points  # 15 ms, and ours need none
+    # Lazily: 15 ms, and ours need none of it
+    from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in OURS}
 
@@ -101,15 +102,19 @@ def queue(name: str) -> Queue:
     return found
 
 
-def schedulers() -> list[Scheduler]:
-    """All that can be loaded, in the order of `names()`; `isinstance` tells what each can do."""
+def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
+    """Those of these names that can be loaded, or all, in the order of `names()`; `isinstance` tells what each can do.
+
+    Entry points are looked at only where a name is not ours.
+    """
     found = []
-    for name in names():
+    for name in names() if wanted is None else wanted:
         with contextlib.suppress(ConfigError):  # another package's is broken: whoever uses it is told
             found.append(scheduler(name))
     return found
 
 
-def queues_here() -> dict[str, Queue]:
-    """The schedulers that take jobs and whose commands are on this machine, by name."""
-    return {each.name: each for each in schedulers() if isinstance(each, Queue) and each.here()}
+def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
+    """The schedulers that take jobs and whose commands are on this machine, by name: ours, and these of `others`."""
+    wanted = dict.fromkeys((*OURS, *others))
+    return {each.name: each for each in schedulers(wanted) if isinstance(each, Queue) and each.here()}

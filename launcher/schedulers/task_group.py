@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher import errors
+from launcher.runs.event_writer import Events, current_attempt
+from launcher.runs.events import StopRequested
 
 
 class Task(Protocol):
@@ -100,10 +102,4 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
 
 def _record(request: signal.Signals) -> None:
     """Notes at once why this attempt ends: PBS may kill its script before that can record the end."""
-    from launcher.runs.event_writer import (  # takes as long as all else here, and few attempts need it
-        Events,
-        current_attempt,
-    )
-    from launcher.runs.events import StopRequested
-
     Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))

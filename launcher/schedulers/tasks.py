@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launcher.runs.event_writer import current_attempt
 from launcher.schedulers import registry
 from launcher.schedulers.task_group import Wanted, environments, listen, watch
 
@@ -27,8 +28,6 @@ def task_files() -> Path:
     """A folder that is yet to be made, on a file system that all nodes share, for what tasks need and how they end."""
     if named := os.environ.get("LAUNCHER_TASK_FILES"):
         return Path(named)
-    from launcher.runs.event_writer import current_attempt
-
     attempt = current_attempt()
     assert attempt is not None, "only a job script of the launcher starts this"
     return attempt.path / "tasks"

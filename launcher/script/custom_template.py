@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
 from launcher.script import templates
 from launcher.script.shell_text import ShellText
+from launcher.spec.plan import JobPlan
 
 if TYPE_CHECKING:
     import jinja2
@@ -75,6 +76,7 @@ def problems(path: Path) -> list[Problem]:
 def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
     """What is wrong with one file. The templates that it needs are added to `files`; to `known` its names, which may
     be set for those."""
+    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
     from jinja2 import meta, nodes
 
@@ -104,6 +106,7 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
 
 def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
     """The templates that one names: line, names of which any will do, and whether one has to be there."""
+    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     from jinja2 import nodes
 
     for node in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
@@ -129,6 +132,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: the template does not go together with these values; with its file and line.
     """
+    # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
 
     try:
@@ -146,10 +150,6 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _words(told: str) -> str:
-    from dataclasses import fields
-
-    from launcher.spec.plan import JobPlan
-
     match = re.search(r"JobPlan object' has no attribute '(\w+)'", told)
     names = [each.name for each in fields(JobPlan)]
     return f"a plan has no {match[1]}.{near(match[1], names)}" if match else told

@@ -44,7 +44,8 @@ def raw(value: Any) -> Raw:
 
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
-    import jinja2  # 15 ms, and only a submission needs it
+    # Lazily: jinja2 takes 15 ms, and only a submission needs it
+    import jinja2
 
     class Environment(jinja2.Environment):
         # What a block comes to passes `finalize` again where another template prints it.

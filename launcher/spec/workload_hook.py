@@ -193,7 +193,8 @@ def _blamed(name: str) -> Iterator[None]:
     except LauncherError:
         raise
     except Exception as error:  # the user's own code may raise anything
-        import traceback  # for an error only
+        # Lazily: only an error needs it
+        import traceback
 
         frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).is_file()]
         place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames[1:] else ""

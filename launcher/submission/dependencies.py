@@ -26,7 +26,7 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.live import queries, read
+from launcher.monitoring.live import look, queries, read
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import SweepLive
 from launcher.runs import lookup, sweep_directory
@@ -163,8 +163,6 @@ def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
     run = Run(path)
     sweep = Sweep(path) if Sweep(path).recorded() else sweep_directory.sweep_of(run)
     if sweep is None:
-        from launcher.monitoring.live import look
-
         seen = look(run, live)
         jobs = (seen.story.job_id, *seen.story.waiting) if seen.plan.queued and not seen.state.over else ()
         return Other(

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import Config, Function, Program
+from launcher.environment import containers, interpreter, programs, snapshot
 from launcher.errors import ConfigError
+from launcher.runs.directory import Run
 from launcher.schedulers.planning import scheduler_of
+from launcher.script import custom_template
 from launcher.spec import workload_hook
 
 if TYPE_CHECKING:
     from launcher.environment.snapshot import Tree
-    from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan, Site
 
 
@@ -38,9 +40,6 @@ class Inputs:
             ConfigError: none can be made.
             RunError: the one that the run has is gone.
         """
-        from launcher.environment import snapshot
-        from launcher.runs.directory import Run
-
         if config.env.archive is not None:
             site = dataclasses.replace(site, **self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
@@ -62,8 +61,6 @@ class Inputs:
             ConfigError: ranks could not run in it.
         """
         if config.env.container is not None:
-            from launcher.environment import containers
-
             image, notes = containers.checked(config.env)
             _require_here(config, "env.container", image)
             return dataclasses.replace(config, env=dataclasses.replace(config.env, container=image)), notes
@@ -116,8 +113,6 @@ class Inputs:
 
 def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
     """The user's own program or function, found where the job will find it."""
-    from launcher.environment import programs, snapshot
-
     env = config.env
     more = [*config.cluster.setup, *env.modules, *env.setup, *filter(None, [env.activate, env.archive, env.container])]
     place = programs.here(config.cluster.environment, more)
@@ -129,14 +124,10 @@ def _with_code(config: Config, workload: Program | Function, before: JobPlan | N
 
 
 def _environment(folder: str) -> tuple[str, tuple[str, ...]]:
-    from launcher.environment import interpreter
-
     return interpreter.checked(folder)
 
 
 def _template(name: str) -> str:
-    from launcher.script import custom_template
-
     path = custom_template.found(name)
     custom_template.require_sound(path)
     return str(path)
@@ -150,18 +141,15 @@ def _require_here(config: Config, key: str, path: str) -> None:
 
 
 def _archive(name: str) -> tuple[str, dict[str, Any]]:
+    # Lazily: tarfile takes 5 ms, and only env.archive needs it
     from launcher.environment import archives
 
     return archives.checked(name)
 
 
 def _tree(folder: str, runs_dir: str) -> Tree:
-    from launcher.environment import snapshot
-
     return snapshot.tree(folder, [runs_dir])
 
 
 def _before(run: Run) -> JobPlan | None:
-    from launcher.environment import snapshot
-
     return snapshot.before_of(run)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__, redaction
+from launcher.agent import payload
 from launcher.config.schema import Config, ResumeHow
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot, trackers
@@ -30,7 +31,7 @@ from launcher.files import trusted_folders
 from launcher.files.os_errors import explain
 from launcher.monitoring.live import Live, look, read
 from launcher.monitoring.state import RunState
-from launcher.paths import default_runs_dir
+from launcher.paths import code_root, default_runs_dir
 from launcher.runs import events, live_index
 from launcher.runs.directory import Run, new_id, token_of
 from launcher.runs.events import Submitting, every
@@ -45,6 +46,7 @@ from launcher.schedulers.successor import submit_after
 from launcher.script import lost_parts
 from launcher.spec import limits
 from launcher.spec.plan import JobPlan, Site, as_dict, check_name
+from launcher.submission import dependencies as after
 from launcher.submission.inputs import Inputs
 from launcher.submission.interrupts import Interrupted, held_back
 
@@ -136,8 +138,6 @@ def _after(config: Config, run: Run) -> tuple[str, ...]:
     wanted = {"after": config.after, "sweep.after": config.sweep.after if run.path.name.isdecimal() else None}
     if not any(wanted.values()):
         return ()
-    from launcher.submission import dependencies as after
-
     if run.recorded() and (after.passed(run) or any(map(after.with_latest, wanted.values()))):
         return run.plan().after  # by now `latest` may be another one, or nobody keeps what it waited for
     runs_dir = Path(config.runs_dir).expanduser().absolute()
@@ -189,8 +189,6 @@ def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: He
 def _waits(plan: JobPlan) -> tuple[str, ...]:
     if not plan.after:
         return ()
-    from launcher.submission import dependencies as after
-
     return after.admitted(plan)
 
 
@@ -336,7 +334,8 @@ def _record(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
 
 def facts_of_here(folder: str) -> dict[str, Any]:
     """Versions, this machine, and the commit of the folder that the user works in."""
-    from importlib.metadata import version  # 15 ms, and submitit has loaded it by now
+    # Lazily: 15 ms, and submitit has loaded it by now
+    from importlib.metadata import version
 
     return {
         "launcher": __version__, "python": platform.python_version(), "hydra": version("hydra-core"),
@@ -431,8 +430,6 @@ def start(
         resumed: it may have been submitted with this token already.
         held_by: the jobs that have to end before it may start; None: those of the key `after`.
     """
-    from launcher.agent import payload
-
     executor = registry.scheduler(plan.scheduler).executor()
     held = executor(run, plan, token, resumed=resumed, held_by=held_by or (lambda: jobs_before(plan)))
     return held.submit(payload.run, str(run.path))
@@ -442,8 +439,6 @@ def jobs_before(plan: JobPlan) -> list[str]:
     """The jobs that have to end before the plan's may start (the key `after`), as they are now."""
     if not plan.after:
         return []
-    from launcher.submission import dependencies as after
-
     return after.held_by(plan)
 
 
@@ -471,8 +466,6 @@ def require_same(run: Run, plan: JobPlan) -> None:
 
 
 def _code_root() -> str | None:
-    from launcher.paths import code_root
-
     root = code_root()
     return None if root is None else str(root)
 

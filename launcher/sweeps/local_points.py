@@ -14,9 +14,11 @@ from pathlib import Path
 from launcher.errors import DONE, FAILED, LauncherError, UnavailableError
 from launcher.files import locks
 from launcher.files.shared_files import LONGEST
+from launcher.runs.directory import token_of
 from launcher.runs.events import ProcessStarted, Submitted, last
 from launcher.runs.journal import journal_events, process_of
 from launcher.runs.sweep_directory import Sweep
+from launcher.submission.submit import start
 
 LOCK = ".points"  # the file that the one at work has locked
 LOOK = 0.1  # seconds between two looks
@@ -67,9 +69,6 @@ def _work(sweep: Sweep, failed: set[int]) -> None:
 
 
 def _start(sweep: Sweep, index: int) -> None:
-    from launcher.runs.directory import token_of
-    from launcher.submission.submit import start
-
     run = sweep.run(index)
     plan = run.plan()
     job = start(run, plan, token_of(plan.run_dir), resumed=False)

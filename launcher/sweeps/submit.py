@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import redaction
+from launcher.agent import payload
 from launcher.config.schema import Config, ResumeHow
 from launcher.environment import secrets as secret
 from launcher.environment import snapshot
@@ -495,8 +496,6 @@ class _Handing:
         self._jobs.append((job.job_id, (index,)))
 
     def _array(self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None) -> None:
-        from launcher.agent import payload
-
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]

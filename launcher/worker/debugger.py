@@ -185,6 +185,7 @@ def stop(*_: Any, header: str | None = None, **__: Any) -> None:
 
 
 def _install_torch(distributed_c10d: Any) -> None:
+    # Lazily: torch takes a second, and a program may do without it
     import torch.distributed as dist
 
     if not _ranks:

@@ -98,7 +98,8 @@ def final(error: Exception) -> bool:
 
 
 def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
-    from launcher.worker import process_group  # and torch, which a rank that becomes a program does not need
+    # Lazily: torch takes a second, and a rank that becomes a program needs none of it
+    from launcher.worker import process_group
 
     module, _, function = plan.entry.partition(":")
     if plan.own_code or module.partition(".")[0] != "workloads":

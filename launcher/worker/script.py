@@ -227,6 +227,7 @@ def _load_debugger() -> None:
     folder = told.pop("launcher")
     sys.path.append(folder)
     try:
+        # Lazily: only a rank with a debugger needs it
         from launcher.worker import debugger
 
         _debug["watch"] = debugger.install(**told)

@@ -37,6 +37,7 @@ class MLflow:
         """
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        # Lazily: MLflow takes a second, and may not be here
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -47,6 +48,7 @@ class MLflow:
         self._last: dict[str, int] = {}  # their last steps
 
     def log(self, entries: Sequence[Entry]) -> None:
+        # Lazily: MLflow takes a second, and may not be here
         from mlflow.entities import Metric
 
         run = self._run or self._begin()
@@ -100,6 +102,7 @@ class MLflow:
         return run
 
     def _log_parameters(self, run: str) -> None:
+        # Lazily: MLflow takes a second, and may not be here
         from mlflow.entities import Param
 
         all_of_them = [Param(name, value[:LONGEST]) for name, value in self._about.config.items()]

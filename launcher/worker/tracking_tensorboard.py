@@ -24,6 +24,7 @@ class TensorBoard:
         Raises:
             ImportError: the package tensorboard is not here.
         """
+        # Lazily: TensorBoard takes a second, and may not be here
         from torch.utils.tensorboard import SummaryWriter
 
         self._about, self._kind = about, SummaryWriter

@@ -36,6 +36,7 @@ class WandB:
         Raises:
             ImportError: the package wandb is not here.
         """
+        # Lazily: W&B takes a second, and may not be here
         import wandb
 
         self._about, self._wandb = about, wandb

@@ -22,7 +22,8 @@ class Hook(WorkloadHook):
         """
         if config.baseline is None:
             return config.workload, ()
-        from workloads import results  # for a comparison only
+        # Lazily: only a comparison needs it
+        from workloads import results
 
         workload: Collective | P2P = config.workload  # type: ignore[assignment]  # those of conf/workload
         path = Path(str(workload.baseline))
@@ -40,7 +41,8 @@ class Hook(WorkloadHook):
         return dataclasses.replace(workload, baseline=str(path)), ()
 
     def check(self, plan: JobPlan) -> None:
-        from workloads.hooks import benchmark_checks  # 10 ms that `launcher data` does without
+        # Lazily: 10 ms, and `launcher data` needs none of it
+        from workloads.hooks import benchmark_checks
 
         benchmark_checks.check_names(plan)
         benchmark_checks.check_sweep(plan)

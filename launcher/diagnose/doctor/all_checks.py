@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,8 +53,6 @@ def torch() -> Check:
 
 
 def _python() -> Iterator[Finding]:
-    import sys
-
     yield from software.python(sys.version_info[:3], sys.executable)
 
 

@@ -35,6 +35,7 @@ from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
 from launcher.schedulers.scheduler import Scheduler
+from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
 TAIL = 64 * 1024  # bytes of an output's end that are read for one line
@@ -101,8 +102,6 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     fault = first_fault(events)
     setup = ""
     if isinstance(fault, SetupFailed):
-        from launcher.script.render import setup_lines
-
         lines = [each.line for each in setup_lines(plan)]
         setup = lines[fault.line - 1].partition("\n")[0] if 0 < fault.line <= len(lines) else "?"
     return replace(

@@ -15,16 +15,14 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.pbs.limits import Queue
 from launcher.units import parse_size, parse_time
-
-if TYPE_CHECKING:
-    from launcher.schedulers.pbs.limits import Queue
 
 # qstat(1B), job states. What is not here cannot be told.
 LETTERS = {
@@ -419,8 +417,6 @@ def _variables(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _queue(name: str, values: Mapping[str, Any], default: bool) -> Queue:
-    from launcher.schedulers.pbs.limits import Queue  # states of jobs need none of it
-
     most = values.get("resources_max") or {}
     number = {key: int(most[key]) if key in most else None for key in ("nodect", "ncpus", "ngpus")}
     return Queue(

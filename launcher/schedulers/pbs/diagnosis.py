@@ -27,12 +27,14 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
     command = "qsub"
 
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
+        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs import pending
         from launcher.schedulers.pbs.facts import Facts
 
         return pending.explain(waiting, Facts(PBS(timeout)))
 
     def history(self, job_id: str, timeout: float) -> list[Past]:
+        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs.history import history
 
         return history(PBS(timeout), job_id)
@@ -41,6 +43,7 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
         return plan.mem and plan.mem * plan.nodes  # it tells the sum of all nodes
 
     def notices(self) -> tuple[Form, ...]:
+        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs.notices import FORMS
 
         return FORMS
@@ -54,11 +57,13 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
         return f"a qsub that is not PBS's: {qsub.path}, {qsub.kind.value} ({qsub.evidence})"
 
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
+        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs import doctor
 
         return doctor.check(cluster, PBS(timeout), detect().version)
 
     def survey(self, timeout: float) -> PBSSite:
+        # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs import site
 
         return site.survey(PBS(timeout), detect().version)

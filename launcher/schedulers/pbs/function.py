@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from launcher import errors
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.processes import guard
+from launcher.runs.directory import require_private
+from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment, name_too
 
 if TYPE_CHECKING:
     from submitit.core.utils import JobPaths
@@ -21,12 +23,10 @@ def main(folder: str, *options: str) -> int:
     """Calls the submitted function, with its output in submitit's log files, and keeps its result."""
     guard.start()
     os.umask(int(os.environ["LAUNCHER_UMASK"], 8))  # what starts several tasks has one of its own
+    # Lazily: submitit takes 45 ms, and the guard comes first
     from submitit.core import plugins
     from submitit.core.submission import process_job
     from submitit.core.utils import JobPaths
-
-    from launcher.runs.directory import require_private
-    from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment
 
     environment = PBSJobEnvironment()
     plugins.get_job_environments()["pbs"] = environment  # type: ignore[index]  # also where we are not installed
@@ -57,8 +57,6 @@ def _redirect(paths: JobPaths, *, merged: bool) -> None:
 
 def _name_payload(paths: JobPaths) -> None:
     """Gives the payload the name that submitit looks for, in case its submitter has not come to that."""
-    from launcher.schedulers.pbs.submitit_environment import name_too
-
     payload = Path(os.environ["LAUNCHER_PAYLOAD"])
     if unwrap(exists(payload)):  # then the submitter may not even have heard our id, and PBS may soon have forgotten it
         told = Path(os.environ["LAUNCHER_SCRIPT"]).with_suffix(".job")

@@ -190,6 +190,7 @@ class Parameters:
 
 def folder_of(folder: Path) -> Path:
     """The part of submitit's folder that is the same for all jobs."""
+    # Lazily: submitit takes 45 ms
     from submitit.core.utils import JobPaths
 
     return JobPaths.get_first_id_independent_folder(folder)

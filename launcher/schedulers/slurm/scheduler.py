@@ -13,6 +13,7 @@ from launcher.failures.codes import NextReason
 from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
 from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
+from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.client import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.script.job_shell import JobShell
@@ -48,6 +49,7 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
     gpu_directives = (GpuDirective.gres, GpuDirective.gpus_per_node, GpuDirective.none)
 
     def executor(self) -> type[RunExecutor]:
+        # Lazily: submitit takes 45 ms, and only a submission needs it
         from launcher.schedulers.slurm.executor import SlurmExecutor
 
         return SlurmExecutor
@@ -56,13 +58,9 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
         return "srun"
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        from launcher.schedulers.slurm import directives  # states of jobs need none of it
-
         return directives.long_names(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        from launcher.schedulers.slurm import directives  # states of jobs need none of it
-
         return directives.lines(plan, token, array, folder)
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
@@ -97,7 +95,8 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
         return array_of(job_id)
 
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        from launcher.schedulers.slurm import live_check  # states of jobs need none of it
+        # Lazily: up to 10 ms, and states of jobs need none of it
+        from launcher.schedulers.slurm import live_check
 
         return live_check.compare(plan, environ)
 

@@ -106,7 +106,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     Sweep.create(tmp_path / "lr")
     (tmp_path / "lr" / "sweep.json").write_text("{}")
     made = Queue(j1=tmp_path / "kept", j2=tmp_path / "elsewhere", j3=tmp_path / "gone", j4=tmp_path / "lr")
-    monkeypatch.setattr(orphaned_jobs, "schedulers", lambda: {"slurm": made})
+    monkeypatch.setattr(orphaned_jobs, "schedulers", lambda others=(): {"slurm": made})
     return made
 
 

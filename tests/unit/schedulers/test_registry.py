@@ -22,6 +22,31 @@ def test_who_takes_jobs_is_a_matter_of_type() -> None:
     assert [name for name in registry.OURS if isinstance(registry.scheduler(name), Queue)] == ["slurm", "pbs"]
 
 
+def test_ours_are_found_without_a_look_at_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(group: str) -> None:
+        raise AssertionError(group)
+
+    monkeypatch.setattr("importlib.metadata.entry_points", look)
+    registry._others.cache_clear()
+    for name in ("slurm", "pbs"):
+        monkeypatch.setattr(type(registry.scheduler(name)), "here", lambda _: True)
+    assert [*registry.queues_here()] == ["slurm", "pbs"]
+    assert [*registry.queues_here(["pbs"])] == ["slurm", "pbs"]
+
+
+def test_the_queue_of_another_package_is_here_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("third", "tests.fakes.third_scheduler.scheduler:ThirdScheduler", registry.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    registry._others.cache_clear()
+    try:
+        monkeypatch.setattr(type(registry.scheduler("third")), "here", lambda _: True)
+        assert "third" not in registry.queues_here()
+        assert "third" in registry.queues_here(["third"])
+    finally:
+        registry._others.cache_clear()
+        registry.scheduler.cache_clear()
+
+
 class Theirs(LocalScheduler):
     """Somebody else's."""
 
