@@ -1,4 +1,4 @@
-"""Makes `hydra/sweeper=optuna` that of launcher/cli/optuna_search.py, where hydra-optuna-sweeper is installed."""
+"""Replaces the sweeper `hydra/sweeper=optuna` by launcher/cli/optuna_search.py, if that is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.paths import is_ours
 
 
 class OptunaSearchSweeper(Sweeper):
-    """Optuna's sweeper, which finds the trials of an earlier life again."""
+    """Optuna's sweeper, which takes the trials of earlier commands from the sweep's runs."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
@@ -35,10 +35,10 @@ class OptunaSearchSweeper(Sweeper):
 
 
 class OptunaSearchConfig(SearchPathPlugin):
-    """Gives the sweeper's own schema our class, in our own commands alone: Hydra loads this in every Hydra app.
+    """Registers our sweeper with the schema of Optuna's, in our own commands only: Hydra loads this in every Hydra app.
 
-    Hydra comes here when it has loaded all plug-ins. In which order it loads them depends on where they are installed,
-    and of two configs of one name the later one counts.
+    Hydra calls this when all plug-ins are loaded. Their order depends on where they are installed, and of two configs
+    with one name the later one is used.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

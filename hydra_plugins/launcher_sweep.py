@@ -17,7 +17,7 @@ from launcher.errors import ConfigError
 
 
 class PointLauncher(Launcher):
-    """Hands the points of a sweep to the cluster that their config names."""
+    """Submits the points of a sweep to the cluster of their config."""
 
     def __init__(self, **_: Any) -> None:
         self.multirun: Any = None
@@ -33,7 +33,7 @@ class PointLauncher(Launcher):
 
 
 class PointSweeper(BasicSweeper):
-    """Hydra's own grid of choices, ranges and globs, without composing each point only to see whether it can be."""
+    """Hydra's grid of choices, ranges and globs. Unlike BasicSweeper it does not compose each point to validate it."""
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
@@ -42,7 +42,7 @@ class PointSweeper(BasicSweeper):
         (points,) = self.split_arguments(overrides, None)
         if not points:
             empty = [str(each.input_line) for each in overrides if each.is_sweep_override() and not _has_values(each)]
-            raise ConfigError(f"{', '.join(empty)}: there is no value in it, and so there are no points")
+            raise ConfigError(f"{', '.join(empty)}: it has no values, so the sweep has no points")
         return [self.launcher.launch(points, initial_job_idx=0)]
 
 

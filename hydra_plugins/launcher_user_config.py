@@ -1,4 +1,4 @@
-"""Makes Hydra look into the user's own config folder before ours, where keys may be written as on the command line."""
+"""Makes Hydra search the user's config folder before ours. Its files may contain keys as on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEME = "launcher-user"
 
 
 class LauncherUserFiles(FileConfigSource):
-    """The files of the user's own folder; see launcher/user_settings.py for how they are read."""
+    """Reads the files of the user's config folder; see launcher/user_settings.py for their format."""
 
     @staticmethod
     def scheme() -> str:
@@ -34,9 +34,9 @@ class LauncherUserFiles(FileConfigSource):
 
 
 class LauncherUserConfig(SearchPathPlugin):
-    """Prepends the folder, so that a profile or user.yaml in it takes the place of one of ours with the same name.
+    """Prepends the folder to Hydra's search path, so that its files take precedence over ours of the same name.
 
-    Hydra loads this in every Hydra app of the same Python, and other people's are none of our user's settings.
+    Hydra loads this in every Hydra app of the same Python, so the folder is added in our own commands only.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

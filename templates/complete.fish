@@ -17,6 +17,6 @@ function __launcher_behind_python
 end
 
 complete -c launcher -f -a '(__launcher_candidates)'
-# Behind python it acts only for `-m launcher`, and leaves the rest to what is there already.
+# Completes arguments of python only after `-m launcher`.
 complete -c python -n __launcher_behind_python -f -a '(__launcher_candidates)'
 complete -c python3 -n __launcher_behind_python -f -a '(__launcher_candidates)'

@@ -1,7 +1,7 @@
 #compdef launcher
 # Completion of the launcher for zsh: `launcher complete --print zsh`.
 
-_launcher_fill() {  # SKIP: so many words are the program; the others are the launcher's own
+_launcher_fill() {  # SKIP: the number of words that start the launcher; its arguments follow them
   local skip=$1 each
   local -a program own found plain open
   program=("${(@)words[1,skip]}")
@@ -22,7 +22,7 @@ _launcher_fill() {  # SKIP: so many words are the program; the others are the la
 
 _launcher() { _launcher_fill 1 }
 
-# Behind python it acts only for `-m launcher`, and leaves the rest to what was there before.
+# Completes arguments of python only after `-m launcher`; otherwise it calls the completion that was set before.
 _launcher_python() {
   if [[ ${words[2]-} == -m && ${words[3]-} == launcher ]] && (( CURRENT > 3 )); then
     _launcher_fill 3

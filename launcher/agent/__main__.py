@@ -52,7 +52,7 @@ def main(run_dir: str) -> int:
         # Lazily: torch takes a second, and is loaded without collecting garbage
         from launcher.agent.attempt import AttemptFailed
 
-    unpack_on_node.tell(time.monotonic() - began)
+    unpack_on_node.print_summary(time.monotonic() - began)
 
     get_logger().setLevel("CRITICAL")
     try:
@@ -66,7 +66,7 @@ def main(run_dir: str) -> int:
             attempt.write_exit_code(failure.exit_code)
         return failure.exit_code
     finally:
-        unpack_on_node.left()
+        unpack_on_node.leave_own()
     return errors.DONE
 
 

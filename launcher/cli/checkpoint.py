@@ -70,10 +70,10 @@ def run(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Which checkpoints a command is about.
+    """The checkpoints that the command line names.
 
     Attributes:
-        name: of the run, or of the folder.
+        name: the id of the run, or the name of the folder.
         folder: the folder of the checkpoints.
         step: the chosen step; None: all, or the newest.
         keep: how many of the newest checkpoints the run keeps.

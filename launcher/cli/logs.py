@@ -197,7 +197,7 @@ class OneRank:
 
     @property
     def states(self) -> list[bytes]:
-        """See `Stream.states`."""
+        """The run's unfinished lines, such as progress bars; see `Stream.states`."""
         return self._lines.states
 
     def _files(self) -> list[tuple[Attempt, Path]]:
@@ -218,7 +218,7 @@ class OneRank:
                 self._read[path] = path.stat().st_size
 
     def new(self, last: bool = False) -> Iterator[bytes]:
-        """See `Stream.new`."""
+        """Yields the output that is new since the last call; see `Stream.new`."""
         # Lazily: neither --help nor completion needs it
         from launcher.runs.output import Part, read, start_of
 

@@ -101,8 +101,7 @@ def find(name: str, runs_dir: Path | None) -> Run:
 
 
 def reference(run: Run) -> str:
-    """What the user may call a run by, now and later (`latest` moves): its id, or its directory where commands do not
-    find that."""
+    """Returns a name by which commands find a run, now and later: its id, or else its directory."""
     # Lazily: neither --help nor completion needs it
     from launcher.paths import default_runs_dir
     from launcher.runs import lookup

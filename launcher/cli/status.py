@@ -187,13 +187,13 @@ def _attempts(seen: Seen) -> list[tuple[str, ...]]:
     for attempt in seen.run.attempts():
         events = attempt.latest_events()
         elapsed = events[-1]["time"] - events[0]["time"] if events else 0.0
-        told, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
+        progress, ended, end = last(events, Progress), last(events, Ended), ends.get(attempt.number)
         words = f"{ended.code}" if ended else "-"
         if end is not None and end.cause is not None:
             words += f" {end.kind.value}: {end.cause}"
         met, started = last(events, Met), last(events, Started)
         lines.append((
             str(attempt.number), short_job(started.job if started else "-"), str(met.ranks if met else "-"),
-            str(told.step if told else "-"), format_time(int(elapsed)), words,
+            str(progress.step if progress else "-"), format_time(int(elapsed)), words,
         ))  # fmt: skip
     return lines

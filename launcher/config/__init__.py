@@ -1,6 +1,6 @@
-"""The typed schema of everything in conf/, and its configs, composed from overrides by Hydra.
+"""The typed schema of everything in conf/, and the composition of configs from overrides by Hydra.
 
-The schema and its keys import the standard library alone, for help and completion. With `cli` and `hydra_plugins` this
-is the only place that knows Hydra. It may import failures, files and what is below them: what it needs of others (the
-nodes of an allocation) is handed in.
+schema.py and keys.py import the standard library alone, for help and completion. Only this package, `cli` and
+`hydra_plugins` use Hydra. It may import failures, files and what is below them; what it needs of other packages (the
+number of nodes of an allocation) is passed as an argument.
 """

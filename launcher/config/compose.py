@@ -1,6 +1,6 @@
-"""Overrides become the config of a run: Hydra composes it, and the schema's dataclasses come out.
+"""Composes the config of a run from overrides with Hydra, and converts it to the schema's dataclasses.
 
-`hydra_setup.register` comes first. For the many points of a sweep see points.py.
+`hydra_setup.register` has to be called before. points.py composes the many points of a sweep.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from launcher.config.schema import Config
 from launcher.errors import ConfigError, near
 from launcher.paths import resource
 
-FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # flags and Hydra's own settings among the arguments
+FOR_HYDRA = re.compile(r"-|[+~]*hydra[./=]")  # arguments that are flags, or settings of Hydra
 DONE_BY_HYDRA = ("mode", "callbacks", "verbose", "output_subdir", "job.chdir", "job.env_set", "job_logging.root")
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A config as the schema's dataclasses, and as plain values with everything resolved.
+    """A composed config. Configs of several points share objects, so none may be modified.
 
-    Those of several points share what is equal, so none may be changed.
+    Attributes:
+        config: the config as the schema's dataclasses.
+        resolved: the config as plain values, with all references resolved.
     """
 
     config: Config
@@ -42,19 +44,20 @@ class Composed:
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """The config of one run.
+    """Returns the config of a run.
 
     Raises:
-        ConfigError: it cannot be composed, or as from `finished`.
+        ConfigError: it cannot be composed, or is wrong; see `typed`.
     """
     with in_our_words(overrides):
         return finished(by_hydra(overrides)[0])
 
 
 def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
-    """The config without `hydra`, and whether the user's own files have set something that only hydra.main does.
+    """Composes a config with Hydra's compose API, which is faster than hydra.main: that composes every config twice.
 
-    hydra.main composes every config twice, the first time only to see whether it is a sweep.
+    Returns:
+        The config without `hydra`, and whether the user's files set something that only hydra.main supports.
 
     Raises:
         HydraException, OmegaConfBaseException, YAMLError: it cannot be composed.
@@ -62,28 +65,28 @@ def by_hydra(overrides: Sequence[str]) -> tuple[DictConfig, bool]:
     with initialize_config_dir(str(resource("conf")), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
     only_main = any(OmegaConf.select(config.hydra, key) for key in DONE_BY_HYDRA)
-    HydraConfig.instance().set_config(config)  # what ${hydra:...} refers to
+    HydraConfig.instance().set_config(config)  # for references ${hydra:...}
     with open_dict(config):
         del config["hydra"]
     return config, only_main
 
 
 def finished(config: DictConfig) -> Composed:
-    """What Hydra has composed, as a run needs it.
+    """Converts a config of Hydra's.
 
     Raises:
-        ConfigError: as from `typed`.
-        OmegaConfBaseException: a value is of another type, or refers to nothing.
+        ConfigError: see `typed`.
+        OmegaConfBaseException: a value has the wrong type, or refers to a key that does not exist.
     """
     return Composed(typed(config), plain(config))
 
 
 def typed(config: DictConfig) -> Config:
-    """The composed config as the dataclasses of its schema.
+    """Returns the composed config as the schema's dataclasses.
 
     Raises:
-        ConfigError: no workload was chosen, there is a key that the schema does not know, or the value of a secret
-            stands in a key that a run's record has.
+        ConfigError: no workload was chosen, a key is not in the schema, or a key that is written to the run's record
+            has the value of a secret.
     """
     if OmegaConf.is_missing(config, "workload"):
         raise ConfigError(no_workload())
@@ -100,25 +103,33 @@ def typed(config: DictConfig) -> Config:
 
 
 def plain(config: Container) -> Any:
-    """Dictionaries and lists, with every reference replaced by its value and every enum by its name."""
+    """Returns a config as dictionaries and lists, with references replaced by values and enums by names."""
     return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
 
 
 def variables(overrides: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """What a config gives these variables (cluster.environment); without those that it does not have any more, also
-    because it cannot be composed."""
+    """Returns the values that a config gives to variables (cluster.environment), as far as they are known.
+
+    Args:
+        overrides: the overrides of the config, which may not be valid any more.
+        names: the variables.
+    """
     found: dict[str, str] = {}
     with contextlib.suppress(ConfigError), in_our_words(overrides):
         config, _ = by_hydra(overrides)
         for name in names:
-            with contextlib.suppress(OmegaConfBaseException):  # ${oc.env:NAME}, which is not there
+            with contextlib.suppress(OmegaConfBaseException):  # ${oc.env:NAME} without this variable
                 if (value := config.cluster.environment.get(name)) is not None:
                     found[name] = str(value)
     return found
 
 
 def _refuse_unknown(config: DictConfig, prefix: str = "") -> None:
-    """`+key=value` gets past the schema; a misspelt key with a plus in front must not."""
+    """Refuses keys that are not in the schema. Hydra itself accepts any new key with a plus (`+key=value`).
+
+    Raises:
+        ConfigError: there is such a key.
+    """
     kind = OmegaConf.get_type(config)
     if kind is None or not dataclasses.is_dataclass(kind):
         return

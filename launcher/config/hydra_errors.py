@@ -1,4 +1,4 @@
-"""What Hydra finds wrong with overrides, in our words: which override, and what to write instead."""
+"""Converts Hydra's errors about overrides to ours, which name the override and what to write instead."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ NO_NAME = re.compile(r"[-+]?[\d.]+|true|false|null", re.IGNORECASE)
 
 @contextlib.contextmanager
 def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
-    """What Hydra, OmegaConf and YAML raise inside becomes ours.
+    """Converts errors that Hydra, OmegaConf and YAML raise inside the `with` block.
+
+    Args:
+        arguments: the overrides that are composed.
 
     Raises:
-        ConfigError: these overrides cannot be composed.
+        ConfigError: they cannot be composed.
     """
     try:
         yield
@@ -41,24 +44,24 @@ def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """A composition error in our words: what was wrong, and the near matches.
+    """Returns the text of our error for a composition error: what is wrong, with near matches.
 
     Args:
-        error: Hydra's or OmegaConf's.
-        arguments: what was composed.
+        error: the error of Hydra or OmegaConf.
+        arguments: the overrides that were composed.
     """
     text = str(error)
     missing = str(error.missing_cfg_file) if isinstance(error, MissingConfigException) else ""
     if missing.startswith(OPTUNA) and importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None:
         return "hydra/sweeper=optuna needs Optuna's sweeper: pip install 'launcher[optuna]'"
-    if told := profile_errors.explain(text):
-        return told
+    if explained := profile_errors.explain(text):
+        return explained
     if isinstance(error.__cause__, MissingMandatoryValue) and all(key_of(word) != "workload" for word in arguments):
         return no_workload()
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if option != "user"]
-        typed = any(key_of(word) == group for word in arguments)  # else a line of user.yaml says so
+        typed = any(key_of(word) == group for word in arguments)  # else it is from user.yaml
         where = "" if typed else f"{profile_errors.file_of('user')}: "
         return f"{where}there is no {group}={choice}.{near(choice, options)} Known: {', '.join(options)}"
     if match := re.search(r"Could not (?:override|append to config) '([^'=]+)", text):
@@ -81,9 +84,10 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def require_names(arguments: Sequence[str]) -> None:
-    """
+    """Checks overrides for which Hydra would end with a traceback.
+
     Raises:
-        ConfigError: a group is set to a number, or nothing is set to something, on which Hydra ends with a traceback.
+        ConfigError: a group is set to a number, or a key is missing (`=value`).
     """
     for word in arguments:
         key, equals, value = word.partition("=")
@@ -92,7 +96,7 @@ def require_names(arguments: Sequence[str]) -> None:
 
 
 def no_workload() -> str:
-    """What to do where none was chosen."""
+    """Returns the text of the error that no workload was chosen."""
     return (
         f"no workload: add workload=NAME, with one of {', '.join(choices('workload'))}; or, for a script of your own, "
         f"{program()} run SCRIPT"
@@ -100,7 +104,7 @@ def no_workload() -> str:
 
 
 def _unknown_key(key: str, arguments: Sequence[str]) -> str:
-    """Names the keys of the chosen workload that are like it, and the workloads that do have it."""
+    """Returns the text about an unknown key: similar keys, and other workloads that have this key."""
     words = f"there is no key {key!r}.{near(key, types_of_keys(arguments))}"
     if owners := workloads_with(key):
         words += f" There is one with workload={' or '.join(owners)}."
@@ -110,36 +114,37 @@ def _unknown_key(key: str, arguments: Sequence[str]) -> str:
 
 
 def _unreadable(arguments: Sequence[str]) -> str | None:
-    """What to write instead of the first word that Hydra's grammar cannot read; None: it can read all."""
+    """Returns what to write instead of the first word that Hydra's grammar cannot parse; None: it can parse all."""
     for number, word in enumerate(arguments):
         key, equals, value = word.partition("=")
-        if word.startswith("-") or _reads(word):
+        if word.startswith("-") or _parses(word):
             continue
         if equals and key:
             readable = _readable(key, value)
             hint = f"{word}: the value has characters that Hydra reads in its own way; quote it: {readable}"
-            behind = "; or, without quotes, after `--` (run SCRIPT -- ARGUMENTS)"
-            return hint + (behind if key_of(word) == "workload.args" else "")
+            alternative = "; or, without quotes, after `--` (run SCRIPT -- ARGUMENTS)"
+            return hint + (alternative if key_of(word) == "workload.args" else "")
         if not (number and arguments[number - 1].startswith("-")):  # else it is an option's value
             return f"{word!r} is neither a command nor KEY=VALUE"
     return None
 
 
 def _readable(key: str, value: str) -> str:
-    """The same in quotes, for the shell too; of a list each element that needs them."""
+    """Returns an override with its value in quotes, ready for a shell. In a list only the elements that need it."""
     if value.startswith("[") and value.endswith("]"):
-        elements = [each if _reads(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
-        if _reads(whole := f"{key}=[{','.join(elements)}]"):
+        elements = [each if _parses(f"k=[{each}]") else _in_quotes(each) for each in value[1:-1].split(",")]
+        if _parses(whole := f"{key}=[{','.join(elements)}]"):
             return shlex.quote(whole)
     return shlex.quote(f"{key}={_in_quotes(value)}")
 
 
 def _in_quotes(text: str) -> str:
-    """In double quotes where they will do: a shell's words are in single ones."""
+    """Returns a string in quotes; in double quotes if possible, since the shell's quotes around it are single ones."""
     return quoted(text) if any(each in text for each in '"\\$') else f'"{text}"'
 
 
-def _reads(word: str) -> bool:
+def _parses(word: str) -> bool:
+    """Returns whether Hydra's grammar can parse an override."""
     try:
         OverridesParser.create().parse_override(word)
     except HydraException:

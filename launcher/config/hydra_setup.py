@@ -1,4 +1,4 @@
-"""What Hydra has to know before it composes a config: our schema, our resolvers, and how we read YAML."""
+"""Registers our schema and resolvers with Hydra, and sets how YAML is read, before a config is composed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _INTEGER = re.compile(r"[-+]?(0b[0-1_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]
 
 
 def register(held_nodes: Callable[[], int]) -> None:
-    """Makes the schema and our resolvers known; before anything is composed.
+    """Registers the schema and our resolvers. It has to be called before a config is composed.
 
     Args:
-        held_nodes: counts the nodes of the allocation that this process is in: `${launcher.held_nodes:}`.
+        held_nodes: returns the number of nodes of the allocation that this process is in (`${launcher.held_nodes:}`).
     """
     _store_schema()
     OmegaConf.register_new_resolver("launcher.runs_dir", lambda: str(default_runs_dir()), replace=True)
     OmegaConf.register_new_resolver("launcher.held_nodes", held_nodes, replace=True)
-    # YAML 1.1 reads 1:30:00 in a file as the number 5400; YAML 1.2, and people, do not.
+    # YAML 1.1 reads 1:30:00 as the number 5400; YAML 1.2 does not.
     yaml.SafeLoader.yaml_implicit_resolvers = {
         start: [(tag, _INTEGER if tag == "tag:yaml.org,2002:int" else pattern) for tag, pattern in resolvers]
         for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -37,8 +37,10 @@ def register(held_nodes: Callable[[], int]) -> None:
 
 @contextlib.contextmanager
 def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
-    """The same for a process that is not ours alone: how it reads YAML, and what its own Hydra app knows of its
-    config, is afterwards as it was."""
+    """Registers the schema and our resolvers inside a `with` block, for a process which may be a Hydra app of the user.
+
+    Afterwards the YAML resolvers and the config of that Hydra app are restored.
+    """
     resolvers, config = yaml.SafeLoader.yaml_implicit_resolvers, HydraConfig.instance().cfg
     register(held_nodes)
     try:
@@ -49,10 +51,10 @@ def registered(held_nodes: Callable[[], int]) -> Iterator[None]:
 
 @cache
 def _store_schema() -> None:
-    """Hands the dataclasses over, once: that takes a fifth as long as to compose a config."""
+    """Stores the dataclasses once per process: this takes a fifth of the time of composing a config."""
     store = ConfigStore.instance()
     store.store(name="schema", node=schema.Config)
-    # Below hydra/, so that help and near matches do not offer them as choices.
+    # In hydra/, so that help and near matches do not offer them as choices.
     store.store(group="hydra/schema", name="cluster", node=schema.Cluster)
     store.store(group="hydra/schema", name="launch", node=schema.Launch)
     store.store(group="hydra/schema", name="env", node=schema.Env)

@@ -1,4 +1,4 @@
-"""The text of overrides: values as Hydra and OmegaConf read them as the very same values. Pure."""
+"""Writes values as text of overrides, which Hydra and OmegaConf read as the same values. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _QUOTE_OR_END = re.compile(r"(\\*)('|\Z)")
 
 
 def key_of(override: str) -> str:
-    """`lr` of `+lr=0.1`."""
+    """Returns the key of an override: `lr` for `+lr=0.1`."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def quoted(text: str) -> str:
-    r"""A text in quotes, so that nothing in it is a number, a list or a reference (`${...}`).
+    r"""Returns a string in quotes, so that it is not read as a number, a list or a reference (`${...}`).
 
-    In Hydra's grammar backslashes count in front of a quote only; for OmegaConf `\${` is the text `${`, and backslashes
-    in front of that count too. The text `???` has no such form: it is OmegaConf's mark of a missing value.
+    In Hydra's grammar a backslash is special before a quote only. For OmegaConf `\${` is the text `${`, and backslashes
+    before that are special too. The text `???` cannot be written: it is OmegaConf's mark of a missing value.
     """
     literal = _REFERENCE.sub(lambda found: found[1] * 2 + r"\${", text)
     return "'" + _QUOTE_OR_END.sub(lambda found: found[1] * 2 + (r"\'" if found[2] else ""), literal) + "'"
 
 
 def element(value: Any) -> str:
-    """Any plain value: a text in quotes, a number, true, null, a list or a section of them, whose keys are words."""
+    """Returns a plain value as text: a quoted string, a number, true, null, or a list or mapping of such values."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Every key that a user may set: its name, type, default and meaning, read out of the schema, without Hydra."""
+"""Lists the keys that users can set, with type, default and meaning. They are read from the schema, without Hydra."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from launcher.config import schema
 
 OWN_ARGUMENTS = ("workload.kwargs", "workload.flags", "workload.overrides")
-OPEN_KEYS = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # their keys are the user's own
+OPEN_KEYS = ("cluster.directives", "cluster.environment", *OWN_ARGUMENTS)  # sections in which any key is allowed
 WORKLOADS = {
     "p2p": schema.P2P,
     "collective": schema.Collective,
@@ -27,14 +27,14 @@ _FIELD = re.compile(r"    (\w+): [^#]*#(?: type: ignore\[\w+\]  #)? (.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key that a user may set.
+    """A key that a user can set.
 
     Attributes:
-        name: the whole name, with the sections that it is in.
-        doc: what it means, and its unit.
-        default: as it is written in an override; None: it has none, or conf/ has it.
-        choices: its values, where there are only some.
-        section: whether it has keys of its own.
+        name: the full name, with its sections.
+        doc: its meaning and unit.
+        default: as written in an override; None: it has none, or the default is in conf/.
+        choices: the possible values; empty: any.
+        section: whether it is a section with further keys.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """Its words, and the values that they do not list."""
+        """The meaning, with those of the possible values that `doc` does not mention."""
         missing = [choice for choice in self.choices if choice not in self.doc and choice not in ("true", "false")]
         return self.doc + (f" ({', '.join(missing)})" if missing else "")
 
 
 def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
-    """The keys of one dataclass of the schema, its bases' first."""
+    """Yields the keys of one dataclass of the schema, those of its base classes first."""
     docs = {name: doc for base in reversed(kind.__mro__) for name, doc in _docs().get(base.__name__, {}).items()}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -66,7 +66,7 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
 
 
 def written(value: Any) -> str:
-    """A default, or a value of a file, as it looks in an override."""
+    """Returns a value as it is written in an override."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, (list, tuple)):
@@ -78,7 +78,7 @@ def written(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _docs() -> dict[str, dict[str, str]]:
-    """The comment behind each field of each class; `inspect` would parse the file again for every class."""
+    """Returns the comment after each field, by class and field. `inspect` would parse the file for every class."""
     found: dict[str, dict[str, str]] = {}
     inside: dict[str, str] = {}
     for line in Path(schema.__file__).read_text().splitlines():
@@ -91,7 +91,7 @@ def _docs() -> dict[str, dict[str, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Keys that stand together: `prefix` is in front of each of them."""
+    """A group of keys in the help, with the prefix of their names, the heading, and their dataclass."""
 
     prefix: str
     title: str
@@ -115,12 +115,12 @@ SECTIONS = (
 
 
 def all_keys() -> list[str]:
-    """Every key of every group, for near matches."""
+    """Returns the names of all keys, for near matches."""
     return [key.name for section in SECTIONS for key in keys_of(section.kind, section.prefix)]
 
 
 def workloads_with(key: str) -> list[str]:
-    """The workloads that have a key of this whole name (`workload.lr`)."""
+    """Returns the workloads that have a key with this full name (`workload.lr`)."""
     return [
         section.title.rpartition("=")[2]
         for section in SECTIONS
@@ -129,7 +129,11 @@ def workloads_with(key: str) -> list[str]:
 
 
 def types_of_keys(words: Iterable[str]) -> dict[str, Any]:
-    """Every key with the type of its value; those of `workload.` are of the workload that the words choose, if one."""
+    """Returns the type of each key.
+
+    Args:
+        words: overrides. If they choose a workload, the keys of other workloads are left out.
+    """
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(schema.Config).items():
         if name == "workload":
@@ -151,6 +155,6 @@ def _types_below(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def opened(words: Iterable[str]) -> list[str]:
-    """The arguments of a function or a program are its own: new keys, which Hydra wants a plus in front of. Pure."""
+    """Adds `++` to overrides of the user's own arguments, since Hydra requires it for keys not in the schema. Pure."""
     own = tuple(f"{key}." for key in OWN_ARGUMENTS)
     return [f"++{word}" if word.startswith(own) else word for word in words]

@@ -1,4 +1,4 @@
-"""What is wrong in a file of the configuration, in our words: the file, the key, and what could be meant."""
+"""Converts Hydra's errors about configuration files to ours, which name the file, the key and near matches."""
 
 from __future__ import annotations
 
@@ -19,71 +19,73 @@ KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or f
 
 
 def explain(text: str) -> str | None:
-    """A composition error that Hydra found in a file; None: it is none.
+    """Returns our text for an error that Hydra has found in a file; None: it is another error.
 
     Args:
-        text: Hydra's words (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
+        text: Hydra's message (`In 'cluster/mine': ConfigKeyError raised while composing config: ...`).
     """
     match = IN_FILE.match(text)
     if match is None:
         return None
-    name, told = match[1], match[2]
+    name, message = match[1], match[2]
     where = str(file_of(name))
     group = name.rpartition("/")[0]
-    if missing := re.search(r"Could not (?:load|find) '([^']+)'", told):
+    if missing := re.search(r"Could not (?:load|find) '([^']+)'", message):
         if not group:  # the main file: it was chosen on the command line
             return None
         wanted = missing[1].rpartition("/")[2]
         known = [each for each in choices(group) if each != name.rpartition("/")[2]]
         return f"{where}: there is no {missing[1]} to start from.{near(wanted, known)} Known: {', '.join(known)}"
-    key = next(iter(re.findall(r"full_key: (\S+)", told)), "")
-    if re.search(r"Key '[^']+' (is )?not in", told):
+    key = next(iter(re.findall(r"full_key: (\S+)", message)), "")
+    if re.search(r"Key '[^']+' (is )?not in", message):
         return f"{where}: there is no key {_short(key, group)!r}.{_near(key, group)} `launcher help --all` lists all"
-    if why := wrong_value(told):
-        value = NO_CHOICE.search(told) or WRONG_TYPE.search(told)
+    if why := wrong_value(message):
+        value = NO_CHOICE.search(message) or WRONG_TYPE.search(message)
         return f"{where}: {_short(key, group)}{f'={value[1]}' if value else ''}: {why}"
-    if "Cannot merge" in told:
+    if "Cannot merge" in message:
         at = f"{_short(key, group)}: " if key else ""
-        return f"{where}: {at}a list stands where a section of its own ({{NAME: VALUE}}) must be, or vice versa"
-    if "is not a subclass of" in told:
+        return f"{where}: {at}a list is given where a section ({{NAME: VALUE}}) is needed, or vice versa"
+    if "is not a subclass of" in message:
         return f"{where}: {f'{_short(key, group)}: it' if key else 'it'} must have lines of the form KEY: VALUE"
-    lines = [line.strip() for line in told.splitlines()[1:] if line.strip()]
-    first = next((line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), told)
+    lines = [line.strip() for line in message.splitlines()[1:] if line.strip()]
+    first = next(
+        (line for line in lines if not line.startswith(("full_key", "object_type", "reference_type"))), message
+    )
     return f"{where}: {_short(key, group) + ': ' if key else ''}{first}"
 
 
-def wrong_value(told: str) -> str | None:
-    """What a value must be, for a composition error about its type; None: it is about something else."""
-    if choice := NO_CHOICE.search(told):
+def wrong_value(message: str) -> str | None:
+    """Returns what a value must be, for a composition error about its type; None: it is another error."""
+    if choice := NO_CHOICE.search(message):
         known = [word.strip() for word in choice[2].split(",")]
         return f"it is one of {', '.join(known)}.{near(choice[1], known)}"
-    if value := WRONG_TYPE.search(told):
+    if value := WRONG_TYPE.search(message):
         return f"it must be {KINDS.get(value[2], value[2])}"
-    if NULL.search(told):
+    if NULL.search(message):
         return "null cannot be one of its values: leave it out, or quote the word ('null')"
-    shape = SHAPE.search(told)
+    shape = SHAPE.search(message)
     return f"it must be {SHAPES[shape[1]]}" if shape else None
 
 
 def in_yaml(error: Exception) -> str:
-    """A file that is no YAML: which, where, and why."""
+    """Returns our text for a YAML error: the file, the line and the reason."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     why = getattr(error, "problem", None) or str(error)
     if why.startswith("found duplicate key"):
-        why += ". Give single keys of a section lines of their own (`cluster.account: me`), also beside `cluster: NAME`"
+        why += ". Next to `cluster: NAME`, give the keys of a section as separate lines (`cluster.account: me`)"
     if mark is None:
         return f"a file of the configuration is no YAML: {why}"
     return f"{mark.name}, line {mark.line + 1}: this is no YAML: {why}"
 
 
 def file_of(name: str) -> Path:
-    """The file of a config, of which the user's own takes the place of ours."""
+    """Returns the file of a config. The user's own takes precedence over ours."""
     own = user_config_dir() / f"{name}.yaml"
     return own if own.exists() else resource("conf") / f"{name}.yaml"
 
 
 def _short(key: str, group: str) -> str:
-    """`limits.nodes` for cluster.limits.nodes: as it stands in a file of the group."""
+    """Returns a key as it is written in a file of its group: `limits.nodes` for cluster.limits.nodes."""
     return key.removeprefix(f"{group}.")
 
 

@@ -1,4 +1,4 @@
-"""Where profiles are: our own, and those of the user, which take the place of ours with the same name."""
+"""Finds profiles of clusters: ours, and the user's, which take precedence over ours of the same name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import run_files
 from launcher.paths import resource, user_config_dir
 
-BASES = ("allocation", "local", "pbs", "slurm")  # what other profiles start from
+BASES = ("allocation", "local", "pbs", "slurm")  # profiles on which others are based
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One profile: its file, whether it is the user's own, and its scheduler (empty: it cannot be read)."""
+    """A profile of a cluster.
+
+    Attributes:
+        name: its name, as in cluster=NAME.
+        path: its file.
+        own: whether it is the user's own.
+        scheduler: its scheduler; empty: not known.
+    """
 
     name: str
     path: Path
@@ -24,11 +31,12 @@ class Profile:
 
 
 def own_folder() -> Path:
+    """Returns the folder of the user's profiles."""
     return user_config_dir() / "cluster"
 
 
 def profiles() -> list[Profile]:
-    """All profiles that `cluster=` knows, by name."""
+    """Returns all profiles that `cluster=NAME` accepts, sorted by name."""
     files: dict[str, tuple[Path, bool]] = {}
     for folder, own in ((resource("conf") / "cluster", False), (own_folder(), True)):
         if folder.is_dir():
@@ -37,7 +45,7 @@ def profiles() -> list[Profile]:
 
 
 def find(name: str) -> Profile:
-    """The profile of this name.
+    """Returns the profile with a name.
 
     Raises:
         ConfigError: there is none.
@@ -49,8 +57,8 @@ def find(name: str) -> Profile:
 
 
 def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
-    """What the file says of its scheduler, or that of the profile that it starts from."""
-    for _ in range(10):  # a file may start from itself by mistake
+    """Returns the scheduler in a profile's file, or in the profile on which it is based; empty: not known."""
+    for _ in range(10):  # a profile may be based on itself by mistake
         if name not in files:
             return ""
         try:
@@ -69,14 +77,14 @@ def _scheduler(name: str, files: dict[str, tuple[Path, bool]]) -> str:
 
 
 def save(name: str, text: str, *, force: bool) -> Path:
-    """Writes a profile into the user's folder; its path.
+    """Writes a profile into the user's folder, and returns its path.
 
     Raises:
-        ConfigError: the name is one that profiles start from, or cannot be a file's.
-        RunError: it is there already, or cannot be written.
+        ConfigError: the name is that of a base profile, or cannot be a file name.
+        RunError: the profile exists already, or cannot be written.
     """
     if name in BASES:
-        raise ConfigError(f"{name} is what profiles start from: give yours another name (`site init NAME`)")
+        raise ConfigError(f"{name} is a profile on which others are based: choose another name (`site init NAME`)")
     if not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", name):
         raise ConfigError(f"{name!r} cannot be the name of a profile: use letters, digits and _ - + .")
     path = own_folder() / f"{name}.yaml"
@@ -84,6 +92,6 @@ def save(name: str, text: str, *, force: bool) -> Path:
         run_files.make_folder(path.parent)
         return run_files.replace(path, text.encode()) if force else run_files.create(path, text.encode())
     except FileExistsError:
-        raise RunError(f"{path} is there already: `--force` replaces it, `--print` only shows the new one") from None
+        raise RunError(f"{path} exists already: `--force` replaces it, `--print` only shows the new one") from None
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; `--print` shows it instead") from None

@@ -1,4 +1,4 @@
-"""Secrets that a config takes from the environment (`${oc.env:NAME}`): only a secret of cluster.environment may."""
+"""Refuses references of a config to secrets in the environment (`${oc.env:NAME}`), except in cluster.environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 
 @contextlib.contextmanager
 def interpolated() -> Iterator[dict[str, str]]:
-    """The keys into which `${oc.env:NAME}` comes while values are resolved inside, and NAME."""
+    """Yields a dict to which resolving values adds each key with `${oc.env:NAME}`, and that NAME."""
     found: dict[str, str] = {}
 
     def environment_variable(name: str, *default: Any, _node_: Any) -> Any:
@@ -30,14 +30,14 @@ def interpolated() -> Iterator[dict[str, str]]:
 
 
 def require_none(interpolated: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """However short the values are. Pure.
+    """Checks that no key has the value of a secret, however short the value is. Pure.
 
     Args:
-        interpolated: keys of a config into which `${oc.env:NAME}` has come, and NAME.
-        patterns: of the names of secrets.
+        interpolated: the keys of a config with `${oc.env:NAME}`, and the NAME of each.
+        patterns: the patterns of the names of secrets.
 
     Raises:
-        ConfigError: a secret stands in a key other than a secret of cluster.environment.
+        ConfigError: a key has the value of a secret, and is no secret of cluster.environment.
     """
     for key, variable in interpolated.items():
         own = key.removeprefix("cluster.environment.")

@@ -1,4 +1,4 @@
-"""What ranks run with: the code snapshot, Python, packed archives, containers, secrets.
+"""Prepares the environment that ranks run in: the code snapshot, Python, packed archives, containers, secrets.
 
 It may import runs, spec and what is below them.
 """

@@ -1,7 +1,7 @@
-"""Archives of environments, seen from the login node: made by `env pack`, and looked at before a run is submitted.
+"""Makes archives of environments (`env pack`) and checks them before submission, on the login node.
 
-Beside FILE there is FILE.json: its checksum, what it was made of, and how long importing torch took from there. The
-checksum of a file without that is kept in CACHE/archives/, for it takes as long as the file is large.
+FILE.json, next to an archive FILE, has its checksum, the folder that was packed, and how long importing torch took from
+that folder. For an archive without it the checksum is cached in CACHE/archives/, since computing it takes long.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from launcher.files.checksum import digest_of
 from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
 
-LEFT_OUT = ("/share/man/", "/pip-selfcheck")  # of no use in a job
+EXCLUDED = ("/share/man/", "/pip-selfcheck")  # not needed in a job
 
 
 def checked(name: str) -> tuple[str, dict[str, Any]]:
-    """An archive's whole path, and the fields of a plan about it.
+    """Returns an archive's absolute path, and the fields of the plan about it.
 
     Raises:
-        ConfigError: it is not there, or no archive.
+        ConfigError: the file does not exist, or is no archive.
     """
     key = f"env.archive={name}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(name))))
@@ -45,34 +45,34 @@ def checked(name: str) -> tuple[str, dict[str, Any]]:
             f"{key}: there is no file {path.name} in {path.parent}: make it with `env pack FOLDER {name}`, on a file "
             "system that all nodes share"
         )
-    kept = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
-    told = _noted(Path(f"{path}.json"), path) or _noted(kept, path) or _note(kept, path)
+    cached = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
+    facts = _read_facts(Path(f"{path}.json"), path) or _read_facts(cached, path) or _compute_facts(cached, path)
     return str(path), {
-        "archive_digest": told["sha256"], "archive_of": told.get("of"),
-        "archive_import": float(told.get("import_seconds", 0.0)),
+        "archive_digest": facts["sha256"], "archive_of": facts.get("of"),
+        "archive_import": float(facts.get("import_seconds", 0.0)),
     }  # fmt: skip
 
 
-def _noted(note: Path, path: Path) -> dict[str, Any]:
-    """What was written down about an archive, if it is still that one."""
+def _read_facts(file: Path, path: Path) -> dict[str, Any]:
+    """Reads the facts about an archive from a JSON file; returns {} if there are none, or the archive has changed."""
     try:
-        told = json.loads(note.read_text())
-        return dict(told) if told["sha256"] and told.items() >= _stamp(path).items() else {}
+        facts = json.loads(file.read_text())
+        return dict(facts) if facts["sha256"] and facts.items() >= _stamp(path).items() else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _note(note: Path, path: Path) -> dict[str, Any]:
-    """Reads an archive, and writes its checksum down."""
-    told = {**_stamp(path), "sha256": digest_of(path)}
+def _compute_facts(file: Path, path: Path) -> dict[str, Any]:
+    """Computes the checksum of an archive, and writes it to a JSON file if possible; returns the facts."""
+    facts = {**_stamp(path), "sha256": digest_of(path)}
     with contextlib.suppress(OSError):
-        run_files.make_folder(note.parent)
-        write(note, json.dumps(told), sync=False)
-    return told
+        run_files.make_folder(file.parent)
+        write(file, json.dumps(facts), sync=False)
+    return facts
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    """By which it is known again."""
+    """Returns the size and the modification time of a file, by which a change is noticed."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -81,18 +81,18 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     """Makes an archive of a venv, which can be unpacked anywhere.
 
     Returns:
-        What was written down beside it.
+        The contents of FILE.json.
 
     Raises:
-        ConfigError: the folder is none that ranks could run in, or the archive's name is none.
-        RunError: it cannot be written.
+        ConfigError: ranks could not run in this venv, or the archive's name has another suffix.
+        RunError: the archive cannot be written.
     """
     if not archive.name.endswith(SUFFIXES):
         raise ConfigError(f"{archive} is none of {', '.join(SUFFIXES)}")
     interpreter.checked(str(folder))
     if (folder / "conda-meta").is_dir():
         raise ConfigError(
-            f"{folder} is conda's, whose files name their folder: `conda-pack -p {folder} -o {archive}` "
+            f"{folder} is an environment of conda, whose files contain its path: `conda-pack -p {folder} -o {archive}` "
             "(pip install conda-pack) makes an archive for env.archive"
         )
     if archive.resolve().is_relative_to(folder.resolve()):
@@ -102,21 +102,25 @@ def pack(folder: Path, archive: Path) -> dict[str, Any]:
     try:
         with _compressed(part, archive.name) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
             for path in sorted(folder.rglob("*")):
-                if not any(each in f"/{path.relative_to(folder)}" for each in LEFT_OUT):
+                if not any(each in f"/{path.relative_to(folder)}" for each in EXCLUDED):
                     tar.add(path, str(path.relative_to(folder)), recursive=False, filter=members.allowed)
         part.replace(archive)
     except (OSError, subprocess.SubprocessError, ArchiveError) as error:
         part.unlink(missing_ok=True)
         raise RunError(f"{archive} cannot be written: {error}") from None
-    told = {
+    facts = {
         "sha256": digest_of(archive), **_stamp(archive), "of": str(folder), "import_seconds": round(seconds, 2),
     }  # fmt: skip
-    Path(f"{archive}.json").write_text(json.dumps(told, indent=1) + "\n")
-    return told
+    Path(f"{archive}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return facts
 
 
 def import_seconds(python: Path) -> float:
-    """How long a Python of an environment takes to import torch, as it is now (the second time is quicker)."""
+    """Measures how many seconds a Python takes to import torch. (It is faster if the files are cached.)
+
+    Raises:
+        RunError: it cannot import torch.
+    """
     began = time.monotonic()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
@@ -150,11 +154,11 @@ def _compressed(path: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def default_folder() -> Path:
-    """The environment that this Python is of.
+    """Returns the folder of the venv that this Python belongs to.
 
     Raises:
-        ConfigError: it is of none.
+        ConfigError: this Python belongs to no venv.
     """
     if not (Path(sys.prefix) / "pyvenv.cfg").is_file():
-        raise ConfigError(f"{sys.executable} is of no venv: name the FOLDER of one")
+        raise ConfigError(f"{sys.executable} belongs to no venv: name the FOLDER of one")
     return Path(sys.prefix)

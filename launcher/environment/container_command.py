@@ -1,12 +1,13 @@
-"""Runs a node's agent in a container: `python -m launcher.environment.container_command RUN_DIR`, started by a run's
-script.
+"""Runs a node's agent in a container: `python -m launcher.environment.container_command RUN_DIR`, in the job script.
 
-The job's variables are carried in by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a
-command line; those of the host that break things inside are not. Of the launcher only `launcher.agent` runs inside; it
-needs torch, numpy and submitit there, and comes itself by a bound folder on PYTHONPATH. Standard library only.
+The job's variables are passed by reference (`APPTAINERENV_NAME`, `enroot --env NAME`), so that no value is on a command
+line. Variables of the host that would break programs of the image are not passed. Of the launcher only
+`launcher.agent` runs in the container. It needs torch, numpy and submitit in the image; the launcher itself is on
+PYTHONPATH, in a folder that is bound. Standard library only.
 
-The container is started twice: first to ask its Python what it has. Whatever ends before the agent has begun is told
-as that, by a process that is still there to tell it; then this one becomes the runtime, and signals go straight to it.
+The container is started twice. The first time its Python is asked for its version and packages, so that this process
+can report an error before the agent starts. Then this process is replaced by the container runtime, so that signals
+reach it directly.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from launcher.runs.event_writer import not_begun
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Of the host: where its programs, libraries and Pythons are, which the image has of its own. HOME, USER and the like
-# are set by the runtime.
+# Variables with the places of the host's programs, libraries and Pythons: the image has others. HOME, USER and the like
+# are set by the container runtime.
 BREAKING = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 OF_HOST = re.compile(
     r"(PATH|LD_\w+|PYTHON(HOME|PATH|STARTUP|USERBASE|EXECUTABLE)|VIRTUAL_ENV\w*|_?CONDA_\w+|_CE_\w+|MODULE\w*|"
@@ -42,10 +43,11 @@ OF_HOST = re.compile(
 )
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RUNTIMES = ("apptainer", "singularity")
-# Or they evaluate the values of variables as a shell does (sylabs/singularity#1131); apptainer 1.1, SingularityCE 3.10.
+# Without these, runtimes evaluate the values of variables as a shell does (sylabs/singularity#1131; since apptainer
+# 1.1, SingularityCE 3.10).
 LITERAL = {"APPTAINER_NO_EVAL": "1", "SINGULARITY_NO_EVAL": "1"}
-# Puts the run's folders in front of the image's own PYTHONPATH. The home folder is seen inside, and what pip has put
-# there for the host's Python is not for this one.
+# Puts the run's folders in front of the image's PYTHONPATH. PYTHONNOUSERSITE, since the home folder is visible in the
+# container, and the packages in it are for the host's Python.
 ENTER = 'cd "$0" && export PYTHONNOUSERSITE=1 PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" && shift && exec "$@"'
 
 
@@ -54,7 +56,7 @@ class ContainerError(RuntimeError):
 
 
 def folders(plan: JobPlan) -> list[str]:
-    """Folders of the run that are seen inside under their own names; none is within another. Pure."""
+    """Returns the folders of the run that are bound under the same path; none of them is within another. Pure."""
     run = Path(plan.run_dir)
     runs = run.parents[1] if run.name.isdecimal() else run.parent
     wanted = [str(runs), plan.workdir, plan.code_root, plan.code, plan.checkpoint_dir, plan.tracking_dir]
@@ -65,31 +67,34 @@ def folders(plan: JobPlan) -> list[str]:
 
 
 def outermost(paths: Sequence[str]) -> list[str]:
-    """Those that are in none of the others, in their order. Pure."""
+    """Returns the paths that are not within another one, in their order. Pure."""
     kept = [path for path in dict.fromkeys(paths) if path != "/"]
     return [path for path in kept if not any(path != other and path.startswith(f"{other}/") for other in kept)]
 
 
-def made(plan: JobPlan) -> list[str]:
-    """Those of `folders` that ranks would make, which have to be there to be seen inside. Pure."""
+def folders_to_make(plan: JobPlan) -> list[str]:
+    """Returns those of `folders` that may not exist yet. They are made first, or they could not be bound. Pure."""
     theirs = [os.path.normpath(each) for each in (plan.checkpoint_dir, plan.tracking_dir) if each]
     return [folder for folder in folders(plan) if folder in theirs]
 
 
 def mounts(binds: Sequence[str]) -> list[str]:
-    """For runtimes that want a target too. Pure."""
+    """Returns binds in the form SOURCE:TARGET, for runtimes that need it. Pure."""
     return [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
 
 
 def python_inside(plan: JobPlan) -> list[str]:
-    """What becomes the interpreter inside, in the run's folder and with its code; the arguments follow. Pure."""
+    """Returns the command that becomes the interpreter in the container, in the run's folder and with its code. Pure.
+
+    The interpreter's arguments are appended to it.
+    """
     path = [*plan.code_path, plan.code_root, plan.environment.get("PYTHONPATH")]
     return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.container_python, "-u"]
 
 
-def carried(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
-    """The variables that the agent finds inside: the job's, without those of the host's programs. Pure."""
-    named = {*plan.environment, *plan.secrets} - {"PYTHONPATH"}  # the user's own word counts
+def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
+    """Returns the job's variables that are passed into the container: without those about the host's programs. Pure."""
+    named = {*plan.environment, *plan.secrets} - {"PYTHONPATH"}  # set by the user, so always passed
     return {
         name: value
         for name, value in environ.items()
@@ -100,16 +105,16 @@ def carried(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
 def command(
     plan: JobPlan, environ: Mapping[str, str], runtime: str, exists: Callable[[str], bool]
 ) -> tuple[list[str], dict[str, str]]:
-    """What starts the interpreter inside, without its arguments, and the environment for that. Pure.
+    """Returns the command that starts the interpreter in the container, and the environment of that command. Pure.
 
     Args:
-        plan: the run.
-        environ: of the job.
+        plan: the run's plan.
+        environ: the job's environment.
         runtime: apptainer, singularity or enroot.
-        exists: whether this node has a folder or file.
+        exists: returns whether this node has a folder or file.
     """
     assert plan.container is not None
-    inside = carried(environ, plan)
+    inside = passed_variables(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
     binds = [*filter(exists, outermost(seen)), *plan.binds]
     python = python_inside(plan)
@@ -127,7 +132,7 @@ def command(
 
 
 def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
-    """What starts the container here.
+    """Returns the name of the container runtime on this node.
 
     Raises:
         ContainerError: this node has none.
@@ -147,19 +152,19 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
 
 
 def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPlan) -> None:
-    """Starts the container to ask its Python what it has.
+    """Starts the container and checks that the agent can run in it.
 
     Args:
-        words: what starts the interpreter inside.
-        environ: for that.
-        plan: the run.
+        words: the command that starts the interpreter in the container.
+        environ: the environment of that command.
+        plan: the run's plan.
 
     Raises:
-        ContainerError: it does not start, or the agent could not run in it.
+        ContainerError: the container does not start, or its Python lacks something.
     """
-    asked = [*words, "-c", interpreter.ASK, *interpreter.NEEDED]
+    query = [*words, "-c", interpreter.QUERY, *interpreter.NEEDED]
     done = subprocess.run(
-        asked, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        query, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )
     try:
         problem = interpreter.problem(*json.loads(done.stdout.splitlines()[-1]))
@@ -184,7 +189,7 @@ def main(run_dir: str) -> int:
             raise ContainerError(
                 f"there is no image {plan.container} (env.container): put it on a file system that all nodes share"
             )
-        for folder in made(plan):
+        for folder in folders_to_make(plan):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         words, environ = command(plan, os.environ, runtime_of(plan, shutil.which), os.path.exists)
         require_agent(words, environ, plan)

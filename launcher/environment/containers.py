@@ -1,9 +1,9 @@
-"""Ranks in a container, seen from the login node: what is checked, and the words of the script. Pure but for `checked`.
+"""Checks a run's container at submission, and makes the commands of the job script for it. Pure except `checked`.
 
-| runtime | the script starts on each node | which |
+| runtime | the script starts on each node | how it works |
 |---|---|---|
-| apptainer, singularity, enroot, auto | `container_command RUN` | looks for the image, and enters it |
-| pyxis | `srun --container-image=... python3 -m launcher.agent RUN` | needs the launcher's Python nowhere |
+| apptainer, singularity, enroot, auto | `container_command RUN` | checks the image, and starts the container |
+| pyxis | `srun --container-image=... python3 -m launcher.agent RUN` | needs no Python of the launcher on nodes |
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def checked(env: Env) -> tuple[str, tuple[str, ...]]:
-    """The image by its whole path, if it is a file, and what the user should know.
+    """Returns the image (its absolute path, if it is a file), and notes for the user.
 
     Raises:
-        ConfigError: it is not there, although its place is seen from here.
+        ConfigError: the image's folder is on this machine, and the image is not in it, or cannot be read.
     """
     image = str(env.container)
     key = f"env.container={image}"
     if SCHEME.match(image):
-        told = f"{key} is fetched by every node on its own: for many nodes, make it a file first (apptainer pull)"
-        return image, (told,)
+        note = f"{key} is downloaded by each node: for many nodes, make it a file first (apptainer pull)"
+        return image, (note,)
     is_path = image.startswith(("/", "~", ".")) or image.endswith((".sif", ".sqsh", ".img"))
     if env.container_runtime in (Runtime.pyxis, Runtime.enroot) and not is_path:
         return image, ()  # a name such as nvcr.io#nvidia/pytorch:25.01-py3, or of a container that enroot has made
@@ -48,14 +48,14 @@ def checked(env: Env) -> tuple[str, tuple[str, ...]]:
         return str(path), ()
     if path.parent.is_dir():
         raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: make the image first (apptainer build)")
-    return str(path), (f"{key} is not seen from here, and not looked for: nodes have to see it",)
+    return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
 
 
 def node_command(plan: JobPlan) -> list[str]:
-    """What the script starts on each node, but for the run directory.
+    """Returns the command that the script starts on each node, without its argument, the run directory.
 
     Raises:
-        ConfigError: a folder of the run cannot be seen in a container.
+        ConfigError: a folder of the run cannot be bound into the container.
     """
     if plan.archive is not None:
         return [plan.python, *own_module("launcher.environment.unpack_on_node")]
@@ -64,8 +64,8 @@ def node_command(plan: JobPlan) -> list[str]:
     for folder in container_command.folders(plan):
         if "," in folder or ":" in folder:
             raise ConfigError(
-                f"{folder} is seen inside of env.container, and the name of such a folder cannot have a comma or a "
-                "colon: choose another one"
+                f"{folder} is bound into env.container, and the path of such a folder cannot have a comma or a colon: "
+                "choose another one"
             )
     if _pyxis(plan):
         return [*container_command.python_inside(plan), *own_module("launcher.agent")]
@@ -73,17 +73,18 @@ def node_command(plan: JobPlan) -> list[str]:
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
-    """Shell lines for pyxis: a folder that is not there cannot be mounted."""
+    """Returns the shell lines that make folders for pyxis to mount."""
     return [
         SetupLine(f"mkdir -p -m 700 {shlex.quote(folder)}", SetupPart.FOLDER, name=folder)
-        for folder in (container_command.made(plan) if _pyxis(plan) else [])
+        for folder in (container_command.folders_to_make(plan) if _pyxis(plan) else [])
     ]
 
 
 def before_srun(plan: JobPlan) -> list[str]:
-    """Words in front of srun. pyxis carries the whole environment in, where the image's own variables win.
+    """Returns the words before srun, which remove variables about the host's programs for pyxis.
 
-    Outside, for inside they may be the image's own.
+    pyxis passes the whole environment. The variables are removed outside of the container, since inside they may be
+    those of the image.
     """
     if not _pyxis(plan):
         return []
@@ -92,7 +93,7 @@ def before_srun(plan: JobPlan) -> list[str]:
 
 
 def srun_options(plan: JobPlan) -> list[str]:
-    """Arguments of srun, for pyxis."""
+    """Returns srun's arguments for pyxis."""
     if not _pyxis(plan):
         return []
     return [

@@ -1,7 +1,7 @@
-"""The Python that ranks run with, where it is another one than the launcher's: an environment of the user's own.
+"""Checks the user's own environment (env.activate), whose Python runs the ranks instead of the launcher's.
 
-Only what runs in the agents needs to be installed in it (`NEEDED`). The launcher itself comes along on PYTHONPATH, and
-what the job's script does besides is done by the launcher's own Python.
+Only the packages in `NEEDED` have to be installed in it. The launcher itself is on PYTHONPATH there; everything else
+in the job script is run by the launcher's Python.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 
-NEEDED = ("torch", "numpy", "submitit")  # what launcher.agent imports, and what that needs
+NEEDED = ("torch", "numpy", "submitit")  # imported by launcher.agent, and needed by submitit and torch
 OLDEST, NEWEST = (3, 10), (3, 13)
-PATIENCE = 60.0  # seconds for a Python to start from a cold file system
-ASK = """
+TIMEOUT = 60.0  # seconds for a Python to start from a cold file system
+QUERY = """
 import importlib.util, json, sys
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps([list(sys.version_info[:2]), missing]))
 """
-# The job script looks for it first (templates/parts/setup.sh.j2), for batch shells do not always have it.
+# The job script checks this first (templates/parts/setup.sh.j2), since batch shells do not always have `module`.
 MODULE = "type module >/dev/null 2>&1"
-# By its path alone: no `conda init`, which would want an interactive shell. In front of it stands ENVIRONMENT=PATH.
+# Activates an environment by its path; $launcher_env is set before. `conda init` would need an interactive shell.
 ACTIVATE = """\
 if [ -d "$launcher_env/conda-meta" ]; then
   export PATH="$launcher_env/bin:$PATH" CONDA_PREFIX="$launcher_env" CONDA_DEFAULT_ENV="$launcher_env" CONDA_SHLVL=1
@@ -42,48 +42,53 @@ fi"""
 
 
 def checked(folder: str) -> tuple[str, tuple[str, ...]]:
-    """The environment's whole path, and what its user should know.
+    """Returns the environment's absolute path, and notes for the user.
 
     Raises:
-        ConfigError: it is not there, although its place is seen from here; or lacks something.
+        ConfigError: the environment's parent folder is on this machine, and the environment is not in it, or lacks
+            something.
     """
     key = f"env.activate={folder}"
     path = Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(folder))))
     if not path.exists():
         if path.parent.is_dir():
             raise ConfigError(f"{key}: there is no {path.name} in {path.parent}: name the folder of an environment")
-        return str(path), (f"{key} is not seen from here, and not looked into: nodes have to see it",)
+        return str(path), (f"{key} is not visible on this machine, and was not checked: the nodes need it",)
     if path.is_file() and path.name == "activate":
         raise ConfigError(f"{key} is a script: name the environment's folder, {path.parents[1]}")
     if not (path / "conda-meta").is_dir() and not (path / "bin/activate").is_file():
         raise ConfigError(
             f"{key} is no environment: it has neither bin/activate (venv, uv) nor conda-meta (conda, mamba)"
         )
-    return str(path), _asked(key, path)
+    return str(path), _query(key, path)
 
 
-def _asked(key: str, path: Path) -> tuple[str, ...]:
-    """Asks the environment's Python for its version and what is missing; that of another machine may not start here."""
+def _query(key: str, path: Path) -> tuple[str, ...]:
+    """Runs the environment's Python to check its version and packages; returns a note if it does not start here.
+
+    Raises:
+        ConfigError: ranks could not run with it.
+    """
     python = path / "bin/python"
     if not os.access(python, os.X_OK):
         raise ConfigError(f"{key}: it has no Python ({python}): install one into it")
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(
-            [str(python), "-c", ASK, *NEEDED], cwd="/", env=environ, capture_output=True, text=True, timeout=PATIENCE,
+            [str(python), "-c", QUERY, *NEEDED], cwd="/", env=environ, capture_output=True, text=True, timeout=TIMEOUT,
             check=True,
         )  # fmt: skip
         version, missing = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return (f"{key}: its Python could not be asked here ({error}); nodes may be able to start it",)
-    if told := problem(version, missing):
+        return (f"{key}: its Python does not start here ({error}), and was not checked; it may start on the nodes",)
+    if reason := problem(version, missing):
         fix = f": {python} -m pip install {' '.join(missing)}" if missing else ""
-        raise ConfigError(f"{key} {told}{fix}")
+        raise ConfigError(f"{key} {reason}{fix}")
     return ()
 
 
 def problem(version: Sequence[int], missing: Sequence[str]) -> str:
-    """Why ranks could not run with a Python that has answered ASK; empty: they can. Pure."""
+    """Returns why ranks cannot run with a Python, by its output of QUERY; empty: they can. Pure."""
     if not OLDEST <= tuple(version) <= NEWEST:
         names = [".".join(map(str, each)) for each in (version, OLDEST, NEWEST)]
         return f"has Python {names[0]}: the launcher runs with {names[1]} to {names[2]}"

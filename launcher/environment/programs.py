@@ -1,7 +1,6 @@
-"""Programs and functions of the user's own, looked at on the login node: nothing of them is executed, nothing imported.
+"""Checks the user's programs and functions at submission, without executing or importing them.
 
-What is wrong with them (a script that is not there, a syntax error, a function that has another name) is told before a
-job waits hours in a queue to stumble over it.
+So a missing script, a syntax error or a wrong function name is reported at once, and not after hours in a queue.
 """
 
 from __future__ import annotations
@@ -28,29 +27,35 @@ ELF = b"\x7fELF"
 
 @dataclass(frozen=True)
 class Place:
-    """Where Python will look in the job.
+    """Where Python will look for modules in the job.
 
     Attributes:
-        workdir: folder that the job starts in.
-        path: folders that are searched for modules, in order.
-        sure: nothing else may be added to them there (no set-up lines).
+        workdir: the folder in which the job starts.
+        path: the folders that are searched, in order.
+        complete: whether the job searches no other folders. Set-up lines may add some.
     """
 
     workdir: Path
     path: tuple[str, ...]
-    sure: bool = True
+    complete: bool = True
 
 
 def here(environment: Mapping[str, Any], setup: Sequence[str], folder: str | None = None) -> Place:
-    """This machine's, with what the cluster's profile adds, in a folder (that of this process)."""
+    """Returns the place for a job that is submitted by this process.
+
+    Args:
+        environment: the variables of the cluster's profile.
+        setup: the set-up lines of the profile.
+        folder: the folder in which the job starts; None: that of this process.
+    """
     folder = folder or os.getcwd()
     more = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     path = [folder, *str(more).split(os.pathsep), *sys.path]
-    return Place(Path(folder), tuple(dict.fromkeys(filter(None, path))), sure=not setup)
+    return Place(Path(folder), tuple(dict.fromkeys(filter(None, path))), complete=not setup)
 
 
 def checked_program(program: Program, place: Place) -> Program:
-    """The program, with its arguments as text.
+    """Checks a program, and returns it with all its arguments as a list of strings.
 
     Raises:
         ConfigError: it cannot be run; the text names the fix.
@@ -64,13 +69,13 @@ def checked_program(program: Program, place: Place) -> Program:
         _require_interpreter(program)
     if program.script is not None:
         _check_script(program, place)
-    elif program.python is None:  # what another interpreter finds is not known here
+    elif program.python is None:  # another interpreter may find other modules
         _program(str(program.module), place)
     return replace(program, args=_arguments(program), flags={}, overrides={})
 
 
 def checked_function(function: Function, place: Place) -> Function:
-    """The function, its target as `package.module:function`.
+    """Checks a function, and returns it with its target in the form `package.module:function`.
 
     Raises:
         ConfigError: there is no such function, or it does not take these arguments.
@@ -90,7 +95,7 @@ def checked_function(function: Function, place: Place) -> Function:
 
 
 def begins_with(workload: Program | Function, place: Place) -> tuple[str, str | None]:
-    """The key that names what a job begins with, and its file; None: that is not known here.
+    """Returns the key which names the workload's code, and its first file; None: the file is not known here.
 
     Raises:
         ConfigError: as for `checked_program` and `checked_function`.
@@ -109,7 +114,7 @@ def _file(spec: ModuleSpec | None) -> str | None:
 
 
 def _program(module: str, place: Place) -> ModuleSpec | None:
-    """What `python -m MODULE` runs."""
+    """Returns the module that `python -m MODULE` runs; None: not known here."""
     spec = _found(module, place, "workload.module")
     if spec is not None and spec.submodule_search_locations is not None:
         return _found(f"{module}.__main__", place, "workload.module")
@@ -127,7 +132,7 @@ def _check_script(program: Program, place: Place) -> None:
     if not path.exists():
         folder = path.parent
         if not folder.is_dir():
-            raise ConfigError(f"{key}: there is no folder {folder} (paths are seen from {place.workdir})")
+            raise ConfigError(f"{key}: there is no folder {folder} (paths are relative to {place.workdir})")
         files = [each.name for each in folder.iterdir() if each.is_file()]
         module = f" It is a module: run --module {program.script}" if _is_module(str(program.script), place) else ""
         raise ConfigError(f"{key}: there is no file {path.name} in {folder}.{near(path.name, files)}{module}")
@@ -140,13 +145,13 @@ def _check_script(program: Program, place: Place) -> None:
         return
     if path.suffix != ".py" and not _is_text(path):
         raise ConfigError(f"{key} is neither a Python file nor executable: chmod u+x {path}")
-    if program.python is None:  # another one may read another Python
+    if program.python is None:  # another interpreter may have another syntax
         _parsed(path, key)
 
 
 def _is_module(name: str, place: Place) -> bool:
     try:
-        return _found(name, replace(place, sure=True), "workload.module") is not None
+        return _found(name, replace(place, complete=True), "workload.module") is not None
     except ConfigError:
         return False
 
@@ -154,7 +159,7 @@ def _is_module(name: str, place: Place) -> bool:
 def _check_executable(program: Program, path: Path, key: str) -> None:
     for name in ("python", "fork"):
         if getattr(program, name):
-            raise ConfigError(f"workload.{name} is for Python files, and {key} is a program of its own: leave it out")
+            raise ConfigError(f"workload.{name} is for Python files, and {key} is an executable: leave it out")
     with path.open("rb") as file:
         begin = file.read(4)
     if not begin.startswith((b"#!", ELF)):
@@ -182,7 +187,11 @@ def _require_interpreter(program: Program) -> None:
 
 
 def _arguments(program: Program) -> list[str]:
-    """All of its arguments: as they were given, then the named ones."""
+    """Returns a program's arguments: `args`, then `flags`, then `overrides`.
+
+    Raises:
+        ConfigError: a value cannot be an argument.
+    """
     try:
         given = words(program.args)
     except ValueError as error:
@@ -199,7 +208,7 @@ def _arguments(program: Program) -> list[str]:
 
 
 def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Named arguments of a Hydra app: `optimizer.lr=0.1`."""
+    """Returns named arguments in the form that a Hydra app expects: `optimizer.lr=0.1`."""
     found = []
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -226,7 +235,11 @@ def _parsed(path: Path, key: str) -> ast.Module:
 
 
 def _split(target: str) -> tuple[str, str]:
-    """`pkg.mod:f`, `pkg.mod:Class.method` or `pkg.mod.f` (as Hydra names it) in two."""
+    """Splits `pkg.mod:f`, `pkg.mod:Class.method` or `pkg.mod.f` (Hydra's form) into the module and the name in it.
+
+    Raises:
+        ConfigError: the target has another form.
+    """
     module, colon, name = target.partition(":")
     if not colon:
         module, _, name = target.rpartition(".")
@@ -236,10 +249,10 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
-    """Where a module is; None: it cannot be said without running something.
+    """Finds a module without importing it; None: it may be in a folder that only the job knows.
 
     Raises:
-        ConfigError: it is nowhere.
+        ConfigError: there is no such module.
     """
     path: Sequence[str] | None = None
     spec = None
@@ -250,7 +263,7 @@ def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
         whole, parent = ".".join(parts[: number + 1]), ".".join(parts[:number])
         spec = _spec(whole, place.path if path is None else path, top=path is None)
         if spec is None:
-            if not place.sure:
+            if not place.complete:
                 return None
             where = f"{parent} ({', '.join(path)})" if path else f"{place.workdir} and on Python's path"
             siblings = [f"{parent}.{each}" if parent else each for each in _modules([*(path or [str(place.workdir)])])]
@@ -266,8 +279,8 @@ def _found(name: str, place: Place, key: str) -> ModuleSpec | None:
 
 
 def _spec(name: str, path: Sequence[str], *, top: bool) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, which would import the packages above."""
-    # By its last part alone, since of a folder without __init__.py the package above would have to be imported already.
+    """Finds a module like `importlib.util.find_spec`, but without importing its parent packages."""
+    # By the last part of its name: for a namespace package, the parent would have to be imported already.
     if found := PathFinder.find_spec(name.rpartition(".")[2], list(path)):
         found.name = name
         return found
@@ -290,14 +303,15 @@ def _modules(folders: Sequence[str]) -> Iterator[str]:
 
 
 def _tree(spec: ModuleSpec | None, key: str) -> ast.Module | None:
-    """A module's source, where it has any."""
+    """Returns a module's syntax tree; None: it has no Python source."""
     return _parsed(Path(spec.origin), key) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 def _refuse_module(package: ModuleSpec, tree: ast.Module | None, name: str, key: str) -> None:
-    """
+    """Checks that a name in a package is not a module.
+
     Raises:
-        ConfigError: what is named in a package is a module, or nothing, in a folder that is a package without a file.
+        ConfigError: it is a module; or the package has no __init__.py, and nothing of this name in it.
     """
     first, _, _ = name.partition(".")
     names, _ = _names(tree.body) if tree is not None else ({}, False)
@@ -321,7 +335,7 @@ def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str
     first = name.partition(".")[0]
     names, open_ended = _names(tree.body)
     if first not in names:
-        if open_ended:  # `from x import *`, or a __getattr__ of its own
+        if open_ended:  # it has `from x import *`, or a __getattr__
             return
         raise ConfigError(f"{key}: there is no {first} in {origin}.{near(first, names)}")
     node = names[first]
@@ -349,7 +363,7 @@ def _check_call(tree: ast.Module, name: str, kwargs: Mapping[str, Any], key: str
 
 
 def _names(body: Sequence[ast.stmt]) -> tuple[dict[str, ast.stmt], bool]:
-    """What a module defines at its top level (within if, try and with too), and whether there may be more."""
+    """Returns the names that a module defines (within if, try and with too), and whether it may define others."""
     names: dict[str, ast.stmt] = {}
     open_ended = False
     for node in body:

@@ -1,14 +1,14 @@
-"""Variables whose values are for nobody else: handed to the job by name, and written to no script and no record.
+"""Passes secret environment variables to jobs, and keeps their values out of scripts and records.
 
 | cluster | how a value gets to the job |
 |---|---|
 | local, allocation | in the environment of the job's process |
 | slurm | in sbatch's environment, which slurmctld keeps for the job's owner and root (man sbatch, --export) |
-| pbs | in a file of mode 0600 in a folder of the user's own, outside of the run directory |
+| pbs | in a file of mode 0600, in a private folder of the user outside of the run directory |
 
-`qsub -v NAME` would put a value among the attributes of the job, which `qstat -f` shows to everybody unless the site
-has said otherwise (query_other_jobs, pbs_server_attributes(7B)). So PBS gets a file, which the job's script removes
-when the run is over. Works without torch, hydra and submitit: both sides use it.
+`qsub -v NAME` would make a value an attribute of the job, which `qstat -f` shows to everybody unless the site forbids
+it (query_other_jobs, pbs_server_attributes(7B)). So PBS gets a file, which the job's script removes when the run is
+over. This module needs neither torch nor hydra nor submitit, since login node and job both use it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from launcher.paths import user_data_dir
 from launcher.runs.directory import Run, require_private
 from launcher.runs.events import Ended, every
 
-PATTERNS = "LAUNCHER_SECRETS"  # in a job: the patterns of their names, comma-separated
-FILE = "LAUNCHER_SECRETS_FILE"  # in a job of PBS: where the values came from
-FOLDER = "LAUNCHER_SECRETS_DIR"  # the user's own word on where such files are
-KEPT_OUT = "(secret)"  # in a record, instead of a value
-LEAST = 8  # characters of a value that is looked for in other values; shorter ones would be found anywhere
+PATTERNS = "LAUNCHER_SECRETS"  # variable of a job: the patterns of secret names, comma-separated
+FILE = "LAUNCHER_SECRETS_FILE"  # variable of a PBS job: the file with the values
+FOLDER = "LAUNCHER_SECRETS_DIR"  # variable of the user: the folder of such files
+REDACTED = "(secret)"  # stands for a value in a record
+MIN_LENGTH = 8  # characters; shorter values are not searched for in other values, since they would be found anywhere
 _VARIABLE = re.compile(r"\s*[+~]*cluster\.environment\.([^=\s]+)\s*=\s*(.*)", re.DOTALL)
 _SECTION = re.compile(r"\s*[+~]*cluster\.environment\s*=(.*)", re.DOTALL)
-_KEY = re.compile(r"([\w-]+)\s*:\s*")  # of a section
-_NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # only where it is, or none
+_KEY = re.compile(r"([\w-]+)\s*:\s*")  # in a section
+_NO_VALUE = r"""(?:(["']?)\$\{(?:oc\.env:\w+(?:, *null)?|[\w.]+)\}\1|(?i:null))?\s*"""  # a reference, null or nothing
 
 
 def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """An environment without its secrets. Pure."""
+    """Returns an environment without its secrets. Pure."""
     hidden = redaction.secrets_in(environ, patterns)
     return {name: value for name, value in environ.items() if name not in hidden}
 
@@ -49,17 +49,17 @@ def without(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, st
 # -- records
 
 
-def public_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Overrides without the values of secrets: whoever repeats them has those in the environment. Pure.
+def redact_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Returns overrides without the values of secrets, which a repeated command takes from the environment. Pure.
 
-    | cluster.environment. of a secret | instead |
+    | override of cluster.environment for a secret | result |
     |---|---|
-    | `NAME=VALUE`, also where a later override wins | `NAME=${oc.env:NAME}` |
+    | `NAME=VALUE`, even if a later override replaces it | `NAME=${oc.env:NAME}` |
     | `~NAME=VALUE` | `~NAME` |
-    | `NAME=${oc.env:OTHER}`, `NAME=null` | as it is |
+    | `NAME=${oc.env:OTHER}`, `NAME=null` | unchanged |
 
     Raises:
-        ConfigError: a value stands in a whole section, out of which it is not taken.
+        ConfigError: the override sets the whole section, from which a value cannot be removed.
     """
     found = []
     for word in words:
@@ -79,24 +79,25 @@ def public_overrides(words: Sequence[str], patterns: Sequence[str]) -> list[str]
     return found
 
 
-def public_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
-    """A resolved config without the values of secrets. Pure."""
+def redact_config(config: Mapping[str, Any], secrets: Iterable[str]) -> dict[str, Any]:
+    """Returns a resolved config without the values of secrets. Pure."""
     cluster = dict(config.get("cluster") or {})
     names = set(secrets)
     environment = cluster.get("environment") or {}
     if not names & set(environment):
         return dict(config)
-    cluster["environment"] = {name: KEPT_OUT if name in names else value for name, value in environment.items()}
+    cluster["environment"] = {name: REDACTED if name in names else value for name, value in environment.items()}
     return {**config, "cluster": cluster}
 
 
 def require_absent(values: Any, secrets: Mapping[str, str]) -> None:
-    """
+    """Checks that values which are to be written contain no secrets.
+
     Raises:
-        ConfigError: the value of a secret stands in something that is about to be written.
+        ConfigError: a value, or a key, contains the value of a secret.
     """
     # The path of a file with a key is no secret.
-    wanted = {name: text for name, text in secrets.items() if len(text) >= LEAST and not _is_path(text)}
+    wanted = {name: text for name, text in secrets.items() if len(text) >= MIN_LENGTH and not _is_path(text)}
     for key, text in _texts("", values):
         for name, value in wanted.items():
             if value in text:
@@ -127,7 +128,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def exported(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Secrets of the config are in this process's environment inside, from which every job takes its own."""
+    """Adds secrets of the config to this process's environment inside the `with` block, from which jobs take them."""
     before = {name: os.environ.get(name) for name in secrets}
     os.environ.update(secrets)
     try:
@@ -141,9 +142,10 @@ def exported(secrets: Mapping[str, str]) -> Iterator[None]:
 
 
 def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """
+    """Checks that the secrets of a recorded run are in the environment, before it is submitted again.
+
     Raises:
-        SubmissionError: a run that was recorded without its secrets is to go on, and they are not here.
+        SubmissionError: some are missing.
     """
     if missing := [name for name in names if name not in environ]:
         raise SubmissionError(
@@ -156,29 +158,34 @@ def require(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def folder() -> Path:
-    """$LAUNCHER_SECRETS_DIR, else `secrets` in the per-user data folder, which the nodes have to see."""
+    """Returns $LAUNCHER_SECRETS_DIR, else `secrets` in the per-user data folder. The nodes have to see it."""
     if named := os.environ.get(FOLDER):
         return Path(named).expanduser().absolute()
     return user_data_dir() / "secrets"
 
 
 def folder_of(runs: str, base: str) -> str:
-    """Where the files of the runs in a folder are: of a runs_dir, or of a sweep for its points. Pure."""
+    """Returns the folder of the secrets of all runs in a folder. Pure.
+
+    Args:
+        runs: the folder of runs, or the directory of a sweep.
+        base: see `folder`.
+    """
     return f"{base}/{hashlib.sha256(runs.encode()).hexdigest()[:16]}"
 
 
 def file_of(run_dir: str, base: str) -> Path:
-    """The file with the secrets of a run. Pure."""
+    """Returns the file with the secrets of a run. Pure."""
     path = Path(run_dir)
     return Path(folder_of(str(path.parent), base)) / f"{path.name}.sh"
 
 
 def write(text: str, path: Path) -> None:
-    """A file that its owner alone can read, in folders to which nobody else can write, since jobs source it.
+    """Writes a file that only its owner can read, in folders that only its owner can change, since jobs source it.
 
     Raises:
-        OSError: it cannot be written.
-        RunError: a folder that is there is somebody else's, or others can write to it.
+        OSError: the file cannot be written.
+        RunError: one of the folders belongs to somebody else, or others can write to it.
     """
     try:
         _write(text, path)
@@ -194,7 +201,7 @@ def _write(text: str, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file of secrets, and its folder with the last one."""
+    """Removes a file of secrets, and its folder if that is empty then."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
@@ -205,12 +212,12 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 
     Args:
         run_dirs: the runs' directories.
-        secrets: names and values; without any there is no file.
-        exports: shell text that sets them.
-        base: the folder for such files.
+        secrets: the secrets' names and values; without any, no file is written.
+        exports: the shell text that sets them.
+        base: see `folder`.
 
     Raises:
-        SubmissionError: they cannot be written.
+        SubmissionError: a file cannot be written.
     """
     prune(Path(base))
     for run_dir in run_dirs:
@@ -228,19 +235,19 @@ def hand_over(run_dirs: Sequence[str], secrets: Mapping[str, str], exports: str,
 
 
 def forget(run_dir: str, base: str | None) -> None:
-    """Removes the file of a run that is cancelled; one that runs has read it."""
+    """Removes the file of a run that is cancelled. (If the run has started, it has read the file.)"""
     if base is not None:
         remove(file_of(run_dir, base))
 
 
 def prune(base: Path) -> None:
-    """Removes the files of runs that are over, gone or cancelled, whose own script could not do so."""
+    """Removes the files of runs that are over, gone or cancelled, if their scripts have not done so."""
     with contextlib.suppress(OSError):
         for path in base.glob("*/*.sh"):
             with open(path, errors="replace") as file:
                 run_dir = file.readline().removeprefix("# ").removesuffix("\n")
                 written = os.fstat(file.fileno()).st_mtime
-            with contextlib.suppress(UnavailableError):  # of a run of which nobody can tell it stays
+            with contextlib.suppress(UnavailableError):  # kept if the run's state is not known
                 if os.path.isabs(run_dir) and _over(Path(run_dir), written):
                     remove(path)
         for folder in base.glob("*"):  # the script of the last run in it has removed the file
@@ -249,19 +256,23 @@ def prune(base: Path) -> None:
 
 
 def _over(run_dir: Path, written: float) -> bool:
-    """Whether a run does not need its file any more, which was written then (seconds since the epoch).
+    """Returns whether a run does not need its file of secrets any more.
 
-    | the run | |
+    | the run | result |
     |---|---|
-    | has no directory, and its runs_dir is there | yes |
-    | has none, nor is that there: it may be another cluster's, with the same home | no |
+    | its directory is gone, and its runs_dir exists | yes |
+    | both are gone: they may be on another cluster with the same home folder | no |
     | is cancelled | yes |
-    | ended, but for 75, after the file was written | yes |
-    | ended before that: it was submitted again, and waits | no |
-    | waits, runs, or ended with 75: it may go on by itself | no |
+    | has ended after the file was written, and not with 75 | yes |
+    | has ended before that: it was submitted again, and waits | no |
+    | waits, runs, or has ended with 75: it may continue by itself | no |
+
+    Args:
+        run_dir: the run's directory.
+        written: when the file was written, in seconds since the epoch.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: the run directory cannot be read now.
     """
     run = Run(run_dir)
     if not unwrap(exists(run_dir)):

@@ -1,4 +1,4 @@
-"""One of the shell lines that run before the agents start."""
+"""The type of the shell lines that the job script runs before the agents start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from launcher.failures.codes import SetupPart
 
 @dataclass(frozen=True)
 class SetupLine:
-    """A shell line, or several.
+    """One shell line (or several that belong together) of the job script's set-up.
 
     Attributes:
-        line: it.
-        of: what it is for.
-        number: its number among those, from 1.
-        name: of the module, the environment or the folder that it is about.
+        line: the shell text.
+        of: its purpose, and so the key that it comes from.
+        number: its number among the lines of this purpose, from 1.
+        name: the module, the environment or the folder that it concerns; empty: none.
     """
 
     line: str
@@ -26,5 +26,5 @@ class SetupLine:
 
     @property
     def words(self) -> str:
-        """What it is, for people."""
+        """The description of the line in errors."""
         return text.of_setup_line(self.of, self.number, self.name)

@@ -1,7 +1,7 @@
-"""The code as it was at submission: a copy of the files of a repository, in the run directory.
+"""Copies the code of a repository into the run directory, so that a run uses the code as it was at submission.
 
-What git has, or would have (`git ls-files -co --exclude-standard`), is copied as it stands in the working folder,
-changes that nobody has committed included. What .gitignore names (data, checkpoints, environments) is not.
+The copy has the files that git tracks or would add (`git ls-files -co --exclude-standard`), as they are in the working
+folder, with uncommitted changes. Files that .gitignore names (data, checkpoints, environments) are not copied.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ from launcher.runs.directory import Run
 from launcher.spec.plan import JobPlan, Site
 from launcher.units import parse_size
 
-LIBRARY = "lib-"  # beside it, with a version: the launcher's own packages, for a Python that does not have them
-FOLDER = "code"  # in the directory of a run or sweep
-SHOWN = 5  # files that are named when it is too large
-PATIENCE = 60.0  # seconds for one git command
+FOLDER = "code"  # the snapshot, in the directory of a run or sweep
+LIBRARY = "lib-"  # with a version, in the same directory: the launcher's packages, for a Python that lacks them
+SHOWN = 5  # files that are named when a snapshot is too large
+TIMEOUT = 60.0  # seconds for one git command
 
 
 @dataclass(frozen=True)
 class Tree:
-    """What a snapshot has: the repository's folder, the files seen from it, and the bytes of each."""
+    """The files of a snapshot.
+
+    Attributes:
+        root: the repository's folder.
+        files: the size of each file in bytes, by its path relative to `root`.
+    """
 
     root: Path
     files: dict[str, int]
@@ -46,11 +51,11 @@ class Tree:
 
 
 def tree(folder: str, without: Sequence[str] = ()) -> Tree:
-    """What a snapshot of the repository around a folder would have.
+    """Returns the files that a snapshot of a repository would have.
 
     Args:
-        folder: any folder of it.
-        without: folders that are left out (those of runs).
+        folder: any folder of the repository.
+        without: folders that are left out (run directories).
 
     Raises:
         ConfigError: the folder is in no git repository, or git fails.
@@ -63,7 +68,7 @@ def tree(folder: str, without: Sequence[str] = ()) -> Tree:
         path = root / name
         try:
             status = path.lstat()
-        except OSError:  # deleted, and git was not told
+        except OSError:  # deleted, but still in git's index
             continue
         where = os.path.join(os.path.realpath(path.parent), path.name)
         if (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)) and not where.startswith(left_out):
@@ -72,7 +77,7 @@ def tree(folder: str, without: Sequence[str] = ()) -> Tree:
 
 
 def _names(root: Path, prefix: str) -> Iterator[str]:
-    """The names of its files; those of repositories within it (submodules among them) as well."""
+    """Yields the paths of a repository's files, and of the repositories within it (such as submodules)."""
     listed = _git(str(root / prefix), "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     for name in dict.fromkeys(filter(None, listed)):
         inner = os.path.join(prefix, name)
@@ -88,12 +93,12 @@ def _git(folder: str, *arguments: str) -> str:
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="surrogateescape",
-            timeout=PATIENCE, check=False,
+            timeout=TIMEOUT, check=False,
         )  # fmt: skip
     except NOT_ON_PATH:
         raise ConfigError(f"{key} asks git for the files to copy, and git is not on this machine's PATH") from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {PATIENCE:g} s") from None
+        raise ConfigError(f"{key}: git {arguments[0]} in {folder} did not end within {TIMEOUT:g} s") from None
     if done.returncode == 0:
         return done.stdout
     if "not a git repository" in done.stderr:
@@ -105,7 +110,8 @@ def _git(folder: str, *arguments: str) -> str:
 
 
 def check(found: Tree, limit: int) -> None:
-    """
+    """Checks the size of a snapshot.
+
     Raises:
         ConfigError: it is larger than `limit` bytes; the largest files are named.
     """
@@ -116,22 +122,22 @@ def check(found: Tree, limit: int) -> None:
     raise ConfigError(
         f"env.snapshot=true: the code in {found.root} is {rough_size(found.size)} ({plural(len(found.files), 'file')}),"
         f" and env.snapshot_limit={format_size(limit)}. The largest:\n{lines}\n"
-        "Name in .gitignore what is no code (and `git rm --cached` what git has of it), or raise env.snapshot_limit"
+        "Add what is no code to .gitignore (and `git rm --cached` what is tracked), or raise env.snapshot_limit"
     )
 
 
 def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | None, folder: Path) -> Site:
-    """The site of a run whose code is a snapshot.
+    """Returns the site of a run whose code is a snapshot.
 
     Args:
         config: the config.
-        site: of the folder that the user is in.
-        found: what the snapshot will have; None: that of `before` is used.
-        before: the plan that the run or its sweep has had.
-        folder: of a new snapshot.
+        site: the site, with folders of the repository.
+        found: the files of a new snapshot; None: the snapshot of `before` is used.
+        before: the earlier plan of the run or its sweep.
+        folder: the folder of a new snapshot.
 
     Raises:
-        ConfigError: it would be too large, or without the workload's code.
+        ConfigError: the snapshot would be too large, or would not contain the workload's code.
     """
     if found is None:
         assert before is not None and before.code is not None and before.repository is not None
@@ -140,12 +146,14 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         check(found, parse_size(config.env.snapshot_limit))
         _require_workload(config, site, found)
         root, code, known = str(found.root), str(folder), ()
-    found_by_name = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path  # `python -m launcher` puts that there
+    found_by_name = (
+        sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path
+    )  # `python -m launcher` adds the working folder
     named = config.cluster.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     imports = [os.path.realpath(path) for path in [*str(named).split(os.pathsep), *found_by_name] if path]
     ours = [path for path in imports if within(path, root) and not _of_python(path)]
     code_root = site.code_root
-    if code_root is not None and not within(code_root, _runs_dir(site.run_dir)):  # where no copy has anything
+    if code_root is not None and not within(code_root, _runs_dir(site.run_dir)):  # a folder of runs is in no snapshot
         code_root = moved(code_root, root, code)
     return replace(
         site,
@@ -158,16 +166,22 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
 
 
 def _of_python(path: str) -> bool:
-    """Whether a folder is an interpreter's own, of which a repository may have one."""
+    """Returns whether a folder belongs to a Python installation (a venv may be within the repository)."""
     return within(path, sys.prefix) or within(path, sys.base_prefix) or "site-packages" in Path(path).parts
 
 
 def _require_workload(config: Config, site: Site, found: Tree) -> None:
-    """The script, or the file of the module or function, is copied if it is one of the repository."""
+    """Checks that the snapshot contains the workload's script, module or function, if the repository does.
+
+    Raises:
+        ConfigError: git ignores the file.
+    """
     workload = config.workload
     if not isinstance(workload, (Program, Function)):
         return
-    place = replace(programs.here(config.cluster.environment, [], site.workdir), sure=False)  # what is nowhere was told
+    place = replace(
+        programs.here(config.cluster.environment, [], site.workdir), complete=False
+    )  # `programs` has already refused what is nowhere
     key, file = programs.begins_with(workload, place)
     path = "" if file is None else _real(file)
     if within(path, str(found.root)) and not _of_python(path) and os.path.relpath(path, found.root) not in found.files:
@@ -180,7 +194,13 @@ def _require_workload(config: Config, site: Site, found: Tree) -> None:
 def seen(
     workload: Program | Function, place: programs.Place, before: JobPlan
 ) -> tuple[Program | Function, programs.Place]:
-    """What a job begins with, and where it looks, in the snapshot of a plan that goes on: not in the repository."""
+    """Returns a workload and the place where Python looks for it, with the snapshot's folders for the repository's.
+
+    Args:
+        workload: the workload.
+        place: the place, with folders of the repository.
+        before: the plan of an earlier attempt, which has the snapshot.
+    """
     assert before.repository is not None and before.code is not None
     workdir = moved(os.path.realpath(place.workdir), before.repository, before.code)
     path = path_in([*map(os.path.abspath, place.path)], before.repository, before.code)
@@ -192,15 +212,15 @@ def seen(
 
 
 def notes(plan: JobPlan) -> tuple[str, ...]:
-    """What the user should know of a plan with a snapshot."""
+    """Returns notes for the user about a plan with a snapshot."""
     script = plan.params.get("script")
     if plan.code is None or not script or _has(plan.code, plan.workdir, script):
         return ()
-    return (f"workload.script={script} is not in {plan.repository}, so in no snapshot: the job runs it as it is then",)
+    return (f"workload.script={script} is not in {plan.repository}, so in no snapshot: the job uses its later changes",)
 
 
 def script_in(script: str, site: Site | JobPlan) -> str:
-    """Where a program's script is in a snapshot; one with a relative path is found by it."""
+    """Returns the path of a program's script in a snapshot. A relative path that is valid there is kept."""
     if site.code is None or site.repository is None:
         return script
     path = os.path.expanduser(script)
@@ -219,7 +239,7 @@ def _has(code: str, workdir: str, script: str) -> bool:
 
 
 def into_plan(plan: JobPlan) -> JobPlan:
-    """The plan with the folders of its snapshot, if it has one, in place of the repository's."""
+    """Returns the plan with the snapshot's folders, if it has one, in place of the repository's."""
     if plan.code is None:
         return plan
     params = dict(plan.params)
@@ -229,7 +249,7 @@ def into_plan(plan: JobPlan) -> JobPlan:
 
 
 def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict[str, str | None]:
-    """Variables of a profile as they are for a snapshot: PYTHONPATH has its folders and not the repository's."""
+    """Returns a profile's variables, with the snapshot's folders in PYTHONPATH in place of the repository's."""
     path = environment.get("PYTHONPATH")
     if not path or plan.code is None or plan.repository is None:
         return dict(environment)
@@ -237,38 +257,44 @@ def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
-    """Where Python looks for modules, with a snapshot's folders for those of the repository."""
+    """Returns folders of Python's module path, with the snapshot's folders in place of the repository's.
+
+    Args:
+        folders: the module path.
+        root: the repository.
+        code: the snapshot.
+    """
     found = []
     for folder in folders:
         real = os.path.realpath(folder)
         ours = os.path.isabs(folder) and within(real, root) and not _of_python(real)
-        found.append(moved(real, root, code) if ours else folder)  # a relative one begins in the snapshot anyway
+        found.append(moved(real, root, code) if ours else folder)  # a relative one is relative to the snapshot
     return found
 
 
 def _real(path: str) -> str:
-    """A path without links among the folders above it; it may be one itself."""
+    """Returns a path with symbolic links resolved, except in its last part."""
     return os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
 
 
 def within(path: str, folder: str) -> bool:
-    """Whether a path is a folder's or below it. Pure."""
+    """Returns whether a path is a folder, or within it. Pure."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def moved(path: str, root: str, code: str) -> str:
-    """A path in the repository as it is in the snapshot; any other stays, and so does one of the snapshot."""
-    for origin in (code, os.path.realpath(code), root):  # runs, and so the snapshot, may be in the repository
+    """Returns the path in the snapshot for a path in the repository. Any other path is returned unchanged."""
+    for origin in (code, os.path.realpath(code), root):  # the snapshot first: it may be within the repository
         if within(path, origin):
             return os.path.normpath(os.path.join(code, os.path.relpath(path, origin)))
     return path
 
 
 def take(plan: JobPlan) -> None:
-    """Makes the snapshot of a plan, if it has one that is not there yet.
+    """Makes the snapshot of a plan, if it has one which does not exist yet.
 
     Raises:
-        ConfigError: it would be too large by now, or cannot be written.
+        ConfigError: the snapshot has become too large, or cannot be written.
     """
     library = Path(plan.code_root or "/")
     if library.name.startswith(LIBRARY) and not library.is_dir():
@@ -282,14 +308,19 @@ def take(plan: JobPlan) -> None:
         with _whole(code, f".{code.name}-{os.getpid()}") as part:
             for name in found.files:
                 _copy(found.root, name, part)
-            os.makedirs(part / os.path.relpath(plan.workdir, plan.code), exist_ok=True)  # it may have no files
+            os.makedirs(part / os.path.relpath(plan.workdir, plan.code), exist_ok=True)  # it may be empty
     except OSError as error:
         raise ConfigError(f"env.snapshot=true: {code} cannot be written: {error.strerror}: {error.filename}") from None
 
 
 @contextlib.contextmanager
 def _whole(folder: Path, name: str) -> Iterator[Path]:
-    """A private folder beside another, which takes that one's place once it is filled: it is there whole, or not."""
+    """Yields a private folder, which is renamed to `folder` at the end, so that `folder` is complete or missing.
+
+    Args:
+        folder: the folder to make.
+        name: the name of the private folder, next to it.
+    """
     part = folder.with_name(name)
     previous = os.umask(0o077)
     try:
@@ -304,12 +335,12 @@ def _whole(folder: Path, name: str) -> Iterator[Path]:
 
 
 def library_of(run: Run) -> Path:
-    """Where the launcher itself is for a run, as it is now: the run goes on with a newer one after an upgrade."""
+    """Returns the folder of the launcher's packages for a run. Its name has the version: an upgrade makes another."""
     return folder_of(run, another=False).with_name(f"{LIBRARY}{__version__}")
 
 
 def _copy_launcher(library: Path) -> None:
-    """Our own packages, as they are installed here, for another Python that has its own site-packages."""
+    """Copies the launcher's packages, for another Python which does not find them in its site-packages."""
     try:
         with _whole(library, f".code-lib-{os.getpid()}") as part:
             for package in (PACKAGE, PACKAGE.parent / "workloads"):
@@ -319,22 +350,25 @@ def _copy_launcher(library: Path) -> None:
 
 
 def _runs_dir(run_dir: str) -> str:
-    """Where the directory of a run or of its sweep is."""
+    """Returns the folder that contains the directory of a run, or of its sweep."""
     path = Path(run_dir)
     return str(path.parents[1] if path.name.isdecimal() else path.parent)
 
 
 def _copy(root: Path, name: str, target: Path) -> None:
-    """One file, with its times and executable bits; a link stays one, to the copy if it led into the original."""
+    """Copies one file, with its times and executable bits.
+
+    A symbolic link is copied as one. It leads into the copy if it led into the repository.
+    """
     source, copy = root / name, target / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
         link = str(source.readlink())
-        leads = _real(str(source.parent / link))
+        destination = _real(str(source.parent / link))
         if os.path.isabs(link) and within(link, str(root)):
             link = os.path.relpath(link, source.parent)
-        elif not os.path.isabs(link) and not within(leads, str(root)):
-            link = leads  # seen from the copy it would lead elsewhere
+        elif not os.path.isabs(link) and not within(destination, str(root)):
+            link = destination  # a relative link out of the repository would lead elsewhere from the copy
         copy.symlink_to(link)
         return
     try:
@@ -348,7 +382,12 @@ def _copy(root: Path, name: str, target: Path) -> None:
 
 
 def folder_of(run: Run, *, another: bool) -> Path:
-    """Where a run's snapshot is to be: points of a sweep share one. `another` is the run's own: code, code-1, ..."""
+    """Returns the folder for a run's snapshot.
+
+    Args:
+        run: the run.
+        another: whether it is a new snapshot of this run alone (code, code-1, ...); else points of a sweep share one.
+    """
     if not another:
         return (run.path.parent if run.path.name.isdecimal() else run.path) / FOLDER
     number = sum(entry.is_dir() for entry in run.path.glob(f"{FOLDER}*"))
@@ -356,10 +395,10 @@ def folder_of(run: Run, *, another: bool) -> Path:
 
 
 def before_of(run: Run) -> JobPlan | None:
-    """The plan with the snapshot that a run goes on with: its own, or its sweep's; None: there is none.
+    """Returns the plan with the snapshot that a run continues with: its own, or its sweep's; None: there is none.
 
     Raises:
-        RunError: it is gone.
+        RunError: the snapshot is gone.
     """
     plan = run.plan() if run.recorded() else _of_sweep(run)
     if plan is None or plan.code is None:
@@ -374,11 +413,11 @@ def _of_sweep(run: Run) -> JobPlan | None:
         return None
     points = (Run(each) for each in run.path.parent.glob("[0-9]*") if each.name.isdecimal())
     other = next((point for point in points if point.recorded()), None)
-    return None if other is None else other.first_plan()  # `resume --new-snapshot` takes one for that point alone
+    return None if other is None else other.first_plan()  # later plans of a point may have a snapshot of their own
 
 
 def facts(plan: JobPlan) -> dict[str, object]:
-    """For the record: how many files and bytes the snapshot has."""
+    """Returns facts about the snapshot for the run's record: the number of its files, and their bytes."""
     if plan.code is None:
         return {}
     sizes = [path.lstat().st_size for path in Path(plan.code).rglob("*") if path.is_symlink() or path.is_file()]

@@ -1,14 +1,14 @@
-"""Runs a node's agent with an environment unpacked on the node's own disk: `python -m
-launcher.environment.unpack_on_node RUN_DIR`.
+"""Runs a node's agent with an environment that is unpacked on the node's own disk.
 
-Thousands of small files that every node reads from a shared file system at once become one large file that each reads
-in sequence. The first process of a node unpacks it and the others wait; the last that leaves removes it. Each holds a
-shared lock on one file (flock), and whoever can turn it into an exclusive one is alone.
+    python -m launcher.environment.unpack_on_node RUN_DIR
 
-A venv finds what is installed by the place of its `bin/python` (pyvenv.cfg beside it, PEP 405), so it may be moved as
-long as it is used by that: nothing in it is rewritten. Its scripts (`bin/torchrun`) begin with the path where it was
-made, and still start that one. What conda-pack has packed brings `conda-unpack`, which is run.
-Standard library only; .tar.zst needs the command zstd.
+Instead of thousands of small files on a shared file system, each node reads one large file. The first process of a node
+unpacks it, and the others wait. The last one to leave removes it. Each process holds a shared lock on one file (flock);
+a process that can turn it into an exclusive lock is the only one.
+
+A venv finds its packages relative to `bin/python` (by pyvenv.cfg, PEP 405), so it can be moved, and nothing in it is
+rewritten. Only its scripts (`bin/torchrun`) contain the original path, and start the original Python. An archive of
+conda-pack contains `conda-unpack`, which is run. Standard library only; .tar.zst needs the command zstd.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from launcher.own_module import own_module
 from launcher.runs import directory
 from launcher.runs.event_writer import not_begun
 
-HELD = "LAUNCHER_ARCHIVE"  # in the agent: DESCRIPTOR:FOLDER
-TOLD = "LAUNCHER_ARCHIVE_TOLD"  # in the first agent: what is said of importing torch
-PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # folders of the job, those on the node's own disk; else /tmp
+LOCK = "LAUNCHER_ARCHIVE"  # variable of the agent: DESCRIPTOR:FOLDER of the lock
+TIMES = "LAUNCHER_ARCHIVE_TIMES"  # variable of the agent that has unpacked: arguments of `summary`, as JSON
+PLACES = ("SLURM_TMPDIR", "PBS_JOBFS", "JOBFS", "TMPDIR")  # variables with a folder of the job; default: /tmp
 SHARED = re.compile(  # types of file systems that other nodes see too
     r"(fuse\.)?(nfs4?|lustre|gpfs|beegfs\w*|ceph|cifs|smb3|panfs|pvfs2|wekafs|glusterfs|dfuse|daos|afs|sshfs|quobyte)"
 )
@@ -53,13 +53,23 @@ class ArchiveError(RuntimeError):
 
 
 def place(environ: Mapping[str, str], usable: Callable[[str], bool]) -> str:
-    """The folder for it on this node. Pure."""
+    """Returns the folder on this node in which the environment is unpacked. Pure.
+
+    Args:
+        environ: the job's environment.
+        usable: returns whether a folder can be used.
+    """
     named = [environ[name] for name in PLACES if environ.get(name)]
-    return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  what is made in it is private
+    return next((folder for folder in named if usable(folder)), "/tmp")  # noqa: S108  the folder in it is private
 
 
 def shared(folder: str, mounts: str) -> bool:
-    """Whether other nodes see a folder (its real path) as well, by the text of /proc/mounts. Pure."""
+    """Returns whether a folder is on a file system that other nodes see too. Pure.
+
+    Args:
+        folder: its path, without symbolic links.
+        mounts: the text of /proc/mounts.
+    """
     return SHARED.fullmatch(kind_at(folder, mounts)) is not None
 
 
@@ -73,12 +83,14 @@ def _usable(folder: str) -> bool:
 
 
 def unpack(archive: Path, folder: Path, digest: str) -> None:
-    """Unpacks into a new folder: a private copy of the archive, whose checksum has been compared.
+    """Unpacks an archive into a new folder.
+
+    The archive is copied first, and its checksum compared, so that nobody can change it in between.
 
     Raises:
-        ArchiveError: it is another archive than `digest` (sha256) says, or damaged, or cannot be read, or one of its
-            files would be outside of the folder.
-        OSError: the disk is full, say.
+        ArchiveError: the archive's sha256 is not `digest`, or the archive is damaged, or one of its files would be
+            outside of the folder.
+        OSError: the archive cannot be read, or the folder not written.
     """
     folder.mkdir(mode=0o700)
     with open(archive, "rb") as file, tempfile.TemporaryFile(dir=folder.parent) as copy:
@@ -87,14 +99,14 @@ def unpack(archive: Path, folder: Path, digest: str) -> None:
             found.update(piece)
             copy.write(piece)
         if found.hexdigest() != digest:
-            raise ArchiveError(f"{archive} (env.archive) is another one than when the run was submitted: `resume` it")
+            raise ArchiveError(f"{archive} (env.archive) has changed since the run was submitted: `resume` the run")
         copy.seek(0)
         members = Members()
-        # Whatever the filters of this Python's tarfile miss (CVE-2025-4517), `Members` has refused.
+        # `Members` refuses what the filters of this Python's tarfile miss (CVE-2025-4517).
         filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         try:
             with _plain(archive, copy) as (stream, mode), tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
-                tar.extractall(folder, members=members.of(tar), **filters)  # noqa: S202  each is looked at
+                tar.extractall(folder, members=members.of(tar), **filters)  # noqa: S202  each member is checked
             for name, target in members.interpreters.items():
                 (folder / name).symlink_to(target)
         except (tarfile.TarError, EOFError, subprocess.SubprocessError, ArchiveError) as error:
@@ -102,16 +114,16 @@ def unpack(archive: Path, folder: Path, digest: str) -> None:
 
 
 class Members:
-    """The members of an archive that may be extracted, by their names alone: none of them is outside of the folder.
+    """Checks the members of an archive by their names, so that none is extracted outside of the folder.
 
-    | member | |
+    | member | result |
     |---|---|
     | a file or a folder | extracted |
     | a link to what is inside | extracted |
-    | `bin/python*`, a link to a Python that is elsewhere, as in a venv (PEP 405) | made when all else is there |
+    | `bin/python*`, a link to a Python that is elsewhere, as in a venv (PEP 405) | made after all others |
     | an absolute name, or one with `..` | refused |
     | a member within a link, or a second one of a link's name | refused |
-    | any other link that leaves; a hard link to what is no file of the archive | refused |
+    | any other link to the outside; a hard link to what is no file of the archive | refused |
     | a device, a FIFO | refused |
 
     Attributes:
@@ -124,7 +136,8 @@ class Members:
         self._files: set[PurePosixPath] = set()
 
     def of(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
-        """
+        """Yields the members to extract.
+
         Raises:
             ArchiveError: a member is refused.
         """
@@ -133,17 +146,17 @@ class Members:
                 yield member
 
     def allowed(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """The next member.
+        """Checks the next member, and returns it.
 
         Raises:
-            ArchiveError: it is refused.
+            ArchiveError: the member is refused.
         """
         if problem := self._problem(member):
             raise ArchiveError(f"{member.name} {problem}")
         return member
 
     def _problem(self, member: tarfile.TarInfo) -> str | None:
-        """Why a member, the next one, is refused; None: it is not."""
+        """Returns why the next member is refused; None: it is not."""
         name = PurePosixPath(member.name)
         if not _inside(name):
             return "would be outside of the folder"
@@ -167,13 +180,13 @@ class Members:
 
 
 def _inside(path: PurePosixPath) -> bool:
-    """Whether a path from a folder stays in it. Pure."""
+    """Returns whether a path, relative to a folder, is within that folder. Pure."""
     return not path.is_absolute() and os.path.normpath(path).split("/")[0] != ".."
 
 
 @contextlib.contextmanager
 def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
-    """What tarfile reads, and how."""
+    """Yields a stream for tarfile, and the mode in which to open it."""
     if archive.suffix != ".zst":
         yield source, "r|gz" if archive.suffix in (".gz", ".tgz") else "r|"
         return
@@ -191,12 +204,19 @@ def _plain(archive: Path, source: IO[bytes]) -> Iterator[tuple[object, str]]:
 
 
 def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | None]:
-    """The environment on this node: a descriptor that holds it, its folder, and the seconds that unpacking took.
+    """Returns the environment on this node, unpacked and locked.
 
-    Seconds are None when another process of this node has unpacked it.
+    Args:
+        archive: the archive.
+        digest: its sha256.
+        base: the folder on this node in which it is unpacked.
+
+    Returns:
+        The file descriptor of the shared lock, the environment's folder, and the seconds that unpacking took (None:
+        another process of this node has unpacked it).
 
     Raises:
-        ArchiveError: it cannot be had.
+        ArchiveError: the environment cannot be unpacked.
     """
     folder = Path(base) / f"launcher-{os.getuid()}-{digest[:16]}"
     while True:
@@ -205,15 +225,15 @@ def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | Non
         except FileExistsError:
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-                raise ArchiveError(f"{folder} is there, and is not a private folder of yours: remove it") from None
+                raise ArchiveError(f"{folder} exists, and is not a private folder of yours: remove it") from None
         except OSError as error:
             raise ArchiveError(f"{folder} cannot be made: {error.strerror}") from None
         try:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:  # the last one has just left, and removed it
+        except FileNotFoundError:  # the last process has just removed the folder
             continue
         try:
-            seconds = _filled(lock, archive, digest, folder)
+            seconds = _ensure_unpacked(lock, archive, digest, folder)
         except FileNotFoundError:
             os.close(lock)
             continue
@@ -223,25 +243,28 @@ def enter(archive: Path, digest: str, base: str) -> tuple[int, Path, float | Non
         return lock, folder / "env", seconds
 
 
-def _filled(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
-    """Unpacks it, unless another process has; holds a shared lock afterwards. As for `enter`.
+def _ensure_unpacked(lock: int, archive: Path, digest: str, folder: Path) -> float | None:
+    """Unpacks the environment unless another process has; holds a shared lock afterwards.
+
+    Returns:
+        The seconds that unpacking took; None: another process has unpacked it.
 
     Raises:
-        FileNotFoundError: the last one has left meanwhile, and removed the folder.
-        ArchiveError: it cannot be unpacked.
+        FileNotFoundError: the last process has removed the folder meanwhile.
+        ArchiveError: the environment cannot be unpacked.
     """
     while True:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for one that unpacks
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that unpacks
         _require_same(lock, folder)
         if (folder / "done").exists():
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # others are here as early
+        except BlockingIOError:  # another process tries to unpack too
             time.sleep(0.02)
             continue
-        _require_same(lock, folder)  # one lock is given up before the other is had
-        seconds = None if (folder / "done").exists() else _fill(archive, digest, folder)
+        _require_same(lock, folder)  # the shared lock is released before the exclusive one is granted
+        seconds = None if (folder / "done").exists() else _unpack_and_check(archive, digest, folder)
         fcntl.flock(lock, fcntl.LOCK_SH)
         return seconds
 
@@ -251,9 +274,9 @@ def _require_same(lock: int, folder: Path) -> None:
         raise FileNotFoundError(folder)
 
 
-def _fill(archive: Path, digest: str, folder: Path) -> float:
+def _unpack_and_check(archive: Path, digest: str, folder: Path) -> float:
     began, env = time.monotonic(), folder / "env"
-    for old in (env, *folder.parent.glob(f"{folder.name}.*")):  # of one that was killed
+    for old in (env, *folder.parent.glob(f"{folder.name}.*")):  # left by a process that was killed
         shutil.rmtree(old, ignore_errors=True)
     try:
         unpack(archive, env, digest)
@@ -268,32 +291,44 @@ def _fill(archive: Path, digest: str, folder: Path) -> float:
 
 
 def leave(lock: int, folder: Path) -> None:
-    """Removes it, unless others are still there."""
+    """Releases the lock, and removes the environment unless other processes use it."""
     gone = folder.with_name(f"{folder.name}.{os.urandom(4).hex()}")
-    with contextlib.suppress(OSError):  # or another one is in its place
+    with contextlib.suppress(OSError):  # in use, or already replaced by a new one
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _require_same(lock, folder)
-        folder.rename(gone)  # whoever comes now finds none, and never half of one
+        folder.rename(gone)  # so that a new process never finds half of it
         shutil.rmtree(gone, ignore_errors=True)
     os.close(lock)
 
 
-def left() -> None:
-    """The agent has ended: leaves what this process was started in, if it was."""
-    if held := os.environ.get(HELD):
+def leave_own() -> None:
+    """Leaves the environment that this process runs in, if it is an unpacked one. Called when the agent ends."""
+    if held := os.environ.get(LOCK):
         descriptor, _, folder = held.partition(":")
         with contextlib.suppress(OSError):
             leave(int(descriptor), Path(folder))
 
 
-def tell(seconds: float) -> None:
-    """Says how long torch took to import from the node's disk, in the process that has unpacked it."""
-    if told := os.environ.pop(TOLD, None):
-        print(f"launcher: {saved(imported=seconds, **json.loads(told))}", file=sys.stderr, flush=True)
+def print_summary(seconds: float) -> None:
+    """Prints the times of unpacking and importing, in the process that has unpacked the environment.
+
+    Args:
+        seconds: how long importing torch took.
+    """
+    if times := os.environ.pop(TIMES, None):
+        print(f"launcher: {summary(imported=seconds, **json.loads(times))}", file=sys.stderr, flush=True)
 
 
-def saved(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
-    """What it cost and saved, in seconds; `shared`: importing from the environment that was packed. Pure."""
+def summary(where: str, unpacked: float, imported: float, of: str | None, shared: float) -> str:
+    """Returns the text about the time that unpacking took and saved. Pure.
+
+    Args:
+        where: the host, the archive and the folder.
+        unpacked: seconds of unpacking.
+        imported: seconds of importing torch from there.
+        of: the folder that was packed; None: not known.
+        shared: seconds of importing torch from that folder, when it was packed.
+    """
     words = f"{where} in {unpacked:.1f} s, torch imported from there in {imported:.1f} s"
     if of is None:
         return words
@@ -303,7 +338,7 @@ def saved(where: str, unpacked: float, imported: float, of: str | None, shared: 
 
 
 def variables(env: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What activation would set. Pure."""
+    """Returns the variables that activating the environment would set. Pure."""
     kind = "CONDA_PREFIX" if (env / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return {kind: str(env), "PATH": f"{env}/bin:{environ.get('PATH', os.defpath)}"}
 
@@ -318,12 +353,12 @@ def main(run_dir: str) -> int:
     try:
         lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, place(os.environ, _usable))
         os.set_inheritable(lock, True)
-        environ = {**os.environ, **variables(env, os.environ), HELD: f"{lock}:{env.parent}"}
+        environ = {**os.environ, **variables(env, os.environ), LOCK: f"{lock}:{env.parent}"}
         environ.pop("PYTHONHOME", None)
         if seconds is not None:
             where = f"{socket.gethostname()}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
             about = {"where": where, "unpacked": seconds, "of": plan.archive_of, "shared": plan.archive_import}
-            environ[TOLD] = json.dumps(about)
+            environ[TIMES] = json.dumps(about)
         words = [str(env / "bin/python"), "-u", *own_module("launcher.agent"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell
     except (ArchiveError, OSError) as error:

@@ -1,6 +1,6 @@
-"""A run directory as one object: the only part of the report that reads files.
+"""Reads a run directory into one object. No other part of the report reads files.
 
-Files may be half written, damaged or of another version: what can be read is shown, and what cannot is told.
+Files may be incomplete, damaged or of another version: the page shows what can be read, and notes what cannot.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ from launcher.runs.health import preflights, stragglers
 from launcher.runs.journal import journal_events
 
 LOG_LINES = 200
-LOG_BYTES = 256 * 1024  # of the output's end that are read
+LOG_BYTES = 256 * 1024  # read from the end of the output
 LONGEST_LINE = 500
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a page shows of a run.
+    """The data that a page shows about a run.
 
     Attributes:
-        id, path: of the run.
-        state, cause: as `status` says; the cause is None for a run that needs none.
-        record: the whole record: plan, config, versions, overrides.
-        attempts: number and events of each attempt.
-        timeline, curves: what follows from the journal and those events.
-        paces: how fast ranks were, in each attempt.
-        health: what preflights found, and ranks that were slower than the others, in words.
-        result: metrics of rank 0.
-        fabric: what a benchmark measured.
-        checkpoints: those that are there now, oldest first.
-        offline: folders that W&B wrote without a server, the oldest first.
-        log: the last lines of its output.
+        id: the run's id.
+        path: its directory.
+        state: its state, as in `status`.
+        cause: why it ended; None: it is done, or not known.
+        record: its record: plan, config, versions, overrides.
+        attempts: the number and the events of each attempt.
+        timeline: spans and moments, from the journal and the events.
+        curves: numbers over steps, from the events.
+        paces: the step times of ranks, for each attempt.
+        health: lines about preflight checks, and about ranks that were slower than the others.
+        result: the metrics of rank 0.
+        fabric: the results of a benchmark.
+        checkpoints: the existing checkpoints, oldest first.
+        offline: folders that W&B has written without a server, oldest first.
+        log: the last lines of the run's output.
         notes: what could not be read.
-        seen: when all this was looked at, in seconds since the epoch.
+        seen: when all this was read, in seconds since the epoch.
     """
 
     id: str
@@ -83,12 +86,16 @@ class RunData:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What the user wrote, without values of secrets."""
-        return tuple(words.public_override(str(each)) for each in self.record.get("overrides") or ())
+        """The user's overrides, without the values of secrets."""
+        return tuple(words.redact_override(str(each)) for each in self.record.get("overrides") or ())
 
 
 def collect(seen: Seen, cause: str | None) -> RunData:
-    """The run with its state as `launcher.monitoring.live` sees it.
+    """Reads the data of a run.
+
+    Args:
+        seen: the run with its state.
+        cause: why it ended, in a line.
 
     Raises:
         RunError: its record cannot be read.
@@ -138,7 +145,7 @@ def _fabric(run: Run) -> tuple[Fabric | None, tuple[str, ...]]:
 
 
 def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[str, ...]]:
-    """The checkpoints by step, and what is wrong with others; a look at the manifests, not at the data."""
+    """Returns the manifests of checkpoints, sorted by step, and the problems of unreadable ones. No data is read."""
     found, problems = [], []
     try:
         paths = checkpoints.candidates(folder)
@@ -153,7 +160,7 @@ def _checkpoints(folder: Path) -> tuple[tuple[checkpoints.Manifest, ...], tuple[
 
 
 def _log(run: Run) -> tuple[str, ...]:
-    """The last lines of the newest output file."""
+    """Returns the last lines of the newest output file."""
     outputs = run.outputs()
     if not outputs:
         return ()

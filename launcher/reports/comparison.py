@@ -1,4 +1,4 @@
-"""The page of one run, or of several side by side. Pure."""
+"""Makes the page about one run, or about several side by side. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NOT_COMPARED = {"run_id", "runs_dir", "name", "dry_run", "wait", "baseline"}
 
 
 def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
-    """The page of one run, or of several side by side.
+    """Returns the page about one run, or about several side by side.
 
     Args:
-        runs: at least one.
-        baseline: what they are compared with; None: with the first of them, if there are several.
+        runs: at least one run.
+        baseline: the run with which they are compared; None: the first of them, if there are several.
     """
     everything = [*runs, *([baseline] if baseline is not None and baseline.id not in {run.id for run in runs} else [])]
     first = everything[0]
@@ -57,7 +57,7 @@ def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
 
 
 def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | None]:
-    """The sections of a page about several runs."""
+    """Returns the sections of a page about several runs; None stands for an empty section."""
     return [
         notes_section(runs),
         runs_section(runs),
@@ -71,7 +71,7 @@ def several(runs: Sequence[RunData], against: RunData | None) -> list[Section | 
 
 
 def runs_section(runs: Sequence[RunData]) -> Section:
-    """The runs' heads side by side."""
+    """Returns the section with the facts about each run."""
     names = list(dict.fromkeys(name for run in runs for name, _ in facts(run) if name not in ("begun", "waited")))
     rows = [
         (run.id, run.state, *(dict(facts(run)).get(name, "-") for name in names), " ".join(run.overrides))
@@ -83,7 +83,7 @@ def runs_section(runs: Sequence[RunData]) -> Section:
 
 
 def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section | None:
-    """The runs' results side by side, with what differs from the baseline's."""
+    """Returns the section with each run's metrics, and their changes from the baseline's; None: there are none."""
     names = list(dict.fromkeys(str(name) for run in runs for name in run.result or ()))
     if not names:
         return None
@@ -102,7 +102,7 @@ def metrics_section(runs: Sequence[RunData], against: RunData | None) -> Section
 
 
 def config_differences(runs: Sequence[RunData]) -> Section | None:
-    """The keys whose values are not the same in all runs."""
+    """Returns the section with the keys whose values differ between runs; None: there are none."""
     values = [words.flat(dict(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for each in values for key in each) if key not in NOT_COMPARED]
     rows = [

@@ -1,4 +1,4 @@
-"""Curves of a training: the numbers in its events over its steps. Pure."""
+"""Makes curves of a training from its events: numbers over steps. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ NO_CURVES = {"epoch"}
 
 @dataclass(frozen=True)
 class Curve:
-    """One number over steps.
+    """A number over steps.
 
     Attributes:
-        name: its key in the events.
-        steps, values: of equal length, steps rising.
-        repeated: what an attempt had done after its last checkpoint, and a later one did again: (steps, values).
+        name: the number's key in the events.
+        steps: increasing.
+        values: one for each step.
+        repeated: (steps, values) of each part that a later attempt repeated from the last checkpoint.
     """
 
     name: str
@@ -30,10 +31,10 @@ class Curve:
 
 
 def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
-    """One curve for each number that the events have, in the order in which they first come.
+    """Returns a curve for each number in the events, in the order in which they first appear.
 
     Args:
-        attempts: the events of each attempt, by time.
+        attempts: the events of each attempt, sorted by time.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for events in attempts:
@@ -47,7 +48,7 @@ def curves(attempts: Iterable[Sequence[Mapping[str, Any]]]) -> list[Curve]:
 
 
 def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
-    """The last word on each step counts; a step back means that what came after it was done again."""
+    """Returns the curve with the newest value of each step. Where steps go back, the later ones were repeated."""
     kept: list[tuple[int, float]] = []
     repeated: list[list[tuple[int, float]]] = []
     for step, value in points:
@@ -61,7 +62,7 @@ def _curve(name: str, points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def thin(curve: Curve, most: int) -> Curve:
-    """At most about `most` points: every k-th, and the first and the last."""
+    """Returns the curve with about `most` points: every k-th, the first and the last."""
     return Curve(
         curve.name, _every(curve.steps, most), _every(curve.values, most),
         tuple((_every(steps, most), _every(values, most)) for steps, values in curve.repeated[-20:]),

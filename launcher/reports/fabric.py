@@ -1,7 +1,7 @@
-"""Results of the benchmarks, from RUN/results.json: curves over size, the matrix of pairs, differences. Pure.
+"""Evaluates the results of benchmarks (RUN/results.json): curves over size, the matrix of pairs, differences. Pure.
 
-The format is that of workloads/results.py. What was measured is told apart from what was done: rows that agree in the
-latter are one row, measured twice.
+The format is that of workloads/results.py. Rows of two runs that agree in all columns except those in MEASURED are the
+same measurement.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from launcher.formatting import long_size
 FORMAT = 1
 MEASURED = {"seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations",
             "messages", "count"}  # fmt: skip
-COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # that tell curves apart
+COLUMNS = ("group", "ranks", "dtype", "redop", "root", "place", "async", "window")  # columns that distinguish curves
 
 _NUMBERS = ("size", "algbw", "busbw", "bandwidth", "latency")
-_ROW = {**dict.fromkeys(_NUMBERS, float | None), "seconds": Mapping[str, Any] | None}  # types of what is reckoned with
+_ROW = {
+    **dict.fromkeys(_NUMBERS, float | None),
+    "seconds": Mapping[str, Any] | None,
+}  # types of values used in calculations
 _CONDITIONS = {"hosts": list[str], "environment": Mapping[str, str]}
 
 Row = Mapping[str, Any]
 
 
 class Unreadable(ValueError):
-    """A results.json that cannot be shown; its text says why."""
+    """A results.json cannot be read; the text says why."""
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """What a benchmark has measured."""
+    """The results of a benchmark."""
 
     workload: str
     conditions: Mapping[str, Any]
@@ -43,13 +46,20 @@ class Fabric:
     reason: str = ""
 
     def roofs(self) -> dict[str, float]:
-        """Measured roofs in bytes/s, by what they are of."""
+        """Returns the measured upper limits in bytes/s, by their name (`socket`, `memory`)."""
         return {name: speed for name in ("socket", "memory") if (speed := positive(self.roof.get(name)))}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve over size: `op` is its operation or pattern, `kind` what tells it from others of that operation."""
+    """A curve over message size.
+
+    Attributes:
+        op: the operation or pattern.
+        kind: what distinguishes the curve from others of the same operation; may be empty.
+        sizes: in bytes, increasing.
+        values: one for each size.
+    """
 
     op: str
     kind: str
@@ -59,7 +69,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing measured in two runs: speeds in bytes/s or times in seconds, as `measure` says."""
+    """A measurement in two runs.
+
+    Attributes:
+        what: the operation, or the pair of hosts.
+        size: in bytes; None: not known.
+        measure: the measured quantity: a speed in bytes/s, or `time` or `latency` in seconds.
+        now: its value in the run.
+        then: its value in the baseline.
+    """
 
     what: str
     size: int | None
@@ -69,14 +87,15 @@ class Difference:
 
     @property
     def speed(self) -> float:
-        """The speed now as a part of the speed then."""
+        """The speed now divided by the speed then."""
         return self.then / self.now if self.measure in ("time", "latency") else self.now / self.then
 
 
 def parse(values: Any) -> Fabric:
-    """
+    """Converts the contents of a results.json.
+
     Raises:
-        Unreadable: it is of another format, or damaged.
+        Unreadable: it has another format, or is damaged.
     """
     if not isinstance(values, Mapping) or not isinstance(values.get("rows"), list):
         raise Unreadable("results.json is damaged: it has no rows")
@@ -103,25 +122,25 @@ def parse(values: Any) -> Fabric:
 
 
 def _misfits(values: Mapping[str, Any], kinds: Mapping[str, Any], name: str) -> str | None:
-    """What of the values does not fit, in words."""
+    """Returns the first problem with the types of values, as text; None: there is none."""
     found = (misfit(values[key], kind, f"{name}{key}") for key, kind in kinds.items() if key in values)
     return next((words for words in found if words), None)
 
 
 def finite(value: Any) -> float | None:
-    """The number, if it is one."""
+    """Returns the value if it is a finite number, else None."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if number else None
 
 
 def positive(value: Any) -> float | None:
-    """The number, if it is one above zero; else nothing can be drawn on a log axis."""
+    """Returns the value if it is a number above zero, as a logarithmic axis needs, else None."""
     number = finite(value)
     return number if number is not None and number > 0 else None
 
 
 def median(row: Row) -> float | None:
-    """Seconds of the row's median iteration."""
+    """Returns the median time of an iteration in seconds."""
     seconds = row.get("seconds")
     return positive(seconds.get("median")) if isinstance(seconds, Mapping) else None
 
@@ -135,7 +154,12 @@ def operation(row: Row) -> str:
 
 
 def lines(rows: Iterable[Row], measure: str) -> list[Line]:
-    """A line for each thing that was done at several sizes."""
+    """Returns a curve over size for each measurement.
+
+    Args:
+        rows: the rows.
+        measure: the measured quantity.
+    """
     rows = list(rows)
     kind = kinds(rows)
     found: dict[tuple[str, str], dict[int, float]] = {}
@@ -150,7 +174,10 @@ def lines(rows: Iterable[Row], measure: str) -> list[Line]:
 
 
 def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """What tells a row from others of its operation, in words: the columns that have several values in one of them."""
+    """Returns a function which returns what distinguishes a row from others of its operation, as text.
+
+    It uses the columns that have several values for one of the operations.
+    """
     values: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         for column in COLUMNS:
@@ -158,12 +185,12 @@ def kinds(rows: Sequence[Row]) -> Callable[[Row], str]:
     several = {column for (column, _), each in values.items() if len(each) > 1}
     differing = [column for column in COLUMNS if column in several]
     if "group" in differing and "ranks" in differing:
-        differing.remove("ranks")  # which follow from the group
+        differing.remove("ranks")  # the group determines the ranks
     return lambda row: " ".join(word for column in differing if (word := _word(column, row)))
 
 
 def differences(now: Fabric, then: Fabric) -> list[Difference]:
-    """All that both have measured, what became slowest first."""
+    """Returns the measurements that both runs have, those that became slower first."""
     before = {_identity(row): row for row in then.rows}
     found = []
     for row in now.rows:
@@ -185,7 +212,7 @@ def differences(now: Fabric, then: Fabric) -> list[Difference]:
 
 
 def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None, float | None]]:
-    """(bandwidth, latency) of each ordered pair of hosts."""
+    """Returns (bandwidth, latency) of each ordered pair of hosts."""
     hosts = [str(host) for host in matrix["hosts"]]
     return {
         (a, b): (matrix["bandwidth"][i][j], matrix["latency"][i][j])
@@ -196,7 +223,7 @@ def pairs(matrix: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float | None
 
 
 def coarse(values: Sequence[Sequence[float | None]], most: int, worst: Any) -> list[list[float | None]]:
-    """A matrix of at most `most` rows: of each block of cells the `worst` (min or max) is left."""
+    """Returns a matrix of at most `most` rows, with the `worst` (min or max) of each block of cells."""
     block = max(1, math.ceil(len(values) / most))
     if block == 1:
         return [list(row) for row in values]

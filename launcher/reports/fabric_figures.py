@@ -1,4 +1,4 @@
-"""Figures of what the benchmarks measured: curves over size, bars, heat maps. Pure."""
+"""Makes figures of the results of benchmarks: curves over size, bars, heat maps. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.reports import words
 from launcher.reports.fabric import Fabric, Line, coarse, kinds, lines, measured, operation, size_word
 from launcher.reports.figures import DASHES, Figure, axis, colour
 
-MOST_LINES = 8  # of one figure; more, and each operation has figures of its own
+MOST_LINES = 8  # in one figure; with more, each operation gets its figures
 MOST_TICKS = 7
-FEW = 50  # largest by smallest value up to which powers of ten are too few ticks
-FAR = 3.0  # times the largest bar at which a roof is left out
-MOST_CELLS = 128  # rows of a heat map; more, and blocks of nodes are shown as one
-NUMBERS_UP_TO = 8  # nodes whose cells have their number written in them
+FEW = 50  # ratio of the largest to the smallest value below which powers of ten are too few ticks
+FAR = 3.0  # a limit is left out if it is this many times larger than the largest bar
+MOST_CELLS = 128  # rows of a heat map; with more nodes, a cell stands for a block of nodes
+NUMBERS_UP_TO = 8  # nodes up to which cells contain their numbers
 MOST_FRAMES = 500
 # Titles of what is measured, the axis' unit, and the format of a number with an SI prefix (`1.5GB/s`, `20µs`).
 MEASURES = {
@@ -33,14 +33,14 @@ Named = Sequence[tuple[str, Fabric]]  # name and results of each run; the first 
 
 
 def fabric_figures(runs: Named) -> list[Figure]:
-    """All figures of one benchmark: curves, or bars where each operation has one size; then the matrices."""
+    """Returns all figures of a benchmark: curves, or bars if each operation has one size; then the matrices."""
     if runs[0][1].workload == "p2p":
         wanted: tuple[str, ...] = ("bandwidth", "latency")
     else:
         wanted = ("busbw", "time") if len(runs) > 1 else ("busbw", "algbw", "time")
     curves = [curve for measure in wanted for curve in _curves(runs, measure)]
     order = list(dict.fromkeys(operation for operation, _ in curves))
-    # Where operations have figures of their own, those of an operation stand side by side.
+    # If operations have separate figures, those of one operation are next to each other.
     figures = [figure for _, figure in sorted(curves, key=lambda curve: order.index(curve[0]))]
     if not figures:
         figures = [figure for measure in wanted if measure != "algbw" for figure in _bars(runs, measure)]
@@ -53,7 +53,10 @@ def fabric_figures(runs: Named) -> list[Figure]:
 
 
 def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
-    """Curves over size, for all operations ("") or for each; none where nothing was measured at two sizes."""
+    """Returns figures of curves over size, with their operation ("" for all operations together).
+
+    There are none if nothing was measured at two sizes.
+    """
     found = [(name, lines(fabric.rows, measure)) for name, fabric in runs]
     if not any(len(line.sizes) > 1 for _, curves in found for line in curves):
         return []
@@ -71,7 +74,7 @@ def _curves(runs: Named, measure: str) -> list[tuple[str, Figure]]:
 
 
 def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: int = 300) -> Figure:
-    """Lines of several runs have a colour for each run, those of one run a colour for each operation."""
+    """Returns a figure of curves. Colours stand for runs; with one run, for operations."""
     several = len(found) > 1
     ops = list(dict.fromkeys(line.op for _, curves in found for line in curves))
     names = list(dict.fromkeys((line.op, line.kind) for _, curves in found for line in curves))
@@ -117,14 +120,14 @@ def _curve_figure(title: str, unit: str, found: Found, first: Fabric, height: in
 
 
 def _log_range(values: Sequence[float]) -> list[float]:
-    """Powers of ten at an axis' ends, with room for a word above the largest value."""
+    """Returns the powers of ten at the ends of an axis, with room for text above the largest value."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = max(high - low, 0.3)
     return [low - 0.06 * room, high + 0.12 * room]
 
 
 def _log_ticks(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Ticks at powers of ten; where those are few, at 2 and 5 times as much, too."""
+    """Returns ticks at powers of ten, and for a small range at 2 and 5 times these, too."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     factors = (1, 2, 5) if max(values) / min(values) < FEW else (1,)
     ticks = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
@@ -138,7 +141,7 @@ def _size_ticks(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _bars(runs: Named, measure: str) -> list[Figure]:
-    """One bar for each thing measured, where each was measured at one size."""
+    """Returns a figure with a bar for each measurement."""
     title, unit = MEASURES[measure]
     traces: list[dict[str, Any]] = []
     labels: list[str] = []
@@ -184,7 +187,7 @@ def _bars(runs: Named, measure: str) -> list[Figure]:
 
 
 def matrix_figures(fabric: Fabric, run: str = "") -> list[Figure]:
-    """Heat maps of bandwidth and latency of all pairs: the worse, the darker; slow pairs are framed."""
+    """Returns heat maps of the bandwidth and latency of all pairs. Worse is darker; slow pairs have a frame."""
     matrix = fabric.matrix
     if matrix is None:
         return []
@@ -206,7 +209,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
     middle = statistics.median(known)
     labels = [words.plain(name) for name in names]
     small = len(names) <= NUMBERS_UP_TO
-    # A range that is never narrow, so that equal links look equal.
+    # The range is never narrow, so that nearly equal links look equal.
     if fast:
         least, most = min(*known, middle / 2), 1.05 * max(known)
     else:
@@ -220,7 +223,7 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
         "hovertemplate": "%{y} → %{x}: %{z:.3s}" + unit + "<extra></extra>", "hoverongaps": False,
     }  # fmt: skip
     scale, scaled = _unit(middle, unit)
-    if small:  # in numbers that fit into a cell
+    if small:  # the numbers fit into the cells
         heat["text"] = [["" if cell is None else _three(cell / scale) for cell in row] for row in values]
         heat["texttemplate"] = "%{text}"
         heat["textfont"] = {"size": 12}
@@ -238,12 +241,12 @@ def _heat_map(matrix: Any, names: list[str], block: int, measure: str, run: str)
 
 
 def _three(value: float) -> str:
-    """Three digits: `1.10`, `48.0`, `132`."""
+    """Returns a number with three digits: `1.10`, `48.0`, `132`."""
     return f"{value:#.3g}".removesuffix(".")
 
 
 def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A frame around the cells of each slow pair."""
+    """Returns frames around the cells of slow pairs."""
     places = {name: place for place, name in enumerate(names)}
     frames = []
     for pair in matrix.get("slow") or ():
@@ -258,7 +261,7 @@ def _frames(matrix: Any, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
-    """The factor and name of the unit in which a value has one to three digits before the point."""
+    """Returns the factor and the name of the unit in which a value has one to three digits before the point."""
     for prefix, factor in (("n", 1e-9), ("µ", 1e-6), ("m", 1e-3), ("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)):
         if value < 999.5 * factor:
             return factor, prefix + unit
@@ -266,5 +269,5 @@ def _unit(value: float, unit: str) -> tuple[float, str]:
 
 
 def _short(value: float | None) -> float | None:
-    """Four digits: half a million of them are in the page of 700 nodes."""
+    """Rounds a value to four digits, to keep the page small: that of 700 nodes has half a million values."""
     return None if value is None else float(f"{value:.4g}")

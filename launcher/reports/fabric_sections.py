@@ -1,4 +1,4 @@
-"""The section about what a benchmark measured: conditions, figures, slow pairs, differences, all numbers. Pure."""
+"""Makes the section about a benchmark: conditions, figures, slow pairs, differences, all numbers. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from launcher.reports.fabric import Row, differences, measured, median, operatio
 from launcher.reports.fabric_figures import fabric_figures
 from launcher.reports.parts import Code, Section, Table
 
-TOLERANCE = 0.2  # part by which a speed may differ from the baseline's before it is marked
+TOLERANCE = 0.2  # relative difference to the baseline's speed above which a row is marked
 MOST_ROWS = 1000
 
 
 def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> Section | None:
-    """Curves and matrices of the benchmarks; of runs of the same benchmark as the first one that has results."""
+    """Returns the section about a benchmark; None: no run has results.
+
+    Args:
+        runs: the runs. Those of another benchmark than the first one with results are left out.
+        against: the baseline; None: there is none.
+    """
     known = [(run, run.fabric) for run in runs if run.fabric and (run.fabric.rows or run.fabric.matrix)]
     if not known:
         return None
@@ -31,9 +36,9 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
         if slow := slow_table(results.matrix):
             tables.append(slow)
         if results.matrix.get("exclude"):
-            codes.append(Code("leave the suspects out with", f"cluster.exclude={results.matrix['exclude']}"))
-    whose = f" of {first.id}" if len(same) > 1 else ""
-    tables.append(rows_table(results.rows, results.roofs(), f"All numbers{whose}"))
+            codes.append(Code("exclude the suspected nodes with", f"cluster.exclude={results.matrix['exclude']}"))
+    of_run = f" of {first.id}" if len(same) > 1 else ""
+    tables.append(rows_table(results.rows, results.roofs(), f"All numbers{of_run}"))
     note = conditions(results.conditions)
     if results.roof.get("how"):
         note += f" Roof: {results.roof['how']}."
@@ -44,7 +49,7 @@ def fabric_section(runs: Sequence[RunData], against: RunData | None = None) -> S
 
 
 def conditions(known: Mapping[str, Any]) -> str:
-    """`4 ranks on 2 nodes, gloo over eth0, cpu, torch 2.13.0; 20 iterations after 5 of warm-up.`"""
+    """Returns the conditions as text: `4 ranks on 2 nodes, gloo over eth0; 20 iterations after 5 of warm-up.`"""
     parts = [f"{plural(known.get('world_size', '?'), 'rank')} on {plural(known.get('nodes', '?'), 'node')}"]
     backend = str(known.get("backend", "?")) + (f" {known['backend_version']}" if known.get("backend_version") else "")
     parts.append(backend + (f" over {known['interface']}" if known.get("interface") else ""))
@@ -54,7 +59,7 @@ def conditions(known: Mapping[str, Any]) -> str:
 
 
 def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) -> Table:
-    """What was measured, row by row; columns that are empty throughout are left out."""
+    """Returns the table of all measurements, without empty columns."""
     roof = roofs.get("socket") or roofs.get("memory")
     columns: list[tuple[str, Any]] = [
         ("operation", operation),
@@ -86,7 +91,7 @@ def rows_table(rows: Sequence[Row], roofs: Mapping[str, float], summary: str) ->
 
 
 def differences_table(run: RunData, against: RunData) -> Table:
-    """What both have measured; beyond the tolerance it is marked."""
+    """Returns the table of measurements that both runs have. Differences above the tolerance are marked."""
     assert run.fabric is not None and against.fabric is not None
     tolerance = run.config.get("tolerance")
     limit = float(tolerance) if isinstance(tolerance, int | float) else TOLERANCE

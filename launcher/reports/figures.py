@@ -1,6 +1,6 @@
-"""Figures for plotly, as plain dicts: the timeline and the curves of trainings. Pure.
+"""Makes figures for plotly, as plain dicts: the timeline and the curves of trainings. Pure.
 
-A colour that begins with `--` is a custom property of the page's style sheet, so that plots follow light and dark.
+A colour that begins with `--` is a custom property of the page's style sheet, so that it follows light and dark mode.
 See https://plotly.com/javascript/reference/ for the keys.
 """
 
@@ -18,10 +18,10 @@ from launcher.reports.timeline import Timeline
 
 SERIES = 8  # colours in page.css
 DASHES = ("solid", "dot", "dash", "dashdot")
-DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # the same in words
+DASHED = ("solid", "dotted", "dashed", "dashed and dotted")  # DASHES as text
 POINTS = 20_000  # of all curves of one figure
-MOST_MARKS = 300  # checkpoints that are drawn in a timeline
-LEAST_SHOWN = 0.002  # part of the whole time from which a span can be seen
+MOST_MARKS = 300  # of one kind, in a timeline
+LEAST_SHOWN = 0.002  # fraction of the whole time above which a span is visible
 SPANS = {"queued": "--queued", "starting": "--starting", "restarting": "--restarting", "running": "--running"}
 MARKS = {
     "checkpoint": ("circle-open", "--ink"),
@@ -35,7 +35,16 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart: `traces` and `layout` are plotly's; `caption` is shown below it, `height` is in CSS pixels."""
+    """A chart.
+
+    Attributes:
+        title: its heading.
+        traces: as for plotly.
+        layout: as for plotly.
+        caption: the text below it.
+        height: in CSS pixels.
+        wide: whether it has the full width of the page.
+    """
 
     title: str
     traces: Sequence[Mapping[str, Any]]
@@ -57,7 +66,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """Bars of what each attempt was doing, over the time of day, with marks for what happened."""
+    """Returns the figure of a timeline: bars for the spans of each attempt, and marks for moments."""
     numbers = sorted({span.attempt for span in timeline.spans})
     traces: list[dict[str, Any]] = []
     begin, end = timeline.begin or 0.0, timeline.end or 0.0
@@ -100,30 +109,30 @@ def _about(what: str, seconds: float, text: str) -> str:
 
 
 def clock(time: float) -> str:
-    """Local time, which plotly takes as it is."""
+    """Returns a time as local time, in the form that plotly expects."""
     return datetime.fromtimestamp(time).isoformat(sep=" ", timespec="milliseconds")
 
 
 # -- training
 
-# Title, unit and what the names of a group's keys have in them; curves of a group share a figure.
+# Groups of curves that share a figure: title, unit, and parts of the names of their keys.
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "", ("loss",)),
     ("Accuracy", "", ("accuracy",)),
     ("Throughput", "per second", ("_per_s",)),
     ("Learning rate", "", ("lr", "learning_rate")),
 )
-LOG_FROM = 30.0  # largest by smallest value of a loss, from which its axis is logarithmic
+LOG_FROM = 30.0  # ratio of the largest to the smallest loss above which the axis is logarithmic
 MOST_FIGURES = 12
 Named = Sequence[tuple[str, Sequence[Curve]]]  # name and curves of each run
 
 
 def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
-    """A figure for each group of numbers, with a line for each of them and each run.
+    """Returns a figure for each group of curves, with a line for each curve of each run.
 
     Args:
-        runs: name and curves of each run.
-        in_colour: so many of them have a colour and a name, the others are grey; None: all have.
+        runs: the name and the curves of each run.
+        in_colour: the number of runs that have a colour and a name; the others are grey; None: all have.
     """
     names = list(dict.fromkeys(curve.name for _, curves in runs for curve in curves if len(curve.steps) > 1))
     groups: dict[str, list[str]] = {}
@@ -135,8 +144,11 @@ def training_figures(runs: Named, in_colour: int | None = None) -> list[Figure]:
 
 
 def legend(runs: Named, in_colour: int | None = None) -> list[tuple[str, str]]:
-    """Colour and name of each run whose curves have one, for all figures of `training_figures` together; of one run
-    none, for its figures name their curves themselves."""
+    """Returns the colour and name of each run in `training_figures`. For one run it is empty: its figures have legends.
+
+    Args:
+        runs, in_colour: see `training_figures`.
+    """
     names = [name for name, curves in runs if any(len(curve.steps) > 1 for curve in curves)]
     places = {name: place for place, (name, _) in enumerate(runs)}
     return [(colour(places[name]), name) for name in names[:in_colour]] if len(runs) > 1 else []

@@ -1,6 +1,6 @@
 "use strict";
 
-// Copy buttons, where the browser lets a page copy.
+// Copy buttons, if the browser allows pages to copy.
 for (const button of document.querySelectorAll("button.copy")) {
   if (!navigator.clipboard) break;
   button.hidden = false;
@@ -27,7 +27,7 @@ function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A copy of a figure in which the style sheet's colours have taken the place of their names.
+// Returns a copy of a figure in which names of colours are replaced by the style sheet's colours.
 function coloured(value) {
   if (typeof value === "string") return value;
   if (Array.isArray(value)) return value.map(coloured);

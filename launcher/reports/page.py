@@ -1,4 +1,4 @@
-"""From a page to HTML: one file, with plotly's JavaScript in it."""
+"""Renders a page as one HTML file that contains plotly's JavaScript, and writes it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ReportError(LauncherError):
 
 
 def render(page: Page) -> str:
-    """The page as HTML.
+    """Returns the page as HTML.
 
-    Every text is escaped by jinja2; the figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so
-    that nothing in them ends the element that they are in. Scripts run only with the page's own nonce, and the
-    content security policy forbids every request: https://www.w3.org/TR/CSP3/. Halves of characters, which UTF-8
-    cannot have, are written as question marks.
+    jinja2 escapes all text. The figures are JSON in which `<`, `>` and `&` are written as \\u003c and so on, so that
+    nothing in them can close the script element. Scripts run only with the page's nonce, and the content security
+    policy forbids every request (https://www.w3.org/TR/CSP3/). Lone surrogates, which UTF-8 cannot encode, become
+    question marks.
 
     Raises:
         ReportError: plotly is not installed.
@@ -67,12 +67,12 @@ def _json(figure: Figure) -> dict[str, Any]:
 
 
 def packed_plotly() -> str:
-    """plotly.min.js of the installed plotly as base64 of gzip: a third of its size.
+    """Returns plotly.min.js of the installed plotly as base64 of gzip, a third of its size.
 
     Raises:
         ReportError: plotly is not installed.
     """
-    found = importlib.util.find_spec("plotly")  # without importing it, which takes a second
+    found = importlib.util.find_spec("plotly")  # not imported, which would take a second
     path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
     if path is None or not path.is_file():
         raise ReportError("the report page needs plotly, which is not installed here: pip install 'plotly>=6'")
@@ -85,7 +85,7 @@ def _packed(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the page, whole or not at all; for the user alone, as everything of a run.
+    """Writes the page atomically, readable by the user only.
 
     Raises:
         ReportError: it cannot be written there.

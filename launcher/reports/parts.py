@@ -1,4 +1,4 @@
-"""What a page is made of."""
+"""The parts of a page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from launcher.reports.figures import Figure
 
 @dataclass(frozen=True)
 class Table:
-    """Heads and rows of text.
+    """A table of text.
 
     Attributes:
-        left: columns that hold words and not numbers.
-        marks: `good` or `bad` for each row that stands out, by its number.
-        summary: with it the table is folded away, and this is what one clicks on.
+        heads: the headings of the columns.
+        rows: the rows.
+        left: the numbers of columns that are aligned left, since they contain text.
+        marks: the style of highlighted rows (`good`, `bad` or `chosen`), by the row's number.
+        summary: the text on which to click to open the table; empty: it is always open.
     """
 
     heads: tuple[str, ...]
@@ -27,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied: a command, an option."""
+    """Text to copy, such as a command or an option, with a label."""
 
     label: str
     text: str
@@ -35,10 +37,17 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: a note, things to copy, a legend, figures, tables, lines of output, in this order.
+    """A part of the page.
 
     Attributes:
-        legend: colour and name of each line that all the figures have.
+        title: its heading.
+        note: text below the heading. The other contents follow in this order: codes, legend, figures, tables, log.
+        codes: texts to copy.
+        figures: charts.
+        tables: tables.
+        log: lines of output.
+        folded: whether the section is closed at first.
+        legend: colour and name of each run, for all figures.
     """
 
     title: str
@@ -52,21 +61,23 @@ class Section:
 
     @property
     def id(self) -> str:
-        """For links."""
+        """The section's anchor in the page."""
         return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
 
 
 @dataclass(frozen=True)
 class Page:
-    """
+    """A page.
+
     Attributes:
-        title: of the document and of its first heading.
-        kind: what it is a page about, above that heading.
-        state: of the run; empty for several.
-        cause: why it ended as it did, in a line.
-        facts: what one wants to know first, as (name, value).
-        codes: how it was made, to be copied.
-        made: when and by what the page was made.
+        title: the document's title and first heading.
+        kind: the subject, shown above that heading.
+        state: the run's state; empty for several runs.
+        cause: why the run ended, in a line.
+        facts: the main facts, as (name, value).
+        codes: commands to copy, such as the one that submitted the run.
+        sections: its parts.
+        made: when, and by which version of the launcher, the page was made.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""How fast ranks were: the time that each needed for a step without waiting for others. Pure."""
+"""Shows how fast ranks were: the time that each needed for a step, without waiting for others. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from launcher.reports import words
 from launcher.reports.figures import POINTS, Figure, axis, clock, colour
 
-MOST_RANKS = 8  # that have a line of their own
+MOST_RANKS = 8  # ranks that have a line each
 
 Event = Mapping[str, Any]
 Points = list[tuple[float, float]]
 
 
 def by_rank(events: Sequence[Event]) -> dict[int, Points]:
-    """(time, seconds of a step) of each rank, from the `pace` events of one attempt."""
+    """Returns (time, seconds of a step) pairs of each rank, from the `pace` events of one attempt."""
     found: dict[int, Points] = {}
     for event in events:
         time, first, seconds = event.get("time"), event.get("rank"), event.get("seconds")
@@ -29,16 +29,16 @@ def by_rank(events: Sequence[Event]) -> dict[int, Points]:
 
 
 def slowest(paces: Mapping[int, Points]) -> list[int]:
-    """The ranks whose steps took longest, by their medians; all of them where they are few."""
+    """Returns the MOST_RANKS ranks with the largest median step time, in order of their numbers."""
     medians = {rank: statistics.median(value for _, value in points) for rank, points in paces.items()}
     return sorted(sorted(medians, key=lambda rank: -medians[rank])[:MOST_RANKS])
 
 
 def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
-    """A line for each rank, or for the slowest ones and one for the median of all; None: no rank has told its pace."""
-    told = [by_rank(events) for events in attempts]
+    """Returns a figure with a line for each of the slowest ranks, and the median of all; None: there are no data."""
+    measured = [by_rank(events) for events in attempts]
     everything: dict[int, Points] = {}
-    for paces in told:
+    for paces in measured:
         for rank, points in paces.items():
             everything.setdefault(rank, []).extend(points)
     if not everything:
@@ -49,12 +49,12 @@ def pace_figure(attempts: Sequence[Sequence[Event]]) -> Figure | None:
         times: dict[int, list[float]] = {}
         for points in everything.values():
             for time, value in points:
-                times.setdefault(round(time / 10), []).append(value)  # agents tell within seconds of each other
+                times.setdefault(round(time / 10), []).append(value)  # agents send within seconds of each other
         middle = [(10.0 * slot, statistics.median(values)) for slot, values in sorted(times.items())]
         traces.append(_line("median of all ranks", middle, "--muted", "dash"))
     for place, rank in enumerate(shown):
         gaps: list[tuple[float | None, float | None]] = []
-        for paces in told:  # no line from one attempt to the next
+        for paces in measured:  # no line from one attempt to the next
             gaps += [*paces.get(rank, []), (None, None)]
         traces.append(_line(f"rank {rank}", gaps[:-1], colour(place), "solid"))
     layout = {

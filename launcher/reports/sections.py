@@ -1,4 +1,4 @@
-"""The sections of a page about one run, and what stands above them. Pure."""
+"""Makes the sections of a page about one run, and the facts above them. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIVE = {state.value for state in RunState if not state.over}
 
 
 def single(run: RunData) -> list[Section]:
-    """The sections of a page about one run."""
+    """Returns the sections of a page about one run."""
     failed = run.state in ("failed", "lost", "cancelled", "stopped")
     output = output_section(run, folded=not failed)
     sections = [
@@ -51,7 +51,7 @@ def single(run: RunData) -> list[Section]:
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
-    """What one wants to know first."""
+    """Returns the main facts about a run, as (name, value)."""
     plan, history = run.plan, run.timeline
     where = str(plan.get("cluster", "-"))
     for key in ("partition", "queue"):
@@ -73,13 +73,13 @@ def facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def progress(run: RunData) -> tuple[int, int] | None:
-    """(step, steps) of the last progress event."""
-    told = (last(events, Progress) for _, events in reversed(run.attempts))
-    return next(((int(each.step), int(each.total)) for each in told if each is not None), None)
+    """Returns (step, steps) of the last progress event; None: there is none."""
+    newest = (last(events, Progress) for _, events in reversed(run.attempts))
+    return next(((int(each.step), int(each.total)) for each in newest if each is not None), None)
 
 
 def command(run: RunData) -> Code:
-    """How the run was submitted."""
+    """Returns the command that submitted the run."""
     return Code("submitted with", " ".join([PROGRAM, *map(shlex.quote, run.overrides)]))
 
 
@@ -100,7 +100,7 @@ def notes_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def timeline_section(run: RunData, name: str = "") -> Section | None:
-    """What each attempt was doing, and what happened."""
+    """Returns the section with the timeline, the attempts and the events; None: the run has not started."""
     history = run.timeline
     if not history.spans:
         return None
@@ -118,10 +118,10 @@ def timeline_section(run: RunData, name: str = "") -> Section | None:
 
 
 def traceback_section(run: RunData) -> Section | None:
-    """The traceback of the rank that failed first, where the run has failed."""
+    """Returns the section with the traceback of the rank that failed first; None: there is none."""
     fault = next((event for _, events in run.attempts[-1:] for event in every(events, Fault)), None)
     trace = fault.traceback if fault and run.state == "failed" else None
-    if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is told above
+    if not fault or not trace or "\n" not in trace.strip():  # a single line is the cause, which is shown above
         return None
     rank = "?" if fault.rank is None else fault.rank
     return Section(f"Traceback of rank {rank}", log=words.clean(trace).strip().split("\n"))
@@ -134,7 +134,7 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    """How fast ranks were, and what was found to be wrong with nodes."""
+    """Returns the section with the step times of ranks, and problems with nodes; None: there is nothing to show."""
     figure = pace_figure(run.paces)
     if figure is None and not run.health:
         return None
@@ -169,7 +169,7 @@ def checkpoints_section(run: RunData) -> Section | None:
 
 
 def tracking_section(run: RunData) -> Section | None:
-    """What to type where W&B's server can be reached."""
+    """Returns the section with the command that sends offline data to W&B; None: there is no such data."""
     if not run.offline:
         return None
     note = "Written offline. On a machine that reaches the server:"
@@ -192,7 +192,7 @@ def config_section(run: RunData) -> Section | None:
 
 
 def environment_section(run: RunData, name: str = "") -> Section:
-    """Versions and places."""
+    """Returns the section with versions, hosts and folders."""
     record, plan = run.record, run.plan
     pairs = {key: record.get(key) for key in ("launcher", "python", "hydra", "submitit", "host", "commit")}
     met = next((event for _, events in run.attempts for event in every(events, Met)), None)

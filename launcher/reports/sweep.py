@@ -1,4 +1,4 @@
-"""The page of a sweep: its best point, all points in a table and as parallel coordinates, and their curves. Pure."""
+"""Makes the page about a sweep: its best point, all points as a table and as parallel coordinates, and curves. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from launcher.reports.parts import Code, Page, Section, Table
 from launcher.reports.sections import PROGRAM, made
 from launcher.runs.sweep_directory import canonical, differing, label, values_of
 
-MOST_CURVES = 40  # points whose curves are drawn: the best ones
-IN_COLOUR = 8  # of them
-MOST_LINES = 1000  # of the parallel coordinates
-FIRST_ROWS = 40  # of the table that are not folded away
-MOST_METRICS = 8  # columns of the table, besides the objective
-MOST_TICKS = 8  # of an axis that has words or few numbers
-LOG_FROM = 50.0  # largest by smallest value from which an axis is logarithmic
-SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # up to which part of the ranks
+MOST_CURVES = 40  # points with curves: the best ones
+IN_COLOUR = 8  # points with coloured curves
+MOST_LINES = 1000  # in the parallel coordinates
+FIRST_ROWS = 40  # of the table; the others are folded
+MOST_METRICS = 8  # columns of the table, in addition to the objective
+MOST_TICKS = 8  # on an axis
+LOG_FROM = 50.0  # ratio of the largest to the smallest value above which an axis is logarithmic
+SHADES = ((0.1, "--series-1", 0.9), (0.35, "--series-1", 0.45), (1.0, "--muted", 0.3))  # best fraction, colour, opacity
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class SweepPoint:
 
     Attributes:
         name: its number.
-        overrides: what makes it this point.
-        state: as `status` says.
-        run: None: it has not begun.
+        overrides: its overrides.
+        state: its state, as in `status`.
+        run: its data; None: it has not started.
     """
 
     name: str
@@ -45,7 +45,7 @@ class SweepPoint:
     run: RunData | None = None
 
     def metric(self, name: str) -> float | None:
-        """A number of its result."""
+        """Returns a metric of the point's result; None: there is no such number."""
         return finite((self.run.result or {}).get(name)) if self.run is not None else None
 
 
@@ -53,15 +53,15 @@ def sweep_page(
     name: str, points: Sequence[SweepPoint], objective: Sequence[str] = (), best_is: str = "max", path: str = "",
     seen: float = 0.0,
 ) -> Page:  # fmt: skip
-    """The page of a sweep.
+    """Returns the page about a sweep.
 
     Args:
-        name: its id.
-        points: all of them.
-        objective: metrics that they are compared by; the first one decides. Empty: they are not compared.
-        best_is: which value of it is the best, max or min.
+        name: the sweep's id.
+        points: all points.
+        objective: the metrics by which points are compared; the first one determines the order. Empty: no comparison.
+        best_is: `max` or `min`.
         path: the sweep's directory.
-        seen: when it was looked at, in Unix seconds.
+        seen: when the points were read, in seconds since the epoch.
     """
     goal = objective[0] if objective else None
     keys = differing([point.overrides for point in points])
@@ -73,10 +73,10 @@ def sweep_page(
     best = ranked[0] if ranked and goal is not None and ranked[0].metric(goal) is not None else None
     if best is not None and goal is not None:
         facts += [("best point", f"{best.name}: {label(best.overrides, keys)}"), (goal, words.value(best.metric(goal)))]
-        codes.append(Code("the best point again", _command(best.overrides)))
+        codes.append(Code("repeat the best point with", _command(best.overrides)))
     sections = [_points_section(ranked, keys, objective, best)]
     if figure := parallel_coordinates(ranked, keys, goal):
-        sections.insert(0, Section("Points and what they came to", figures=[figure]))
+        sections.insert(0, Section("Points and their results", figures=[figure]))
     named: list[tuple[str, Sequence[Curve]]] = [
         (label(point.overrides, keys) or point.name, point.run.curves) for point in ranked if point.run is not None
     ]
@@ -88,7 +88,7 @@ def sweep_page(
 
 
 def by_rank(points: Sequence[SweepPoint], goal: str | None, best_is: str) -> list[SweepPoint]:
-    """The best first; those without a value last, in their own order."""
+    """Returns the points sorted by the objective, the best first; those without a value are last, unsorted."""
     sign = -1.0 if best_is == "max" else 1.0
 
     def rank(point: SweepPoint) -> float:
@@ -127,7 +127,7 @@ def _points_section(
 
 
 def _command(overrides: Sequence[str]) -> str:
-    return " ".join([PROGRAM, *(shlex.quote(words.public_override(each)) for each in canonical(overrides))])
+    return " ".join([PROGRAM, *(shlex.quote(words.redact_override(each)) for each in canonical(overrides))])
 
 
 def _left_out(count: int) -> str:
@@ -143,7 +143,13 @@ def _short(key: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """One upright axis: where each value is on it, from 0 to 1, and its ticks."""
+    """A vertical axis.
+
+    Attributes:
+        name: its key or metric.
+        places: the position of each value, from 0 to 1.
+        ticks: position and text.
+    """
 
     name: str
     places: Mapping[str, float]
@@ -151,7 +157,7 @@ class Axis:
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """An axis for values as they were written: numbers by their size (or its logarithm), words side by side."""
+    """Returns an axis for values given as text: numbers by size (or its logarithm), words at equal distances."""
     known = list(dict.fromkeys(values))
     numbers = {each: _number(each) for each in known}
     if any(number is None for number in numbers.values()):
@@ -170,9 +176,15 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
 
 
 def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal: str | None) -> Figure | None:
-    """A line for each point that has a value of the objective, through its values of all keys; None: there is none.
+    """Returns a figure with a line for each point, through its values of all keys and the objective.
 
-    Drawn with plain lines: plotly's own parallel coordinates need WebGL, and scripts that are made while they run.
+    It is None if there is no objective, or fewer than two points have a value. It uses plain lines: plotly's parallel
+    coordinates need WebGL, and `eval`, which the content security policy forbids.
+
+    Args:
+        ranked: the points, the best first.
+        keys: the keys in which they differ.
+        goal: the objective.
     """
     if goal is None or not keys:
         return None
@@ -188,7 +200,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
     table = [values(point) for point in done]
     axes = [axis_of(name, [row[place] for row in table]) for place, name in enumerate(columns)]
     traces: list[dict[str, Any]] = []
-    first = 1  # the best one is drawn last, above the others
+    first = 1  # the best one is drawn last, on top
     for part, shade, opacity in SHADES:
         last = max(first, math.ceil(part * len(done)))
         if table[first:last]:
@@ -214,7 +226,7 @@ def parallel_coordinates(ranked: Sequence[SweepPoint], keys: Sequence[str], goal
             for place in range(len(axes))
         ],
     }  # fmt: skip
-    caption = "A line is a point; green is the best, grey are those that came to least."
+    caption = "A line is a point; green is the best, grey are the worst."
     return Figure("", traces, layout, caption, height=380, wide=True)
 
 
@@ -225,10 +237,10 @@ def _lines(
     y: list[float | None] = []
     text: list[str] = []
     for row in table:
-        told = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
+        label = ", ".join(f"{_short(axis.name)} {value}" for axis, value in zip(axes, row, strict=True))
         x += [*range(len(axes)), None]
         y += [*(round(axis.places[value], 4) for axis, value in zip(axes, row, strict=True)), None]
-        text += [words.plain(told)] * (len(axes) + 1)
+        text += [words.plain(label)] * (len(axes) + 1)
     return {
         "type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "opacity": opacity, "connectgaps": False,
         "customdata": text, "hovertemplate": "%{customdata}<extra></extra>",

@@ -1,4 +1,4 @@
-"""What happened when: the journal and the attempts' events as spans and moments. Pure."""
+"""Makes the timeline of a run, spans and moments, from its journal and the events of its attempts. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """`attempt` was `what` (queued, starting, running, restarting) from `begin` to `end`, in Unix seconds."""
+    """A period of an attempt.
+
+    Attributes:
+        attempt: the attempt's number.
+        what: queued, starting, running or restarting.
+        begin: in seconds since the epoch.
+        end: in seconds since the epoch.
+        text: details.
+    """
 
     attempt: int
     what: str
@@ -47,7 +55,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that happened at once: checkpoint, stop, fault, restart, resized, warning, end."""
+    """An event of an attempt.
+
+    Attributes:
+        attempt: the attempt's number.
+        kind: checkpoint, stop, fault, restart, resized, warning or end.
+        time: in seconds since the epoch.
+        text: a description.
+    """
 
     attempt: int
     kind: str
@@ -57,6 +72,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timeline:
+    """The history of a run: what its attempts did, and what happened."""
+
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...]
 
@@ -69,17 +86,17 @@ class Timeline:
         return max((span.end for span in self.spans), default=None)
 
     def total(self, what: str) -> float:
-        """Seconds of all spans of a kind."""
+        """Returns the seconds of all spans of a kind."""
         return sum(span.end - span.begin for span in self.spans if span.what == what)
 
 
 def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[Entry]]], now: float | None) -> Timeline:
-    """The run's history.
+    """Returns the timeline of a run.
 
     Args:
         journal: the submitter's events.
-        attempts: number and events, by time, of each attempt.
-        now: the time, for a run that is not over; None: it is over, and its last word is its end.
+        attempts: the number and the events of each attempt, sorted by time.
+        now: the present time, if the run is not over; None: it is over, and ends with its last event.
     """
     submitted = [event.time for event in every(journal, Submitted)]
     spans: list[Span] = []
@@ -104,13 +121,13 @@ def timeline(journal: Sequence[Entry], attempts: Sequence[tuple[int, Sequence[En
 
 
 def _queued_since(submitted: Sequence[float], before: float | None, began: float) -> float | None:
-    """When the wait for an attempt began: at the submission of its job, or when the one before had ended.
+    """Returns since when an attempt was queued; None: not known.
 
-    | since the end of the attempt before | the wait began |
+    | after the end of the previous attempt | queued since |
     |---|---|
-    | somebody has submitted the run | then |
-    | nobody has: it went on by itself | at that end |
-    | (there was none) | at the last submission before it |
+    | the run was submitted | the submission |
+    | it was not submitted, but requeued | that end |
+    | (there is no previous attempt) | the last submission |
     """
     known = [time for time in submitted if time <= began and (before is None or time >= before)]
     return known[-1] if known else before
@@ -132,13 +149,13 @@ def _spans(number: int, events: Sequence[Event], began: float, end: float) -> li
 
 
 def _moment(number: int, event: Event) -> Moment | None:
-    """An event that is worth a mark; None: it is not."""
-    told = _told(event)
-    return None if told is None else Moment(number, told[0], event.time, told[1])
+    """Returns the moment for an event; None: the event is not shown."""
+    mark = _mark(event)
+    return None if mark is None else Moment(number, mark[0], event.time, mark[1])
 
 
-def _told(event: Event) -> tuple[str, str] | None:
-    """The kind of mark, and its words."""
+def _mark(event: Event) -> tuple[str, str] | None:
+    """Returns the kind and the text of the moment for an event; None: the event is not shown."""
     if isinstance(event, Saved):
         return (
             "checkpoint",
@@ -160,9 +177,9 @@ def _told(event: Event) -> tuple[str, str] | None:
     if isinstance(event, PassedOver):
         return "warning", texts.of_passed_over(event)
     if isinstance(event, Again):
-        return "end", f"goes on: {event.why}"
+        return "end", f"continues: {event.why}"
     if isinstance(event, Stays):
-        return "end", f"stays: {event.why}"
+        return "end", f"does not continue: {event.why}"
     return ("end", f"ended with exit code {event.code}") if isinstance(event, Ended) else None
 
 
@@ -171,7 +188,7 @@ def _at(step: int | None) -> str:
 
 
 def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[tuple[str, ...]]:
-    """(attempt, ranks, last step, waited, ran, ended, job) of each attempt, as text."""
+    """Returns (attempt, ranks, last step, waited, ran, ended, job) of each attempt, as text."""
     rows: list[tuple[str, ...]] = []
     for number, events in attempts:
         times = {
@@ -179,12 +196,12 @@ def attempts_table(timeline: Timeline, attempts: Iterable[tuple[int, Sequence[En
             for what, kinds in (("waited", ("queued",)), ("ran", ("starting", "running", "restarting")))
         }
         ended, why = last(events, Ended), last(events, Fault) or last(events, Stop)
-        met, told, started = last(events, Met), last(events, Progress), last(events, Started)
+        met, progress, started = last(events, Met), last(events, Progress), last(events, Started)
         how = str(ended.code) if ended else "-"
         if how != "0" and why is not None:
             how += f": {why.cause}"
         rows.append((
-            str(number), words.value(met.ranks if met else None), words.value(told.step if told else None),
+            str(number), words.value(met.ranks if met else None), words.value(progress.step if progress else None),
             words.span(times["waited"]), words.span(times["ran"]), how, started.job if started else "-",
         ))  # fmt: skip
     return rows

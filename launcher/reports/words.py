@@ -1,4 +1,4 @@
-"""Numbers and texts as a reader of the page wants them. Pure."""
+"""Formats numbers and texts for the page. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.redaction import HIDDEN, is_secret
 
 
 def value(anything: Any) -> str:
-    """A value of a config or of a result, in a line."""
+    """Returns a value of a config or of a result as text."""
     if anything is None:
         return "-"
     if isinstance(anything, bool):
@@ -22,12 +22,12 @@ def value(anything: Any) -> str:
 
 
 def short(text: str, most: int = 24) -> str:
-    """A checksum, say, by its beginning."""
+    """Returns a text shortened to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 3 h`."""
+    """Returns a duration as text: `0.4 s`, `12 s`, `3 min 20 s`, `5 h 02 min`, `2 d 3 h`."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
@@ -38,7 +38,7 @@ def span(seconds: float) -> str:
 
 
 def latency(seconds: float | None) -> str:
-    """`850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
+    """Returns a latency as text: `850 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`."""
     if seconds is None:
         return "-"
     for unit, factor in (("ns", 1e9), ("µs", 1e6), ("ms", 1e3)):
@@ -48,7 +48,7 @@ def latency(seconds: float | None) -> str:
 
 
 def rate(bytes_per_s: float | None) -> str:
-    """`1.23 GB/s`; powers of 1000, as for every link's nominal speed."""
+    """Returns a data rate as text: `1.23 GB/s`. Units are powers of 1000, as for the nominal speed of links."""
     if bytes_per_s is None:
         return "-"
     for unit, factor in (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9)):
@@ -58,37 +58,37 @@ def rate(bytes_per_s: float | None) -> str:
 
 
 def change(now: float, before: float) -> str:
-    """`+3.1 %`, `-12 %` of `before`."""
+    """Returns the change from `before` to `now` as text: `+3.1 %`, `-12 %`."""
     percent = 100 * (now / before - 1)
     text = f"{abs(percent):.1f}" if abs(percent) < 9.95 else f"{abs(percent):,.0f}"
     return f"{'-' if percent < 0 else '+'}{text} %"
 
 
 def _three(value: float) -> str:
-    """Three digits, without zeros that say nothing for whole numbers."""
+    """Formats a number with three digits, a whole number without decimals."""
     if value == int(value):
         return str(int(value))
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def plain(text: Any) -> str:
-    """Text for plotly, which takes some HTML in names, ticks and hover texts: `<b>` is shown and not obeyed."""
+    """Returns text escaped for plotly, which interprets some HTML in names, ticks and hover texts."""
     return html.escape(clean(str(text)), quote=False)
 
 
-def public_override(override: str) -> str:
-    """`cluster.environment.API_TOKEN=…` without the value."""
+def redact_override(override: str) -> str:
+    """Returns an override without its value, if that is a secret (`cluster.environment.API_TOKEN=…`)."""
     key, equals, _ = override.partition("=")
     return f"{key}={HIDDEN}" if equals and is_secret(override) else override
 
 
 def override_value(key: str, text: str) -> str:
-    """The value of an override, unless its key is a secret's."""
+    """Returns the value of an override, or a placeholder if the key is that of a secret."""
     return HIDDEN if is_secret(key) else text
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested keys as `a.b.c`; values of secrets are not shown."""
+    """Returns nested values by dotted key (`a.b.c`). Values of secrets are replaced by a placeholder."""
     if not isinstance(values, dict) or not values:
         return {prefix: HIDDEN if values is not None and is_secret(prefix.rpartition(".")[2]) else values}
     return {

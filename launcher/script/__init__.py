@@ -1,4 +1,4 @@
-"""From a plan to the script of a job: rendering, quoting, templates of the user.
+"""Renders the script of a job from its plan: quoting, our templates, and templates of the user.
 
 It may import spec and what is below it.
 """

@@ -1,8 +1,8 @@
-"""A template of the user's own (cluster.template), looked at before it is used; `lost_parts` compares it with ours.
+"""Checks and renders the user's own template of job scripts (cluster.template). `lost_parts` compares it with ours.
 
-Values are quoted for the shell wherever a template prints them. Within quotes of the template's own that would undo
-itself: in `"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be run. And in some places
-bash evaluates what a word comes to, quoted or not: `a[$(...)]` runs a command in arithmetic. So both are refused.
+Values are quoted for the shell wherever a template prints them. Within quotes of the template this would not work: in
+`"{{ plan.name }}"` the single quotes are text, and a `$(...)` in the value would be executed. In some places bash
+evaluates a word even if it is quoted: `a[$(...)]` executes a command in arithmetic. So both are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and where."""
+    """An error in a template, with its file and line."""
 
     path: str
     line: int
@@ -37,10 +37,10 @@ class Problem:
 
 
 def found(name: str) -> Path:
-    """The file that cluster.template means: in the user's own config folder, else seen from the working folder.
+    """Returns the file of cluster.template: in the user's config folder, else relative to the working folder.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: there is no such file.
     """
     places = [folder / Path(name).expanduser() for folder in (user_config_dir(), Path.cwd())]
     for path in places:
@@ -51,17 +51,20 @@ def found(name: str) -> Path:
 
 
 def require_sound(path: Path) -> None:
-    """
+    """Checks a template.
+
     Raises:
-        ConfigError: `problems` has found some.
+        ConfigError: `problems` finds some.
     """
     if wrong := problems(path):
         raise ConfigError("cluster.template: " + "\n  ".join(map(str, wrong)))
 
 
 def problems(path: Path) -> list[Problem]:
-    """What is wrong with a template whatever the plan: syntax, unknown names, values that are not protected. Those
-    of the user's own that it extends, includes or imports are looked at as well."""
+    """Returns the errors of a template that do not depend on a plan: syntax, unknown names, unprotected values.
+
+    Templates of the user that it extends, includes or imports are checked too.
+    """
     ours = resource("templates")
     wrong: list[Problem] = []
     files, known = [str(path)], {*NAMES, *templates.environment().globals}
@@ -74,8 +77,13 @@ def problems(path: Path) -> list[Problem]:
 
 
 def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
-    """What is wrong with one file. The templates that it needs are added to `files`; to `known` its names, which may
-    be set for those."""
+    """Returns the errors of one file.
+
+    Args:
+        path: the file.
+        files: the templates that it needs are added to these.
+        known: the names that templates may use. Names in this file are added, since it may set them for the others.
+    """
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
     from jinja2 import meta, nodes
@@ -99,13 +107,13 @@ def _of_file(path: str, files: list[str], known: set[str]) -> list[Problem]:
         files += there
         if needed and not there:
             ours = [each.name for each in resource("templates").glob("*.j2")]
-            hint = near(names[0], ours) or " One of your own is named by its whole path"
+            hint = near(names[0], ours) or " Name your own by its absolute path"
             wrong.append(Problem(path, line, f"there is no template {' or '.join(names)}.{hint}"))
     return sorted([*wrong, *_unprotected(environment, path, source)], key=lambda each: each.line)
 
 
 def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], bool]]:
-    """The templates that one names: line, names of which any will do, and whether one has to be there."""
+    """Yields each reference to other templates: its line, the alternative names, and whether one of them must exist."""
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     from jinja2 import nodes
 
@@ -113,7 +121,7 @@ def _references(tree: jinja2.nodes.Template) -> Iterator[tuple[int, list[str], b
         assert isinstance(node, (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport))
         try:
             named = node.template.as_const()
-        except nodes.Impossible:  # made of values
+        except nodes.Impossible:  # the name is computed
             continue
         needed = not (isinstance(node, nodes.Include) and node.ignore_missing)
         yield node.lineno, [named] if isinstance(named, str) else [*map(str, named)], needed
@@ -127,10 +135,10 @@ NAMES = (
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """The script.
+    """Returns the script that a template makes of values.
 
     Raises:
-        ConfigError: the template does not go together with these values; with its file and line.
+        ConfigError: rendering fails; the text has the file and the line.
     """
     # Lazily: jinja2 takes 15 ms, and only a submission needs it
     import jinja2
@@ -146,17 +154,18 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
         raise ConfigError(f"cluster.template: {path}:{line}: it extends, includes or calls itself") from None
     except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         path, line = _place(error.__traceback__, template)
-        raise ConfigError(f"cluster.template: {path}:{line}: {_words(str(error))}") from None
+        raise ConfigError(f"cluster.template: {path}:{line}: {_explain(str(error))}") from None
 
 
-def _words(told: str) -> str:
-    match = re.search(r"JobPlan object' has no attribute '(\w+)'", told)
+def _explain(message: str) -> str:
+    """Returns jinja2's message; for an unknown field of the plan, a clearer one with near matches."""
+    match = re.search(r"JobPlan object' has no attribute '(\w+)'", message)
     names = [each.name for each in fields(JobPlan)]
-    return f"a plan has no {match[1]}.{near(match[1], names)}" if match else told
+    return f"a plan has no {match[1]}.{near(match[1], names)}" if match else message
 
 
 def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
-    """The line of a template that an error comes from; jinja2 puts them into the traceback."""
+    """Returns the template and the line of an error, from its traceback, in which jinja2 puts them."""
     place = (template, 0)
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -168,11 +177,11 @@ def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:
 
 # -- values where quotes do not protect them
 
-# What a value follows on its line, and what bash makes of it there (man bash: ARITHMETIC EVALUATION, Arrays, Parameter
-# Expansion, QUOTING; the builtins that take a variable's name evaluate its subscript).
+# Places where bash evaluates a word, by the text before it on its line, and their names (man bash: ARITHMETIC
+# EVALUATION, Arrays, Parameter Expansion, QUOTING; builtins that take a variable's name evaluate its subscript).
 _COMMAND = r"(?:^|[;&|({]|\b(?:then|do|else|if|while))\s*"
 EVALUATED = {
-    r"\$$": "behind a $",
+    r"\$$": "after a $",
     r"\$\{[^}:]+:(?![-=+?])[^}]*$": "within ${x:...}",
     r"\$\[[^\]]*$|[\w(]\[[^\]]*$|\[$": "within a[...]",
     r"\[\[(?!.*\]\])": "within [[ ]]",
@@ -185,11 +194,13 @@ EVALUATED = {
 
 
 def _unprotected(environment: jinja2.Environment, path: str, source: str) -> Iterator[Problem]:
-    """Values where the quotes that they get do not protect them; a number (`| int`, `| float`), and what is no value
-    but shell code (`| raw`), may stand anywhere."""
+    """Yields an error for each value where quoting does not protect it.
+
+    Numbers (`| int`, `| float`) and shell code (`| raw`) are allowed everywhere.
+    """
     shell = ShellText()
     words: list[str] = []
-    inside = before = ""  # what the value is in; its line so far
+    inside = before = ""  # what encloses the value; the text before it on its line
     for line, kind, text in environment.lex(source):
         if kind == "data":
             shell.read(text)

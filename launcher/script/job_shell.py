@@ -1,4 +1,4 @@
-"""What the script of a job knows of its job, which each scheduler tells in variables of its own."""
+"""How the script of a job finds facts about its job, which each scheduler has in other variables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobShell:
-    """Shell text, as it stands within double quotes.
+    """Shell text for use within double quotes.
 
     Attributes:
         job_id: the job's id.
-        element_id: of an element of an array: ARRAY_INDEX.
-        index: the variable with its number, from 0.
-        output: the file that it prints to, beside those of the others.
-        ends: a template that tells (`ends_in`) when the scheduler ends the job; None: it does not tell.
-        limited: the job ends when the time is over that was asked for.
+        element_id: the id of an element of an array: ARRAY_INDEX.
+        index: the name of the variable with the element's number, from 0.
+        output: the name of the file with the element's output.
+        ends: a template that defines `ends_in`, which prints the seconds until the scheduler ends the job; None: the
+            scheduler does not say.
+        limited: whether the scheduler ends the job after the requested time.
     """
 
     job_id: str = "${LAUNCHER_JOB_ID:-}"

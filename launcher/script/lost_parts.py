@@ -1,4 +1,4 @@
-"""What a script of the user's own template (cluster.template) lacks of ours."""
+"""Finds the parts of our job script that a script of the user's own template (cluster.template) lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from launcher.script import render
 from launcher.spec.plan import JobPlan
 
-# The parts of a script that are ours, by lines that only they have, and what a run is without them.
+# The parts of our script: a pattern of a line that only this part has, and the consequence if it is missing.
 PARTS = {
     "private files": (r"^umask 077$", "what the script writes can be read by others"),
     "lease": (r"^until .*ln \"\$launcher_lease_of_mine\" \"\$launcher_lease\"", "two jobs of one run may run at once"),
@@ -28,37 +28,42 @@ PARTS = {
     "secrets that are there": (r"^if \[ ! -v \S+ \]; then$", "ranks begin without a secret that did not come along"),
     "snapshot": (r"^done <<<\"\$\{PYTHONPATH:", "modules are those of the repository (env.snapshot)"),
     "launcher's code": (r"^case \":\$\{PYTHONPATH:-\}:\" in", "ranks may not find the launcher"),
-    "sign of life": (r"touch -c \"\$launcher_lease\"", "the lease counts as a dead job's after 90 s"),
+    "heartbeat": (r"touch -c \"\$launcher_lease\"", "the lease counts as a dead job's after 90 s"),
     "waiting": (r" launcher\.job\.wait_for_others ", "it does not wait for other runs (after)"),
     "ranks": (
         r" launcher\.(agent|environment\.(unpack_on_node|container_command)) \"\$LAUNCHER_RUN_DIR\"",
         "nothing starts the ranks",
     ),
     "end": (r"^event ended \", \\\"code\\\"", "how it ended is not recorded"),
-    "going on": (r" launcher\.job\.requeue ", "it does not go on after a stop (requeue, resubmit)"),
-    "secrets removed": (r"rm -f \"\$LAUNCHER_SECRETS_FILE\"", "the file with the secrets stays"),
+    "requeue": (r" launcher\.job\.requeue ", "it does not continue after a stop (requeue, resubmit)"),
+    "secrets removed": (r"rm -f \"\$LAUNCHER_SECRETS_FILE\"", "the file with the secrets is not removed"),
     "exit code": (r"^exit \"\$code\"$", "the scheduler does not see how it ended"),
 }
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A part of ours that a script does not have."""
+    """A part of our script that another one lacks.
+
+    Attributes:
+        part: the part.
+        then: the consequence.
+    """
 
     part: str
     then: str
 
 
 def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
-    """The parts and options of our script that another one of the same plan does not have. Pure."""
+    """Returns the parts and options of our script that another one of the same plan lacks. Pure."""
     missing = [
         Lost(part, then)
         for part, (pattern, then) in PARTS.items()
         if re.search(pattern, ours, re.MULTILINE) and not re.search(pattern, theirs, re.MULTILINE)
     ]
     options = [line for line in _directives(ours) if line not in _directives(theirs)]
-    missing += [Lost(line, "the job does not ask for it") for line in options]
-    missing += [Lost(each.words, "it is not run") for each in render.setup_lines(plan) if each.line not in theirs]
+    missing += [Lost(line, "the job does not request it") for line in options]
+    missing += [Lost(each.words, "it is not executed") for each in render.setup_lines(plan) if each.line not in theirs]
     for name, value in plan.environment.items():
         word = f"unset {name}" if value is None else f"export {name}="
         if word not in theirs:
@@ -71,20 +76,20 @@ def _directives(script: str) -> list[str]:
 
 
 def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
-    """What the user should know of a plan with a template of one's own; see `of_plan`."""
+    """Returns a note for the user if the plan's template lacks parts of ours; see `of_plan`."""
     if plan.template is None:
         return ()
     parts = [each.part for each in of_plan(plan, script)]
     if not parts:
         return ()
-    return (f"cluster.template={plan.template} lacks {', '.join(parts)}: `template lint` tells more",)
+    return (f"cluster.template={plan.template} lacks {', '.join(parts)}: see `template lint`",)
 
 
 def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
-    """`lost` for a plan with a template of one's own.
+    """Returns the parts that the script of a plan with the user's own template lacks.
 
     Args:
         plan: the plan.
-        script: makes a plan's script.
+        script: renders a plan's script.
     """
     return lost(plan, script(plan), script(replace(plan, template=None)))

@@ -1,4 +1,4 @@
-"""Values as words of a shell script: each is quoted, unless it is shell code on purpose."""
+"""Quotes values as words of a shell script, unless they are shell code on purpose."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from launcher.spec.plan import CONTROL
 
 
 class Raw:
-    """Text that is shell code on purpose: a set-up line of the cluster's profile."""
+    """Text that is shell code on purpose, such as a set-up line of the cluster's profile."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class Rendered(str):
-    """What a block or a macro has come to: its values are quoted already (`{{ super() }}`)."""
+    """The result of a block or a macro, whose values are quoted already (`{{ super() }}`)."""
 
     __slots__ = ()
 
 
 def quote(value: Any) -> str:
-    """The value as one shell word (jinja2's `finalize`).
+    """Returns a value as one shell word (jinja2's `finalize`).
 
     Raises:
-        ValueError: it contains a line break or another control character.
+        ValueError: the value contains a line break or another control character.
     """
     if isinstance(value, Raw):
         return value.text
@@ -39,4 +39,5 @@ def quote(value: Any) -> str:
 
 
 def command(words: Sequence[Any]) -> Raw:
+    """Returns a command as shell code, with each word quoted."""
     return Raw(" ".join(map(quote, words)))

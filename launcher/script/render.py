@@ -1,4 +1,4 @@
-"""From a plan to the script that the scheduler gets. Pure: the same plan and token give the same text."""
+"""Renders the job script of a plan. Pure: the same plan and token give the same text."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from launcher.script.job_shell import JobShell
 from launcher.script.quoting import Raw, command, quote
 from launcher.spec.plan import JobPlan
 
-LEASE_BEAT = 15  # seconds between two signs of life of whoever holds a run's lease
-LEASE_LOOK = 2  # seconds between two looks of whoever waits for it
-READ_PATIENCE = int(shared_files.IN_A_JOB)  # seconds for which what cannot be read now is tried again
-READ_PAUSE = 1  # seconds between two tries
-LEASE_PATIENCE = 90  # seconds without one, after which it is dead; network file systems show times up to 60 s late
+LEASE_HEARTBEAT = 15  # seconds between two heartbeats of the job that holds a run's lease
+LEASE_POLL = 2  # seconds between two checks of a job that waits for the lease
+LEASE_TIMEOUT = 90  # seconds without a heartbeat until the lease is taken over; NFS shows times up to 60 s late
+READ_TIMEOUT = int(shared_files.IN_A_JOB)  # seconds for which reading a file is retried after a transient error
+READ_PAUSE = 1  # seconds between two retries
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a scheduler puts into a script.
+    """The parts of a script that depend on the scheduler.
 
     Attributes:
-        template: the file that the script is made from, in templates/, or with its whole path.
-        shell: what a script knows of its job.
-        directives: the options of the job, as they stand in their lines (behind #SBATCH, say).
-        here: the job is a process of the machine where it is submitted.
-        from_files: the job gets its environment, and its secrets, from files.
+        template: the template's name in templates/, or an absolute path.
+        shell: how the script finds facts about its job.
+        directives: the options of the job, without the scheduler's prefix (such as #SBATCH).
+        here: whether the job is a process of the machine on which it is submitted.
+        from_files: whether the job gets its environment, and its secrets, from files.
     """
 
     template: str
@@ -48,13 +48,17 @@ class Parts:
 
 
 def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> str:
-    """The whole script of one run, or of an array of runs whose directories are folders in the plan's.
+    """Returns the script of a run, or of an array of runs.
 
     Args:
-        plan: the run.
-        parts: what its scheduler puts in; see `launcher.schedulers.job_script`.
-        array: indices and throttle in Slurm's words (`0-14%4`).
-        elements: for an array: a file with the names of those folders, one a line; elements print to beside it.
+        plan: the run's plan; for an array, one whose directory contains those of the runs.
+        parts: the scheduler's parts; see `launcher.schedulers.job_script`.
+        array: the indices and the throttle, in Slurm's notation (`0-14%4`); None: no array.
+        elements: for an array, a file with the names of the runs' directories, one per line. Output of the elements is
+            written to the folder of this file.
+
+    Raises:
+        ConfigError: the user's own template cannot be rendered.
     """
     assert (array is None) == (elements is None)
     values = context(plan, parts, array=array, elements=elements)
@@ -64,7 +68,7 @@ def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: P
 
 
 def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> dict[str, Any]:
-    """What templates can print; see `script`."""
+    """Returns the variables of templates; see `script`."""
     return {
         "plan": plan,
         "version": __version__,
@@ -91,18 +95,18 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "again": command([plan.python, *own_module("launcher.job.requeue")]),
         "after": command([plan.python, *own_module("launcher.job.wait_for_others")]),
         "seconds": plan.time,
-        "lease_patience": LEASE_PATIENCE,
-        "lease_beat": LEASE_BEAT,
-        "lease_look": LEASE_LOOK,
+        "lease_patience": LEASE_TIMEOUT,
+        "lease_beat": LEASE_HEARTBEAT,
+        "lease_look": LEASE_POLL,
         "passing": Raw(" | \\\n    ".join(sorted(f'*"{os.strerror(number)}"' for number in shared_files.TRANSIENT))),
-        "read_patience": READ_PATIENCE,
+        "read_patience": READ_TIMEOUT,
         "read_pause": READ_PAUSE,
         "umask": Raw(f"{plan.umask:03o}"),
     }
 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
-    """The shell lines that run before the agents start, in their order. Pure."""
+    """Returns the shell lines that run before the agents start, in order. Pure."""
     lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.setup, start=1)]
     if plan.modules:
         lines.append(SetupLine(interpreter.MODULE, SetupPart.MODULE))
@@ -125,13 +129,13 @@ def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
 
 
 def _checkpoints(plan: JobPlan) -> Raw:
-    """The folder of checkpoints; of an element of an array it is in its own directory."""
+    """Returns the folder of checkpoints as shell code; an element of an array has its own by default."""
     own = f"{plan.run_dir}/checkpoints"
     return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint_dir == own else Raw(quote(plan.checkpoint_dir))
 
 
 def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:
-    """On PBS: the file with the run's secrets; an element of an array has its own."""
+    """Returns the file with the run's (the array element's) secrets as shell code; None: there is no such file."""
     if plan.secrets_dir is None:
         return None
     if array is not None:

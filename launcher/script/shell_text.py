@@ -1,4 +1,4 @@
-"""Whether a place in a shell script is within quotes: a reader of quotes, substitutions, comments, here-documents."""
+"""Determines whether a place in a shell script is within quotes, backquotes, arithmetic or a here-document."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 
 
 class ShellText:
-    """Reads text piece by piece; `inside` is what holds at its end."""
+    """A reader of shell text, which gets the text in pieces. `inside` is about the end of the text read so far."""
 
     BEGINS = re.compile(r"""\$'|['"`]|\$?\(\(?""")
     DOCUMENT = re.compile(r"""<<(-?)[ \t]*(?:'([^'\n]+)'|"([^"\n]+)"|\\?([^\s;&|<>()'"\\]+))""")
 
     def __init__(self) -> None:
-        self._open: list[str] = []  # what has begun, the innermost last: " ' $' ` # ( ((
-        self._announced: list[tuple[str, str]] = []  # here-documents that the next line begins: - (or not), last line
-        self._documents: list[tuple[str, str]] = []  # those that have begun
-        self._line = ""  # of a here-document
+        self._open: list[str] = []  # what is open, the innermost last: " ' $' ` # ( ((
+        self._announced: list[tuple[str, str]] = []  # here-documents that start on the next line: "-" or "", delimiter
+        self._documents: list[tuple[str, str]] = []  # here-documents that have started
+        self._line = ""  # the line so far, in a here-document
         self._before = "\n"  # the last character
 
     @property
     def inside(self) -> str:
-        """Within what the next character would be, in words; empty: within nothing."""
+        """What encloses the next character, as text; empty: nothing."""
         if self._documents:
             return "a here-document"
         if "`" in self._open:
@@ -34,6 +34,7 @@ class ShellText:
         return self._open[-1] if self._open else ""
 
     def read(self, text: str) -> None:
+        """Reads the next piece of the text."""
         position = 0
         while position < len(text):
             after = self._document(text, position) if self._documents else self._step(text, position)
@@ -75,7 +76,7 @@ class ShellText:
             return self._close(at + len(inner))
         if character == "\n":
             self._documents, self._announced = self._announced, []
-            return self._close(at + 1) if arithmetic else at + 1  # it was none
+            return self._close(at + 1) if arithmetic else at + 1  # arithmetic does not span lines
         if arithmetic:
             return at + 1
         if character == "#" and self._before in " \t\n;&|(":

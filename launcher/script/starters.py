@@ -1,4 +1,4 @@
-"""What starts a command on all nodes of a job: srun, or `launcher.schedulers.tasks` with what starts tasks there."""
+"""Makes the command that starts another command on all nodes of a job: srun, or `launcher.schedulers.tasks`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.spec.plan import JobPlan
 
 
 def start(plan: JobPlan) -> Raw:
-    """What starts a command on all nodes."""
+    """Returns the words that start a command on all nodes; the command follows them."""
     if plan.starter == "srun":
         srun = ["srun", *srun_arguments(plan), *containers.srun_options(plan)]
         return command([*containers.before_srun(plan), *srun])
@@ -25,20 +25,20 @@ def start(plan: JobPlan) -> Raw:
 
 
 def srun_arguments(plan: JobPlan) -> list[str]:
-    """Arguments of the one srun that starts the agents (or the ranks).
+    """Returns the arguments of the srun that starts the agents (or the ranks).
 
-    Slurm >= 22.05 does not hand --cpus-per-task on from sbatch, so it stands here as well. An agent is bound to
+    Slurm >= 22.05 does not pass --cpus-per-task from sbatch to srun, so it is given here as well. An agent is bound to
     the CPUs of all its ranks.
     """
     fixed = plan.min_nodes == plan.nodes
     arguments = [
-        # Without --nodes it takes all that the job got.
+        # Without --nodes srun uses all nodes that the job got.
         *([f"--nodes={plan.nodes}", f"--ntasks={plan.nodes * plan.tasks_per_node}"] if fixed else []),
         f"--ntasks-per-node={plan.tasks_per_node}",
         f"--cpus-per-task={plan.cpus_per_task}",
         "--unbuffered",
         *(["--kill-on-bad-exit=1"] if fixed else ["--kill-on-bad-exit=0", "--no-kill"]),
-        *([] if plan.queued else ["--overlap"]),  # in an allocation that is held others may run as well
+        *([] if plan.queued else ["--overlap"]),  # other steps may run in the user's allocation
     ]
     return [*arguments, *plan.srun_args]
 
@@ -47,10 +47,20 @@ def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
     *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False, cpus_per_task: int | None = None,
 ) -> Raw:  # fmt: skip
-    """What starts a command where there is no srun; see `launcher.schedulers.tasks`.
+    """Returns the words that start a command on all nodes without srun; see `launcher.schedulers.tasks`.
+
+    Args:
+        python: the interpreter.
+        nodes: the number of nodes.
+        tasks_per_node: the number of tasks on each.
+        grace: seconds between SIGTERM and SIGKILL.
+        starter: the program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
+        mpiexec: the words of an mpiexec command, with placeholders such as {nodes}.
+        go_on: whether the other tasks continue when one fails.
+        cpus_per_task: for the placeholder of this name.
 
     Raises:
-        ConfigError: mpiexec has a placeholder that is none.
+        ConfigError: mpiexec has an unknown placeholder.
     """
     options: list[Any] = ["--go-on"] if go_on else []
     if starter is not None and not mpiexec:

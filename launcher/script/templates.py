@@ -1,7 +1,7 @@
-"""The templates of job scripts, by jinja2.
+"""Loads the templates of job scripts with jinja2.
 
 Every value that a template prints is quoted for the shell, unless it is wrapped in `Raw`; no filter or alias turns
-that off. Control characters never get through, quoted or not.
+that off. Values with control characters are refused.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of the folder templates/, in which every printed value is quoted.
+    """Returns a template in which every printed value is quoted.
 
-    A name that is a path (of `cluster.template`) is that file, which may extend and include those of the folder.
+    Args:
+        name: a file in templates/, or the absolute path of another one, which may extend and include those.
     """
     return _environment(resource("templates")).get_template(name)
 
 
 def environment() -> jinja2.Environment:
-    """What templates are made with."""
+    """Returns the jinja2 environment of templates."""
     return _environment(resource("templates"))
 
 
 def raw(value: Any) -> Raw:
-    """The filter `raw`, for what is shell code already (`directives`, `setup`, `start`, ...).
+    """The filter `raw`, for variables that are shell code (`directives`, `setup`, `start`, ...).
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is no shell code.
     """
     if isinstance(value, Raw):
         return value
@@ -48,7 +49,7 @@ def _environment(folder: Path) -> jinja2.Environment:
     import jinja2
 
     class Environment(jinja2.Environment):
-        # What a block comes to passes `finalize` again where another template prints it.
+        # `finalize` gets the result of a block once more if another template prints it.
         concat = staticmethod(lambda parts: Rendered("".join(parts)))
 
     def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:

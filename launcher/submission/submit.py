@@ -320,7 +320,7 @@ def public_record(
         ConfigError: the value of a secret stands where it cannot be left out.
     """
     names = prepared.plan.secret_names
-    found = secret.public_config(config, prepared.secrets), secret.public_overrides(overrides, names)
+    found = secret.redact_config(config, prepared.secrets), secret.redact_overrides(overrides, names)
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
     return found

@@ -146,11 +146,11 @@ def prepare_sweep(
     _refuse_keys_of_one(wanted)
     trusted_folders.require_in_files([each for one in wanted for each in one.config.cluster.trusted_folders])
     secrets, names = _secrets(wanted), redaction.all_patterns(first.env.secrets)
-    command = secret.public_overrides(command, names)
+    command = secret.redact_overrides(command, names)
     wanted = [
         dataclasses.replace(
-            each, overrides=tuple(secret.public_overrides(each.overrides, names)),
-            resolved=secret.public_config(each.resolved, secrets),
+            each, overrides=tuple(secret.redact_overrides(each.overrides, names)),
+            resolved=secret.redact_config(each.resolved, secrets),
         )
         for each in wanted
     ]  # fmt: skip

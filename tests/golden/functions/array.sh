@@ -27,8 +27,8 @@ LAUNCHER_SCRIPT=/world/functions/array/.00000000000000000000000000000000.sh
 LAUNCHER_DEADLINE=$(($(date +%s) + 5310))
 export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
-trap : TERM INT  # the tasks are told as well
-event() { :; }  # a run would keep a record
+trap : TERM INT  # the tasks get the signal too
+event() { :; }  # a function has no record of events
 
 # Set-up lines.
 setup_failed() {  # LINE CODE WHAT FIELDS
@@ -37,7 +37,7 @@ setup_failed() {  # LINE CODE WHAT FIELDS
   event ended ', "code": 93'
   exit 93
 }
-# `module` is a shell function, and functions of the submitting shell are not handed on to jobs.
+# `module` is a shell function, and functions of the submitting shell are not passed to jobs.
 if ! type module >/dev/null 2>&1; then
   for launcher_file in "${LMOD_PKG:+$LMOD_PKG/init/bash}" "${MODULESHOME:+$MODULESHOME/init/bash}" \
     /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/lmod/lmod/init/bash \
@@ -50,11 +50,11 @@ fi
 {
 module load cuda
 } || setup_failed 1 $? 'set-up line 1' ''
-set +e  # a set-up line may have said otherwise, and how the ranks end is still to be recorded
+set +e  # a set-up line may have set -e, but this script has to record how the ranks end
 
 LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$PBS_JOBID.$$" \
   /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/array
 code=$?
 echo over
-[ -s /world/functions/array/"$PBS_JOBID".OU ] || rm -f /world/functions/array/"$PBS_JOBID".OU  # what PBS itself or the lines above had to say
+[ -s /world/functions/array/"$PBS_JOBID".OU ] || rm -f /world/functions/array/"$PBS_JOBID".OU  # output of PBS itself, or of the lines above
 exit "$code"

@@ -25,11 +25,11 @@ LAUNCHER_SCRIPT=/world/functions/plain/.00000000000000000000000000000000.sh
 LAUNCHER_DEADLINE=$(($(date +%s) + 210))
 export LAUNCHER_PAYLOAD LAUNCHER_JOB_ID LAUNCHER_SCRIPT LAUNCHER_DEADLINE LAUNCHER_UMASK=022 SUBMITIT_EXECUTOR=pbs
 export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}"
-trap : TERM INT  # the tasks are told as well
-event() { :; }  # a run would keep a record
+trap : TERM INT  # the tasks get the signal too
+event() { :; }  # a function has no record of events
 
 LAUNCHER_TASK=0 LAUNCHER_TASKS=1 LAUNCHER_NODE=0 LAUNCHER_HOSTS="$(hostname)" LAUNCHER_GUARD="$PBS_JOBID.$$" \
   /usr/bin/python3 -u -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.schedulers.pbs.function /world/functions/plain
 code=$?
-[ -s /world/functions/plain/"$PBS_JOBID".OU ] || rm -f /world/functions/plain/"$PBS_JOBID".OU  # what PBS itself or the lines above had to say
+[ -s /world/functions/plain/"$PBS_JOBID".OU ] || rm -f /world/functions/plain/"$PBS_JOBID".OU  # output of PBS itself, or of the lines above
 exit "$code"

@@ -1,15 +1,15 @@
 #!/bin/bash
-# On this machine: one process for each simulated node, or for each rank with launch=tasks.
+# Runs on this machine: one process for each simulated node, or for each rank with launch=tasks.
 
 # Made by launcher VERSION for run fewer-nodes.
 export LAUNCHER_RUN_DIR=/scratch/me/runs/fewer-nodes
 export LAUNCHER_JOB_ID="${LAUNCHER_JOB_ID:-${SLURM_JOB_ID:-}}"
 
 umask 077
-unset LAUNCHER_DEADLINE LAUNCHER_TIME_LEFT LAUNCHER_DEADLINE_UPTIME  # of an earlier attempt
-# Reads of what the machines of a run share come to one of three things: it is there, it is not, or nobody can tell now.
-# `[ -e ]` calls the last one "not there": then a run is done twice, or begins although it was cancelled.
-passes() {  # WORDS: whether they are the C library's for an error that passes
+unset LAUNCHER_DEADLINE LAUNCHER_TIME_LEFT LAUNCHER_DEADLINE_UPTIME  # from an earlier attempt
+# Reading a shared file has three outcomes: it exists, it does not, or this is not known now (a transient error).
+# `[ -e ]` takes the last one for "does not exist": then a run would be done twice, or start although it was cancelled.
+passes() {  # MESSAGE: whether it is the C library's message of a transient error
   case $1 in
     *"Bad file descriptor" | \
     *"Cannot allocate memory" | \
@@ -40,14 +40,14 @@ passes() {  # WORDS: whether they are the C library's for an error that passes
   esac
   return 1
 }
-waits() {  # WORDS SINCE: waits for what passes; 1: for 60 s in vain, or it does not pass
+waits() {  # MESSAGE SINCE: pauses before a retry; 1: the error is not transient, or has lasted for 60 s
   if ! passes "$1" || [ $((SECONDS - $2)) -ge 60 ]; then
     echo "launcher: $(hostname): $1" >&2
     return 1
   fi
   sleep 1
 }
-reads() {  # COMMAND: 0 it succeeds, 1 there is no such file, or nothing in it, 2 nobody can tell
+reads() {  # COMMAND: 0 it succeeds, 1 there is no such file, or nothing in it, 2 not known
   local words since=$SECONDS
   until words=$(LC_ALL=C "$@" 2>&1 >/dev/null); do
     words=$(printf '%s\n' "$words" | grep -v -e ': No such file or directory$' -e ': Not a directory$')
@@ -55,14 +55,14 @@ reads() {  # COMMAND: 0 it succeeds, 1 there is no such file, or nothing in it, 
     waits "${words%%$'\n'*}" "$since" || return 2
   done
 }
-ends_in() {  # SECONDS: then the scheduler ends this attempt; nodes' clocks may be off, see launcher/runs/time_left.py
+ends_in() {  # SECONDS until the scheduler ends this attempt; nodes' clocks may differ, see launcher/runs/time_left.py
   local up booted
   export LAUNCHER_DEADLINE=$(($(date +%s) + $1)) LAUNCHER_TIME_LEFT=$1
   if read -r up _ </proc/uptime && read -r booted </proc/sys/kernel/random/boot_id; then
     export LAUNCHER_DEADLINE_UPTIME="$booted $((${up%%.*} + $1))"
   fi
 }
-marked() {  # MARK ...: 0 the run has one of these files, 1 it has none, 2 nobody can tell
+marked() {  # FILE ...: 0 the run directory has one of these files, 1 it has none, 2 not known
   local mark found=1
   for mark; do
     reads stat -L "$LAUNCHER_RUN_DIR/$mark"
@@ -71,9 +71,9 @@ marked() {  # MARK ...: 0 the run has one of these files, 1 it has none, 2 nobod
   return $found
 }
 
-# One attempt of a run at a time: whoever makes the link has the lease (on NFS as well), and shows that it lives by the
-# link's time. One of the same job was left by an earlier start of it, one that has not moved for 90 s by the dead.
-# Of one that cannot be read nobody can tell whose it is: it is not taken, and the time does not count.
+# The lease: only one attempt of a run at a time. A job holds it if it has made the hard link (atomic on NFS as well), and
+# updates the link's time as a heartbeat. A lease of the same job is from an earlier start of it. A lease without a
+# heartbeat for 90 s is that of a dead job. One that cannot be read is not taken over, and that time does not count.
 launcher_lease="$LAUNCHER_RUN_DIR/lease" launcher_lease_of_mine="$LAUNCHER_RUN_DIR/.lease-${LAUNCHER_JOB_ID//\//_}-$$"
 launcher_lease_unread=$SECONDS
 until launcher_lease_words=$(LC_ALL=C; { echo "$LAUNCHER_JOB_ID" >"$launcher_lease_of_mine"; } 2>&1); do
@@ -94,7 +94,7 @@ until launcher_lease_words=$(LC_ALL=C ln "$launcher_lease_of_mine" "$launcher_le
     exit 75
   fi
   launcher_lease_unread=$SECONDS
-  if [ "$launcher_lease_is" -ne 0 ]; then  # it was given back just now, or links cannot be made here
+  if [ "$launcher_lease_is" -ne 0 ]; then  # it was just released, or hard links are not supported here
     launcher_lease_fails=$((launcher_lease_fails + 1))
     if [ "$launcher_lease_fails" -gt 20 ]; then
       echo "launcher: no hard links in $LAUNCHER_RUN_DIR: nothing keeps two attempts of this run apart" >&2
@@ -111,13 +111,13 @@ until launcher_lease_words=$(LC_ALL=C ln "$launcher_lease_of_mine" "$launcher_le
     launcher_lease_seen=$launcher_lease_now launcher_lease_since=$(date +%s)
   fi
   if [ "$launcher_lease_job" = "${LAUNCHER_JOB_ID:-none}" ] || [ $(($(date +%s) - launcher_lease_since)) -ge 90 ]; then
-    # Of several who find it dead one at a time looks once more and removes it.
+    # Several jobs may find it dead: one at a time checks it once more and removes it.
     if mkdir "$launcher_lease.lock" 2>/dev/null; then
       [ "$(stat -c '%i %y' "$launcher_lease" 2>/dev/null)" != "$launcher_lease_seen" ] || rm -f "$launcher_lease"
       rmdir "$launcher_lease.lock"
     elif launcher_lease_locked=$((${launcher_lease_locked:-0} + 1)) && [ "$launcher_lease_locked" -gt 300 ]; then
       launcher_lease_locked=0
-      rmdir "$launcher_lease.lock" 2>/dev/null  # of one that was killed in between
+      rmdir "$launcher_lease.lock" 2>/dev/null  # left by a job that was killed meanwhile
     fi
     sleep 0.1
     continue
@@ -132,7 +132,7 @@ done
 
 release() { [ ! "$launcher_lease" -ef "$launcher_lease_of_mine" ] || rm -f "$launcher_lease"; rm -f "$launcher_lease_of_mine"; }
 trap release EXIT
-# Two submissions of one run may both have got through; it is done once.
+# A run may have been submitted twice by mistake. If it is done, this job ends.
 reads ls "$LAUNCHER_RUN_DIR/attempts"
 [ $? -ne 2 ] || exit 75
 reads grep -q '"event": "ended", "code": 0}' "$LAUNCHER_RUN_DIR"/attempts/*/events/script.jsonl
@@ -143,7 +143,7 @@ case $? in
     ;;
   2) exit 75 ;;
 esac
-# Each start of the run is an attempt, numbered by the folder that it makes.
+# Each start of the run is an attempt. Its number is that of the folder which it creates.
 LAUNCHER_ATTEMPT=0 launcher_attempt_since=$SECONDS
 until launcher_attempt_words=$(LC_ALL=C mkdir "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT" 2>&1); do
   reads stat -L "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT"
@@ -172,12 +172,12 @@ event() {  # NAME [, "key": value ...]
     waits "$words" "$since" || return
   done
 }
-# Attempts of one job share their output: this one's begins there, in bytes.
+# Attempts of one job write to the same file: the offset in bytes at which the output of this attempt begins.
 launcher_begins=$(stat -Lc %s "/proc/$$/fd/1" 2>/dev/null)
 event started ", \"job\": \"$LAUNCHER_JOB_ID\", \"host\": \"$(hostname)\", \"output\": ${launcher_begins:-0}"
 ln -sf payload.pkl "$LAUNCHER_RUN_DIR/submitit/${LAUNCHER_JOB_ID}_submitted.pkl"
 launcher_told=
-trap 'launcher_told=told' TERM INT  # the ranks are told as well; their end is still to be recorded
+trap 'launcher_told=told' TERM INT  # ranks get the signal too; this script records their end
 marked stop cancelled
 case $? in
   0)
@@ -192,7 +192,7 @@ if [ -n "$launcher_stays" ]; then
   event ended ', "code": 75'
   exit 75
 fi
-# When the scheduler ends this attempt.
+# The time at which the scheduler ends this attempt.
 [ -n "${LAUNCHER_DEADLINE:-}" ] || ends_in 3600
 umask 022
 export LAUNCHER_SECRETS='*TOKEN*,*SECRET*,*PASSWORD*,*PASSWD*,*PASSPHRASE*,*CREDENTIAL*,*_KEY,*APIKEY*,*COOKIE*,*_PAT,*_AUTH,!*TOKENIZER*,!MAX_*,!NUM_*'
@@ -206,12 +206,12 @@ case ":${PYTHONPATH:-}:" in
   *:/world/checkout:*) ;;
   *) export PYTHONPATH=/world/checkout"${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
-# Shows that the lease lives, until this script ends in whatever way: then the pipe is closed.
+# Heartbeat of the lease. It stops when this script ends, even if it is killed, since that closes the pipe.
 exec 9> >(trap '' TERM INT; while read -r -t 15.0 _; [ $? -gt 128 ]; do
   [ ! "$launcher_lease" -ef "$launcher_lease_of_mine" ] || touch -c "$launcher_lease"
 done)
 
-# PBS starts nothing more in a job that it has told to end.
+# In a job that is being deleted PBS starts no more tasks.
 if [ -n "$launcher_told" ]; then
   event stop_requested ", \"signal\": \"SIGTERM\", \"host\": \"$(hostname)\""
   (exit 143)
@@ -223,7 +223,7 @@ fi
 code=$?
 # 0: done. 75: stopped early, can be resumed. 93: a retry would fail too. Anything else: failed.
 launcher_word=
-# The word of the agent that failed first counts for more than the status of whoever was killed last.
+# The exit code of the agent that failed first takes precedence over that of the command, which may have been killed.
 reads cat "$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code"
 case $? in
   0) read -r launcher_word <"$LAUNCHER_RUN_DIR/attempts/$LAUNCHER_ATTEMPT/exit_code" ;;
@@ -238,15 +238,15 @@ case $launcher_word in
   '' | *[!0-9]*) ;;  # a full disk
   *) code=$launcher_word ;;
 esac
-# Killed, all of it, before anybody could say a word: there is something to go on from.
-# (255 is no signal: a container or a shell on another host that could not start.)
+# If all agents were killed before they recorded an exit code, the run continues from its checkpoints.
+# (255 is no signal: a container, or a shell on another host, could not start.)
 if [ "$code" -gt 128 ] && [ "$code" -lt 255 ] && [ -z "$launcher_word" ] && { reads ls "$LAUNCHER_RUN_DIR"/checkpoints; [ $? -eq 2 ] || ls -d "$LAUNCHER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; }; then
   event stop ", \"cause\": \"all agents were killed (exit code $code)\", \"reason\": \"killed\", \"exit_code\": $code"
   code=75
 fi
 event ended ", \"code\": $code"
 if [ "$code" -eq 75 ]; then
-  # Slurm ends all processes of a job that it requeues, and the one that asked for it is to say so.
+  # Slurm ends all processes of a job that it requeues; the one that requests it still has to record that.
   (trap '' TERM INT; exec /usr/bin/python3 -c 'import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' launcher.job.requeue "$LAUNCHER_RUN_DIR" $launcher_told 9>&-)
   case $? in
     10)

@@ -26,7 +26,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nothing_is_overwritten_unless_that_is_wanted(own: Path) -> None:
     path = profiles.save("mine", "name: one\n", force=False)
-    with pytest.raises(RunError, match=r"mine.yaml is there already: `--force` replaces it"):
+    with pytest.raises(RunError, match=r"mine.yaml exists already: `--force` replaces it"):
         profiles.save("mine", "name: two\n", force=False)
     assert path.read_text() == "name: one\n"
     profiles.save("mine", "name: two\n", force=True)

@@ -20,7 +20,7 @@ BASE = "defaults: [slurm, _self_]\nname: mine\n"
         (BASE + "limits: {nodes: many}\n", "mine.yaml: limits.nodes=many: it must be a whole number"),
         (BASE + "check: perhaps\n", "mine.yaml: check=perhaps: it must be true or false"),
         (BASE + "setup: module load cuda\n", "mine.yaml: setup: it must be a list ([one, two])"),
-        (BASE + "environment: [A]\n", "mine.yaml: a list stands where a section of its own"),
+        (BASE + "environment: [A]\n", "mine.yaml: a list is given where a section"),
         (BASE + "scheduler: slrum\n", "mine.yaml: cluster.scheduler=slrum: there is no such scheduler. Did you mean"),
         (BASE + "required: [acount]\n", "cluster.required: there is no key cluster.acount. Did you mean account?"),
         (BASE + "limits: {time: soon}\n", "cluster.limits of the profile of cluster=mine: 'soon' is not a time"),
@@ -59,7 +59,7 @@ def refused(arguments: list[str], told: str) -> None:
         ("cluster.acount: me\n", "user.yaml: there is no key 'cluster.acount'. Did you mean cluster.account"),
         (
             "cluster: slurm\ncluster: {account: me}\n",
-            "line 2: this is no YAML: found duplicate key cluster. Give single keys",
+            "line 2: this is no YAML: found duplicate key cluster. Next to",
         ),
         ("nodes: two\n", "user.yaml: nodes=two: it must be a whole number"),
         ("launch.mode: both\n", "user.yaml: launch.mode=both: it is one of agent, tasks"),

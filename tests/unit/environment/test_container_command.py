@@ -61,7 +61,7 @@ def test_folders_that_a_node_does_not_have_are_not_bound() -> None:
 @pytest.mark.parametrize("env", [{}, PYXIS])
 @pytest.mark.parametrize(("folder", "mark"), [("/runs,old", ","), ("/runs:old", ":")])
 def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], folder: str, mark: str) -> None:
-    with pytest.raises(ConfigError, match=rf"/runs{mark}old is seen inside of env\.container, .*choose another one"):
+    with pytest.raises(ConfigError, match=rf"/runs{mark}old is bound into env\.container, .*choose another one"):
         job_script.script(planned(folder, env=env), token="t")
 
 
@@ -70,8 +70,8 @@ def test_folders_that_ranks_would_make_are_made_before() -> None:
         "checkpoint_dir": "/ckpt/x",
         "tracking_dir": "/home/me/tb",
     }  # the latter is in a folder that is bound
-    assert container_command.made(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
-    assert container_command.made(planned()) == []
+    assert container_command.folders_to_make(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
+    assert container_command.folders_to_make(planned()) == []
     assert "mkdir -p" not in job_script.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
     script = job_script.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
     assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
@@ -102,7 +102,7 @@ CARRIED = (
 
 def test_the_jobs_variables_come_along_and_those_of_the_hosts_programs_do_not() -> None:
     environ = {**dict.fromkeys(HOSTS, "host"), **dict.fromkeys(CARRIED, "job"), "BASH_FUNC_module%%": "() { :; }"}
-    inside = container_command.carried({**environ, "PYTHONPATH": "/host"}, planned())
+    inside = container_command.passed_variables({**environ, "PYTHONPATH": "/host"}, planned())
     assert inside == dict.fromkeys(CARRIED, "job")
 
 
@@ -110,7 +110,7 @@ def test_what_the_profile_sets_counts_inside_too() -> None:
     cluster = {"environment": {"LD_LIBRARY_PATH": "/mine", "PYTHONPATH": "/own", "API_TOKEN": "x"}}
     environ = {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x", "PYTHONPATH": "/host"}
     plan = planned(cluster=cluster)
-    assert container_command.carried(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
+    assert container_command.passed_variables(environ, plan) == {"LD_LIBRARY_PATH": "/mine", "API_TOKEN": "x"}
     assert "/code:/own" in words_of(plan, **environ)
     assert "LD_LIBRARY_PATH" not in containers.before_srun(planned(cluster=cluster, env=PYXIS))
 
@@ -176,11 +176,11 @@ def test_an_image_that_is_not_there_is_refused_where_its_place_is_seen(tmp_path:
     with pytest.raises(ConfigError, match=rf"there is no torch\.sif in {tmp_path}: make the image first"):
         containers.checked(Env(container=str(tmp_path / "torch.sif")))
     _, (note,) = containers.checked(Env(container=str(tmp_path / "gone/torch.sif")))
-    assert "is not seen from here" in note
+    assert "is not visible on this machine" in note
     (tmp_path / "torch.sif").touch()
     config, notes = Inputs().with_environment(make_config(env=Env(container=str(tmp_path / "torch.sif"))))
     assert (config.env.container, notes) == (str(tmp_path / "torch.sif"), ())
-    assert "every node on its own" in containers.checked(Env(container="docker://pytorch/pytorch"))[1][0]
+    assert "downloaded by each node" in containers.checked(Env(container="docker://pytorch/pytorch"))[1][0]
     for runtime in (Runtime.pyxis, Runtime.enroot):  # there are names of containers, too
         assert containers.checked(Env(container="pytorch", container_runtime=runtime)) == ("pytorch", ())
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_looked_into_is_told(tmp_path: Path, what: str) -> None:
         python(folder, "no answer")
     path, (note,) = interpreter.checked(str(folder))
     assert path == str(folder)
-    assert ("is not seen from here" in note) == (what == "not seen")
+    assert ("is not visible on this machine" in note) == (what == "not seen")
 
 
 def test_a_real_environment_is_asked_what_it_has(tmp_path: Path) -> None:

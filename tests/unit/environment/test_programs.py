@@ -96,7 +96,7 @@ def test_what_can_run_passes_and_is_not_executed(place: Place, keys: dict[str, A
         ({}, "workload=program needs workload.script=train.py or workload.module=package.module, and none is given"),
         ({"script": "train.py", "module": "pkg"}, "not both"),
         ({"script": "trian.py"}, "there is no file trian.py in {dir}. Did you mean train.py?"),
-        ({"script": "code/train.py"}, "there is no folder {dir}/code (paths are seen from {dir})"),
+        ({"script": "code/train.py"}, "there is no folder {dir}/code (paths are relative to {dir})"),
         ({"script": "pkg"}, "workload.script=pkg is a folder"),
         ({"script": "broken.py"}, "workload.script=broken.py is no Python: {dir}/broken.py, line 2: 'def f(:': "),
         ({"script": "zero.py"}, "is no Python: {dir}/zero.py"),
@@ -228,6 +228,6 @@ def test_a_function_that_cannot_be_called_is_refused_with_the_fix(
 
 
 def test_what_set_up_lines_may_bring_is_left_to_the_job(place: Place) -> None:
-    unsure = replace(place, sure=False)
-    assert checked_program(program(module="of_the.site"), unsure).module == "of_the.site"
-    assert checked_function(function("of_the.site:main"), unsure).target == "of_the.site:main"
+    incomplete = replace(place, complete=False)
+    assert checked_program(program(module="of_the.site"), incomplete).module == "of_the.site"
+    assert checked_function(function("of_the.site:main"), incomplete).target == "of_the.site:main"

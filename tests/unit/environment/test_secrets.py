@@ -313,12 +313,12 @@ def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> Non
     ],
 )  # fmt: skip
 def test_overrides_refer_to_the_environment(word: str, written: str) -> None:
-    assert secrets.public_overrides([word], redaction.SECRETS) == [written]
+    assert secrets.redact_overrides([word], redaction.SECRETS) == [written]
 
 
 def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> None:
     words = ["+cluster.environment.API_KEY=abcdefgh", "cluster.environment.API_KEY=null"]
-    written = secrets.public_overrides(words, redaction.SECRETS)
+    written = secrets.redact_overrides(words, redaction.SECRETS)
     assert written == ["+cluster.environment.API_KEY=${oc.env:API_KEY}", words[1]]
 
 
@@ -327,7 +327,7 @@ def test_the_value_of_an_override_is_left_out_although_a_later_one_wins() -> Non
 )
 def test_a_whole_section_with_a_value_of_a_secret_is_refused(section: str) -> None:
     with pytest.raises(ConfigError, match=r"has API_KEY, a secret .* as \+cluster\.environment\.API_KEY=") as caught:
-        secrets.public_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
+        secrets.redact_overrides([f"+cluster.environment={section}"], redaction.SECRETS)
     assert "abcdefgh" not in str(caught.value)
 
 

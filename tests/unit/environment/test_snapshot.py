@@ -185,8 +185,8 @@ def test_a_script_of_the_repository_is_that_of_the_copy(
     plan = planned(repository / "sub", tmp_path / "runs", workload=program(script=script.format(**names)))
     assert plan.params["script"] == runs.format(**names)
     assert [*map(str, snapshot.notes(plan))] == noted * [
-        f"workload.script={plan.params['script']} is not in {repository}, so in no snapshot: the job runs it as it is "
-        "then"
+        f"workload.script={plan.params['script']} is not in {repository}, so in no snapshot: the job uses its "
+        "later changes"
     ]
 
 

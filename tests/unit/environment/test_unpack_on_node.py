@@ -80,7 +80,7 @@ def test_a_damaged_or_another_archive_is_refused(environment: Path, tmp_path: Pa
         os.truncate(packed, packed.stat().st_size // 2)
     else:
         packed.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(unpack_on_node.ArchiveError, match=r"env.archive\) (is another one|cannot be unpacked)"):
+    with pytest.raises(unpack_on_node.ArchiveError, match=r"env.archive\) (has changed|cannot be unpacked)"):
         unpack_on_node.unpack(packed, tmp_path / "out", digest)
 
 
@@ -133,7 +133,7 @@ def test_nothing_of_an_exchanged_archive_is_unpacked(environment: Path, tmp_path
     digest = archives.pack(environment, tmp_path / "env.tar")["sha256"]
     with tarfile.open(tmp_path / "env.tar", "w") as tar:
         tar.addfile(member("evil"))
-    with pytest.raises(unpack_on_node.ArchiveError, match="is another one than when the run was submitted"):
+    with pytest.raises(unpack_on_node.ArchiveError, match="has changed since the run was submitted"):
         unpack_on_node.unpack(tmp_path / "env.tar", tmp_path / "out", digest)
     assert not [*(tmp_path / "out").iterdir()]
 
@@ -349,9 +349,9 @@ def test_what_it_cost_and_saved_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str | None, shared: float, told: str
 ) -> None:
     about = {"where": "n1: e.tar unpacked into /tmp", "unpacked": 2.5, "of": of, "shared": shared}
-    monkeypatch.setenv(unpack_on_node.TOLD, json.dumps(about))
-    unpack_on_node.tell(2.0)
-    unpack_on_node.tell(3.0)
+    monkeypatch.setenv(unpack_on_node.TIMES, json.dumps(about))
+    unpack_on_node.print_summary(2.0)
+    unpack_on_node.print_summary(3.0)
     expected = "launcher: n1: e.tar unpacked into /tmp in 2.5 s, torch imported from there in 2.0 s"
     assert capsys.readouterr().err == f"{expected}{told}\n"
 

@@ -57,7 +57,7 @@ def planned(template: str, **cluster: object) -> JobPlan:
         ('{% include "parts/leese.sh.j2" %}', r":2: there is no template parts/leese\.sh\.j2"),
         (
             '{% include ["a.j2", "b.j2"] %}',
-            r":2: there is no template a\.j2 or b\.j2\. One of your own is named by its",
+            r":2: there is no template a\.j2 or b\.j2\. Name your own by its absolute",
         ),
         ('\n{% import "/gone/macros.j2" as m %}', r":3: there is no template /gone/macros\.j2"),
         ('{% from "local.sh" import m %}', r":2: there is no template local\.sh\. Did you mean local\.sh\.j2"),
@@ -272,11 +272,11 @@ def test_the_command_starts_one_and_tells_what_another_lost(
     assert "no errors, and no part of ours is missing" in capsys.readouterr().out
     write(tmp_path, started + "{% block end %}{% endblock %}\n")
     assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
-    assert "going on" in capsys.readouterr().out
+    assert "requeue" in capsys.readouterr().out
     write(tmp_path, started + "{% block environment %}\nexec 9> >(cat)\n{% endblock %}\n")
     assert commands.main(["template", "lint", path, "--cluster", "pbs"]) == 1
     told = capsys.readouterr().out
-    for part in ("export NAME", "secrets that are there", "snapshot", "launcher's code", "sign of life", "waiting"):
+    for part in ("export NAME", "secrets that are there", "snapshot", "launcher's code", "heartbeat", "waiting"):
         assert f"\n{part} " in told
     with pytest.raises(ConfigError, match=r"there is no template command 'lnit'\. Did you mean lint"):
         commands.main(["template", "lnit"])

@@ -249,7 +249,7 @@ def test_an_element_of_a_pbs_array_has_a_directory_and_a_job_of_its_own(sandbox:
 def test_an_element_that_its_array_does_not_have_ends(sandbox: Sandbox) -> None:
     outcome = sandbox.execute(sandbox.plan(), array="0-9", job="12", SLURM_ARRAY_JOB_ID="9", SLURM_ARRAY_TASK_ID="5")
     assert outcome.code == 93
-    assert "does not find its element in" in outcome.stderr
+    assert "cannot find the array element in" in outcome.stderr
 
 
 def test_a_run_that_is_done_is_not_done_again(sandbox: Sandbox) -> None:

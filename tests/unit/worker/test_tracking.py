@@ -73,7 +73,7 @@ def test_a_tracker_that_is_not_known_is_refused() -> None:
 
 
 def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_here", lambda name: name != "mlflow")
+    monkeypatch.setattr(trackers, "_is_installed", lambda name: name != "mlflow")
     assert trackers.check(bare_plan(track=("tensorboard",))) == ()
     with pytest.raises(ConfigError, match=r"/usr/bin/python3 does not have: pip install 'launcher\[mlflow\]'"):
         trackers.check(bare_plan(track=("tensorboard", "mlflow")))
@@ -83,7 +83,7 @@ def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyP
         assert len(trackers.check(bare_plan(track=("mlflow",), **{key: ("x",)}))) == 1
     for key in ("activate", "archive", "container"):
         (note,) = trackers.check(bare_plan(track=("mlflow",), **{key: "/other"}))
-        assert note.endswith("which is not here; /other has to have it")
+        assert note.endswith("which is not installed here; /other has to have it")
 
 
 def test_what_a_config_has_of_secrets_is_not_tracked() -> None:
