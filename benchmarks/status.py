@@ -96,7 +96,12 @@ def _make(runs: Path, name: str, record: Mapping[str, Any], job: int, *, over: b
     """A run that is in the middle of its training, or has finished it."""
     run = Run.create(runs / name)
     plan = from_dict(record["plan"])
-    plan = dataclasses.replace(plan, run_id=name, run_dir=str(run.path), checkpoint_dir=f"{run.path}/checkpoints")
+    plan = dataclasses.replace(
+        plan,
+        run_id=name,
+        run_dir=str(run.path),
+        checkpoint=dataclasses.replace(plan.checkpoint, dir=f"{run.path}/checkpoints"),
+    )
     facts = {key: value for key, value in record.items() if key not in ("plan", "config", "format")}
     run.write_record(plan, record["config"], facts, sync=False)
     event_file.append(run.path / "journal.jsonl", kinds.Submitting(token=str(record["token"])))

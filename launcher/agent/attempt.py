@@ -156,7 +156,7 @@ class _Agent:
     ) -> None:
         self._plan, self._attempt, self._events, self._signals = plan, attempt, tells, signals
         self._source = place.source
-        per_task = plan.launch == LaunchMode.tasks.value
+        per_task = plan.launch.mode == LaunchMode.tasks.value
         self.me = Member(
             place.rank,
             place.node_rank,
@@ -171,11 +171,11 @@ class _Agent:
             attempt=attempt.path,
             limits=self._limits,
             names=_names(plan, place),
-            hosts=[host + plan.host_suffix for host in place.hosts for _ in range(per_node)],
+            hosts=[host + plan.cluster.host_suffix for host in place.hosts for _ in range(per_node)],
             secret=attempt.run.secret(),
             key=f"{plan.run_id}/{attempt.number}/{place.job}",
-            port_range=plan.port_range,
-            join_timeout=plan.rendezvous_timeout,
+            port_range=plan.cluster.port_range,
+            join_timeout=plan.launch.rendezvous_timeout,
             signals=signals,
             blame=hangs.blame,
         )
@@ -186,7 +186,7 @@ class _Agent:
         self._workers = WorkerGroup(attempt.logs, fresh=self._fresh)
         self._binder = Binder(plan, os.environ)
         self._folder: Path | None = None  # of the flight recorders
-        if plan.gpus_per_node and plan.backend in (Backend.auto.value, Backend.nccl.value):
+        if plan.gpus_per_node and plan.workload.backend in (Backend.auto.value, Backend.nccl.value):
             self._folder = debug_console.private_folder()
             renamed = hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
             self._means.recorders = Recorders(self._folder, os.environ, renamed=renamed)
@@ -263,7 +263,7 @@ class _Agent:
             os.environ[debugger.SOCKETS] = str(sockets)
         ranks = placements(
             meeting.members, place, master=(meeting.host, meeting.port), run_id=plan.run_id,
-            round_number=history.round, max_restarts=plan.max_restarts, environ=os.environ,
+            round_number=history.round, max_restarts=plan.launch.max_restarts, environ=os.environ,
         )  # fmt: skip
         ranks = self._bound(meeting, place, ranks)
         own = {name: value for name, value in os.environ.items() if name not in AGENTS_OWN}
@@ -423,10 +423,10 @@ class _Agent:
             raise TimeoutError
 
         previous = signal.signal(signal.SIGALRM, too_long)
-        signal.alarm(self._plan.rendezvous_timeout)
+        signal.alarm(self._plan.launch.rendezvous_timeout)
         try:
             with contextlib.suppress(Exception):
-                for name in preload.modules(self._plan.entry):
+                for name in preload.modules(self._plan.workload.entry):
                     importlib.import_module(name)
         finally:
             signal.alarm(0)
@@ -468,23 +468,27 @@ def preflight_fault(verdict: Verdict, meeting: Meeting, host: str) -> Fault:
 def limits(plan: JobPlan, logs: Path) -> Limits:
     """The settings that the leading agent goes by. Pure."""
     # MPI's ranks, and programs, need not use our store to meet. A rank at a breakpoint is silent, as are the others.
-    elsewhere = plan.backend == Backend.mpi.value or plan.kind == "Program" or not plan.params.get("init", True)
+    elsewhere = (
+        plan.workload.backend == Backend.mpi.value
+        or plan.workload.kind == "Program"
+        or not plan.workload.params.get("init", True)
+    )
     watched = not plan.debugs
     return Limits(
         least=plan.min_nodes * plan.tasks_per_node,
-        rendezvous_timeout=None if elsewhere or not watched else plan.rendezvous_timeout,
-        start_timeout=plan.start_timeout if watched else None,
-        idle_timeout=plan.idle_timeout if watched else None,
-        hang_timeout=plan.hang_timeout if watched else None,
-        heartbeat=plan.heartbeat,
-        max_restarts=plan.max_restarts,
+        rendezvous_timeout=None if elsewhere or not watched else plan.launch.rendezvous_timeout,
+        start_timeout=plan.launch.start_timeout if watched else None,
+        idle_timeout=plan.launch.idle_timeout if watched else None,
+        hang_timeout=plan.launch.hang_timeout if watched else None,
+        heartbeat=plan.launch.heartbeat,
+        max_restarts=plan.launch.max_restarts,
         stacks_in=str(logs),
     )
 
 
 def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
     """What to call each member in an error."""
-    if plan.launch == LaunchMode.tasks.value:
+    if plan.launch.mode == LaunchMode.tasks.value:
         per_node = plan.procs_per_node
         places = [Place(host=place.hosts[task // per_node], node=task // per_node, task=task)
                   for task in range(place.world_size)]  # fmt: skip
@@ -495,7 +499,7 @@ def _names(plan: JobPlan, place: topology.Topology) -> list[str]:
 
 def place_of(plan: JobPlan, member: Member) -> Place:
     """Where a member is. Pure."""
-    task = member.index if plan.launch == LaunchMode.tasks.value else None
+    task = member.index if plan.launch.mode == LaunchMode.tasks.value else None
     return Place(host=member.host, node=member.node_rank, task=task)
 
 
@@ -505,14 +509,14 @@ def set_network(plan: JobPlan, meeting: Meeting, host: str) -> None:
     Raises:
         RendezvousError: this host does not have the profile's.
     """
-    if plan.interface:
+    if plan.cluster.interface:
         known = [name for _, name in socket.if_nameindex()]
-        if missing := [name for name in plan.interface.split(",") if name not in known]:
+        if missing := [name for name in plan.cluster.interface.split(",") if name not in known]:
             raise RendezvousError(
                 f"{host} has no network interface {', '.join(missing)} (cluster.interface); it has {', '.join(known)}",
                 code=FaultCode.REFUSED,
             )
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, plan.interface)
+            os.environ.setdefault(variable, plan.cluster.interface)
     elif meeting.interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)

@@ -48,7 +48,7 @@ class Binder:
             look: in place of a look at this node.
         """
         self._plan, self._environ = plan, dict(environ)
-        self._wanted = wanted.parse(plan.bind)
+        self._wanted = wanted.parse(plan.launch.bind)
         self._look = look or partial(look_here, self._environ)
         self._seen: tuple[Node, Set[int]] | None = None
 
@@ -99,7 +99,7 @@ class Binder:
         has given to that.
         """
         me = agents[position]
-        tasks = self._plan.launch == LaunchMode.tasks.value
+        tasks = self._plan.launch.mode == LaunchMode.tasks.value
         if tasks and self._wanted.kind == wanted.AUTO:
             return 0, replace(masks.bind(node, allowed, [Near()], wanted.Wanted(wanted.NONE)), why_not=SCHEDULERS)
         alone = tasks or self._wanted.kind == wanted.MAP
@@ -118,8 +118,8 @@ class Binder:
     def _near(self, node: Node, agent: AgentLike, tasks: bool) -> list[Near]:
         plan = self._plan
         first = agent.first_local_rank if tasks else 0
-        asked = plan.gpus_per_node if plan.device != Device.cpu.value else 0
-        seen = plan.device != Device.cpu.value and bool(torch_build() and devices.visible(node, self._environ))
+        asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
+        seen = plan.workload.device != Device.cpu.value and bool(torch_build() and devices.visible(node, self._environ))
         return devices.near(
             node, self._environ, range(first, first + agent.ranks), gpus=asked > 0 or seen, most=asked or None,
             parent=nvidia.parent_of_slice,
@@ -141,7 +141,7 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     """
     told = environ.get(THREADS)
     ours = not told or (told == str(plan.cpus_per_proc) and int(told) > cores)
-    return {THREADS: str(cores)} if ours and not plan.invariant else {}
+    return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
 
 
 def _told(rank: int, bound: masks.Bound) -> BoundRank:

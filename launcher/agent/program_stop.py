@@ -52,7 +52,7 @@ class Minder:
         if now < self._next:
             return None
         self._next = now + LOOK
-        if self._watches and self._left is not None and now - self._began >= self._left - self._plan.lead:
+        if self._watches and self._left is not None and now - self._began >= self._left - self._plan.resume.lead:
             return StopReason.TIME_LIMIT
         # What cannot be read now is no stop request; there is another look in a second.
         if self._first and exists(Path(self._plan.run_dir) / "stop", retry_seconds=0) == Ok(True):
@@ -62,9 +62,9 @@ class Minder:
     def patience(self, now: float) -> float:
         """Seconds that ranks get from now on to leave by themselves."""
         if self._left is None:
-            return float(self._plan.grace)
+            return float(self._plan.launch.grace)
         left = self._left - (now - self._began)
-        return patience(float(self._plan.grace), float(self._plan.lead), left)
+        return patience(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
 
     def saved(self) -> bool:
         """Whether the program is known to have saved something since this round began."""
@@ -74,7 +74,7 @@ class Minder:
 
 def _newest_save(plan: JobPlan) -> int | None:
     """When the program saved last, see `saves.newest`; None: nobody can tell now."""
-    found = retry_read(lambda: saves.newest(plan), plan.checkpoint_dir, retry_seconds=0)
+    found = retry_read(lambda: saves.newest(plan), plan.checkpoint.dir, retry_seconds=0)
     return found.value if isinstance(found, Ok) else None
 
 

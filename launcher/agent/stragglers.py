@@ -71,7 +71,7 @@ class Paces:
                 self._heard[place].append(seconds)
         if now < self._next or not any(self._heard):
             return None
-        self._next = now + interval(now - self._began, self._plan.straggler_time)
+        self._next = now + interval(now - self._began, self._plan.train.straggler_time)
         pace = Pace(
             time=time.time(), round=self._round, rank=self._first_rank, host=self._me.host,
             seconds=tuple(float(f"{statistics.median(each):.4g}") if each else None for each in self._heard),
@@ -88,7 +88,7 @@ class Paces:
             return
         self._all += paces
         del self._all[:-HEARD]
-        found = stragglers(self._all, self._plan.straggler_factor, self._plan.straggler_time)
+        found = stragglers(self._all, self._plan.train.straggler_factor, self._plan.train.straggler_time)
         for each in found:
             if each.until is None and each.rank not in self._named:
                 self._named.add(each.rank)

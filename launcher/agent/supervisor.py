@@ -227,8 +227,8 @@ class Supervisor:
         self._left_first = False  # a rank left to resume later, and the others were ended because of that
         self._silent_sent = False
         self._next_care = 0.0
-        self._steps = StepWatch(math.inf if plan.debugs else plan.hang_timeout)
-        self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.idle_timeout / 4))
+        self._steps = StepWatch(math.inf if plan.debugs else plan.launch.hang_timeout)
+        self._activity = Activity(self._me.ranks, clock(), min(hangs.LOOK, plan.launch.idle_timeout / 4))
         self._memory = memory.Watch()
         self._paces = Paces(plan, means.attempt, means.events, meeting, place, history.round)
         self._stops = AgentSide(self._first_rank)
@@ -332,7 +332,7 @@ class Supervisor:
             self._phase = Phase.ENDING
             self._means.signals.ignore()
             self._control.send({"type": "leaving", "signal": int(ends or signal.SIGTERM)})
-            self._gives_up = now + self._plan.heartbeat + DECIDED
+            self._gives_up = now + self._plan.launch.heartbeat + DECIDED
             self._terminate(now)
         elif self._phase in (Phase.RUNNING, Phase.LEAVING):
             self._pass_on(now)
@@ -356,9 +356,9 @@ class Supervisor:
         if self._minder is not None:
             self._signal_program(self._minder, now)
         if self._ending and self._stop_by is None:
-            self._stop_by = now + self._plan.grace
+            self._stop_by = now + self._plan.launch.grace
         elif self._phase is Phase.LEAVING and self._stop_by is None:
-            self._stop_by = now + self._plan.hang_timeout
+            self._stop_by = now + self._plan.launch.hang_timeout
         if self._stop_by is not None and now > self._stop_by and self._alive and self._killed_at is None:
             self._too_late = True
             self._kill(now)
@@ -372,7 +372,7 @@ class Supervisor:
         left = any(ended.code == errors.RESUME for ended in self._exits.values())
         if not (asked or left or self._phase is Phase.LEAVING):
             return
-        number = signal.Signals[self._plan.params["stop_signal"]]
+        number = signal.Signals[self._plan.workload.params["stop_signal"]]
         for place in self._alive:
             if self._signs[place].listens or place in self._program_signalled:
                 continue
@@ -386,12 +386,12 @@ class Supervisor:
     def _look_at_ranks(self, now: float) -> None:
         if self._phase not in (Phase.RUNNING, Phase.LEAVING):
             return
-        returns = self._plan.kind != "Program"
+        returns = self._plan.workload.kind != "Program"
         ends = [failure_of(ended, self._me.host, returns=returns) for ended in self._exits.values()]
         failed = [failure for failure in ends if failure is not None]
         if failed and self._may_leave(failed):
             if self._stop_by is None and self._resumable:
-                self._stop_by = now + self._plan.hang_timeout
+                self._stop_by = now + self._plan.launch.hang_timeout
             elif self._stop_by is None:
                 self._left_first = True
                 self._report_left()
@@ -442,7 +442,7 @@ class Supervisor:
             request = Request(text.left(left, host), StopReason.EXIT_75 if left else StopReason.NOT_IN_TIME)
         cause = request.text
         if self._too_late:
-            cause += f"; ranks on {host} did not leave within {self._plan.grace} s and were killed"
+            cause += f"; ranks on {host} did not leave within {self._plan.launch.grace} s and were killed"
         regroups = "regroup" in self._requests and not self._ending
         kind = Kind.REGROUP if regroups else Kind.LEFT
         if regroups:
@@ -464,7 +464,7 @@ class Supervisor:
         self._send_failure(kind, code, cause, **details)
         if self._phase is not Phase.LEAVING:
             self._phase = Phase.FAILED
-        self._gives_up = now + self._plan.heartbeat + DECIDED
+        self._gives_up = now + self._plan.launch.heartbeat + DECIDED
         self._stop_ranks(now)
 
     def _send_failure(self, kind: Kind, code: FaultCode, cause: str, **details: Any) -> None:
@@ -530,7 +530,7 @@ class Supervisor:
             stopping=self._ending,
             members=len(self._meeting.members),
             least=self._least,
-            max_restarts=self._plan.max_restarts,
+            max_restarts=self._plan.launch.max_restarts,
         )
         history = self._history
         if verdict["then"] == Then.RESTART.value:
@@ -570,7 +570,7 @@ class Supervisor:
         self._terminated = True
         for place in self._alive:
             self._workers.signal(place, signal.SIGTERM)
-        self._stop_by = now + self._plan.grace
+        self._stop_by = now + self._plan.launch.grace
 
     def _kill(self, now: float) -> None:
         if self._killed_at is None:
@@ -624,7 +624,7 @@ class Supervisor:
             self._control.beat()
         if now < self._next_care or self._phase is not Phase.RUNNING:
             return
-        self._next_care = now + min(1.0, self._plan.hang_timeout / 4, self._plan.heartbeat / 4)
+        self._next_care = now + min(1.0, self._plan.launch.hang_timeout / 4, self._plan.launch.heartbeat / 4)
         places = range(self._me.ranks)
         status["missing"] = [
             self._first_rank + place for place in places if not self._signs[place].arrived and place not in self._exits

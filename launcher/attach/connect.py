@@ -167,14 +167,14 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
         RunError: the agent does not reply, or its node cannot be reached from here.
     """
     secret = secrets.token_hex(32)
-    request = {**details, "ports": list(plan.port_range)}
+    request = {**details, "ports": list(plan.cluster.port_range)}
     folder = requests.send(
         attempt, requests.SERVE, members, {SECRET: secret, SERVED: "", "question": json.dumps(request)}, rank=rank
     )
     served = wait_until(lambda: requests.read_reply(folder / SERVED))
     if served is None:
         raise RunError(f"the agent of rank {rank} on {host} does not answer within {REPLY_TIMEOUT:g} s")
-    names, problems = list(dict.fromkeys([host + plan.host_suffix, host, served["host"]])), []
+    names, problems = list(dict.fromkeys([host + plan.cluster.host_suffix, host, served["host"]])), []
     for name in names:
         try:
             connection = socket.create_connection((name, served["port"]), CONNECT_TIMEOUT)

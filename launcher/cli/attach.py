@@ -240,7 +240,7 @@ def _choose(seen: Seen, at: Mapping[int, Breakpoint], rank: int | None) -> Break
     if at:
         which = "several ranks wait" if rank is None else f"rank {rank} does not wait at a breakpoint"
         raise RunError(f"{which}: choose with --rank ({waits})")
-    ranks = ", ".join(map(str, seen.plan.debug_ranks[:8])) + (", ..." if len(seen.plan.debug_ranks) > 8 else "")
+    ranks = ", ".join(map(str, seen.plan.debug.ranks[:8])) + (", ..." if len(seen.plan.debug.ranks) > 8 else "")
     raise RunError(
         f"no rank of {id} waits at a breakpoint now (debug.rank: {ranks}); `attach {id} --stack` shows where they are"
     )

@@ -109,7 +109,9 @@ def _place(name: str, runs_dir: Path | None, step: str | None) -> Place:
         return Place(path.parent.name, path.parent, own)
     found = find(name, runs_dir)
     plan = found.plan()
-    return Place(found.id, Path(plan.checkpoint_dir), wanted, plan.keep, plan.best, plan.best_is)
+    return Place(
+        found.id, Path(plan.checkpoint.dir), wanted, plan.checkpoint.keep, plan.checkpoint.best, plan.checkpoint.best_is
+    )
 
 
 def _chosen(place: Place) -> list[Path]:

@@ -197,7 +197,7 @@ def show(prepared: PreparedSweep) -> None:
             print(f"{'' if number else 'asks for':<11}{line}")
     for plan, members in prepared.groups:
         most = next(throttles) if plan.queued else None
-        print(f"\n# {plural(len(members), 'point')} on {plan.cluster}: {ranges(members)}")
+        print(f"\n# {plural(len(members), 'point')} on {plan.cluster.name}: {ranges(members)}")
         for index in members[:3]:
             print(f"#   {index}: {sweep_directory.label(prepared.wanted[index].overrides, keys)}")
         if len(members) > 3:
@@ -222,7 +222,7 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
     sweep = submitted.sweep
     print(f"sweep      {sweep.id}: {plural(trials, 'trial') if trials else plural(len(prepared.wanted), 'point')}")
     for job, points in submitted.jobs:
-        cluster = prepared.plans[points[0]].cluster
+        cluster = prepared.plans[points[0]].cluster.name
         print(f"job        {job} on {cluster}: {plural(len(points), 'point')} ({ranges(points)})")
     if submitted.local:
         most = prepared.parallelism or 1

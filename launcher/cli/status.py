@@ -170,7 +170,7 @@ def _health(seen: Seen) -> list[str]:
     if not attempts:
         return []
     plan, over = seen.plan, seen.state.over
-    slow = stragglers(attempts[-1].paces(), plan.straggler_factor, plan.straggler_time, over=over)
+    slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
     return preflights(seen.story.events) + [each.words for each in slow if over or each.until is None]
 
 

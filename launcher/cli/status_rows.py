@@ -220,7 +220,7 @@ def _row_of(seen: Seen) -> dict[str, Any]:
     now = time.time()
     before = None
     if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last(Saved) is None:
-        before = saved_before(seen.plan.checkpoint_dir)
+        before = saved_before(seen.plan.checkpoint.dir)
     far = standing(seen, now, before)
     why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in WITHOUT_CAUSE else ending(seen)
     nodes, ranks = _size(seen)
@@ -228,7 +228,7 @@ def _row_of(seen: Seen) -> dict[str, Any]:
         "run": seen.run.id,
         "state": _state(seen),
         "job": seen.story.job_id,
-        "cluster": seen.plan.cluster,
+        "cluster": seen.plan.cluster.name,
         "nodes": nodes,
         "ranks": ranks,
         "attempt": seen.story.attempt,

@@ -151,7 +151,7 @@ def _run(composed: Composed, overrides: Sequence[str], *, yes: bool) -> int:
     wanted = composed.config
     ready = from_overrides.new(composed, overrides)
     prepared = ready.prepared
-    if wanted.dry_run or not registry.scheduler(prepared.plan.scheduler).on_this_machine:
+    if wanted.dry_run or not registry.scheduler(prepared.plan.cluster.scheduler).on_this_machine:
         for note in prepared.notes:
             print(f"note: {note}", file=sys.stderr)
     if wanted.dry_run:
@@ -217,7 +217,8 @@ def _print_submitted(prepared: Prepared, submitted: Submitted, *, waits: bool) -
     run = submitted.run
     print(f"run        {run.id}")
     print(
-        f"job        {submitted.job_id} on {prepared.plan.cluster}" + (" (submitted before)" if submitted.again else "")
+        f"job        {submitted.job_id} on {prepared.plan.cluster.name}"
+        + (" (submitted before)" if submitted.again else "")
     )
     print(f"directory  {run.path}", flush=True)
     for number, command in enumerate(() if waits else (f"status {run.id}", f"logs {run.id} -f", f"cancel {run.id}")):

@@ -42,7 +42,7 @@ def _show(cluster: str, *, whole: bool) -> int:
     from launcher.paths import resource
     from launcher.schedulers import registry
 
-    scheduler = registry.scheduler(_plan(cluster, None).scheduler)
+    scheduler = registry.scheduler(_plan(cluster, None).cluster.scheduler)
     name = scheduler.template
     if not whole:
         print(START.format(name=name), end="")
@@ -65,13 +65,13 @@ def _lint(cluster: str, path: str | None) -> int:
     from launcher.script import lost_parts
 
     plan = _plan(cluster, path)
-    if plan.template is None:
+    if plan.cluster.template is None:
         raise ConfigError(f"cluster={cluster} has no template (cluster.template): name one, `template lint PATH`")
     missing = lost_parts.of_plan(with_all_parts(plan), partial(job_script.script, token="token"))  # noqa: S106
     if not missing:
-        print(f"{plan.template}: no errors, and no part of ours is missing")
+        print(f"{plan.cluster.template}: no errors, and no part of ours is missing")
         return 0
-    print(f"{plan.template}: no errors. These parts of ours are missing")
+    print(f"{plan.cluster.template}: no errors. These parts of ours are missing")
     print_columns([("PART", "THEN"), *((each.part, each.then) for each in missing)])
     return 1
 
@@ -101,13 +101,19 @@ def with_all_parts(plan: JobPlan) -> JobPlan:
     import dataclasses
 
     from launcher.schedulers import registry
+    from launcher.spec.sections import Code
 
-    in_files = registry.scheduler(plan.scheduler).secrets_in_files
+    in_files = registry.scheduler(plan.cluster.scheduler).secrets_in_files
     return dataclasses.replace(
-        plan, after=("ok:/runs/other",), env_setup=plan.env_setup or (":",), code="/runs/lint/code", repository="/code",
-        code_root=plan.code_root or "/launcher", secrets=("A_TOKEN",), secrets_dir="/secrets" if in_files else None,
-        environment=plan.environment or {"NAME": ""},
-    )  # fmt: skip
+        plan,
+        after=("ok:/runs/other",),
+        env=dataclasses.replace(plan.env, setup=plan.env.setup or (":",)),
+        code=Code("/runs/lint/code", "/code"),
+        code_root=plan.code_root or "/launcher",
+        secret_variables=("A_TOKEN",),
+        secrets_dir="/secrets" if in_files else None,
+        cluster=dataclasses.replace(plan.cluster, environment=plan.cluster.environment or {"NAME": ""}),
+    )
 
 
 START = """\

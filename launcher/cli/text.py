@@ -47,24 +47,24 @@ def plan_table(plan: JobPlan) -> str:
     rows = [
         ("run", plan.run_id),
         ("directory", plan.run_dir),
-        ("cluster", plan.cluster + (f", partition {plan.partition}" if plan.partition else "")
-                    + (f", queue {plan.queue}" if plan.queue else "")),
+        ("cluster", plan.cluster.name + (f", partition {plan.cluster.partition}" if plan.cluster.partition else "")
+                    + (f", queue {plan.cluster.queue}" if plan.cluster.queue else "")),
         *(("after", each.replace(":", ": ", 1)) for each in plan.after),
-        ("workload", f"{plan.workload} ({plan.entry})"),
+        ("workload", f"{plan.workload.name} ({plan.workload.entry})"),
         ("ranks", ranks + (f", at least {plan.min_nodes} nodes" if plan.min_nodes < plan.nodes else "")),
-        *([("code", f"a copy of {plan.repository}, in {plan.code}")] if plan.code else []),
+        *([("code", f"a copy of {plan.code.repository}, in {plan.code.snapshot}")] if plan.code.snapshot else []),
         *((name, value) for name, value in (
-            ("template", plan.template), ("python", plan.activate), ("archive", plan.archive),
-            ("container", plan.container and f"{plan.container} ({plan.container_runtime})"),
-            ("secrets", ", ".join(plan.secrets)),
+            ("template", plan.cluster.template), ("python", plan.env.activate), ("archive", plan.env.archive),
+            ("container", plan.env.container and f"{plan.env.container} ({plan.env.container_runtime})"),
+            ("secrets", ", ".join(plan.secret_variables)),
         ) if value),
-        ("started by", "one agent per node" if plan.launch == "agent" else "the scheduler, one task per rank"),
+        ("started by", "one agent per node" if plan.launch.mode == "agent" else "the scheduler, one task per rank"),
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
         *(("" if number else "asks for", line) for number, line in enumerate(cost.lines(plan) if plan.queued else ())),
-        ("backend", plan.backend),
-        *((f"workload.{key}", str(value)) for key, value in plan.params.items()
+        ("backend", plan.workload.backend),
+        *((f"workload.{key}", str(value)) for key, value in plan.workload.params.items()
           if key not in ("name", "entry", "min_ranks", "backend", "device", "seed", "hook") and value != {}),
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2

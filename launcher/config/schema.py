@@ -9,9 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 MISSING: Any = "???"  # omegaconf's own marker: the key has no default and must be given
+
+
+class Form(Enum):
+    """What a key's value must be, and what a plan has of it; `launcher.spec.sections` reads it."""
+
+    time = "time"  # a wall time, in seconds
+    memory = "memory"  # a size with a unit, in bytes
+    natural = "natural"  # 1 or more
+    above_one = "above one"  # more than 1
+    ports = "ports"  # LOW-HIGH, as two numbers
+    flat = "flat"  # by name, texts and numbers alone
+
+
+Time = Annotated[str, Form.time]
+Memory = Annotated[str, Form.memory]
+Nat = Annotated[int, Form.natural]  # a natural number
+AboveOne = Annotated[float, Form.above_one]
+Ports = Annotated[str, Form.ports]
+Flat = Annotated[dict[str, Any], Form.flat]
 
 
 class GpuDirective(Enum):
@@ -138,8 +157,8 @@ class Cluster:
     reservation: str | None = None  # reservation to run in
     exclude: str | None = None  # nodes not to use, as Slurm's --exclude (`node[3,7]`)
     place: str | None = None  # PBS's place statement; empty: scatter for several nodes
-    chunk: dict[str, Any] = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
-    resources: dict[str, Any] = field(default_factory=dict)  # more resources of the whole PBS job, as -l NAME=VALUE
+    chunk: Flat = field(default_factory=dict)  # more resources of each PBS chunk (node); null drops ours
+    resources: Flat = field(default_factory=dict)  # more resources of the whole PBS job, as -l NAME=VALUE
     gpu_directive: GpuDirective = GpuDirective.gres  # gres, gpus_per_node (Slurm), ngpus (PBS) or none
     gpu_type: str | None = None  # GPU model in the site's words, e.g. a100
     directives: dict[str, Any] = field(default_factory=dict)  # extra #SBATCH or #PBS options; null drops one of ours
@@ -153,8 +172,8 @@ class Cluster:
     check: bool = True  # compare a plan with the live partition or queue before it is submitted
     interface: str | None = None  # network interface of the ranks; empty: the one that reaches the master
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
-    port_range: str = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
-    submit_timeout: int = 60  # seconds that one command of the scheduler may take
+    port_range: Ports = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports
+    submit_timeout: Nat = 60  # seconds that one command of the scheduler may take
 
 
 # Keys of a cluster that only some schedulers know; each scheduler names its own.
@@ -169,14 +188,14 @@ class Launch:
     """How ranks are started."""
 
     mode: LaunchMode = LaunchMode.agent  # agent (one per node, forks ranks) or tasks (one task per rank)
-    rendezvous_timeout: int = 300  # seconds until every node must have arrived and every rank must have joined
-    timeout: int = 1800  # seconds a collective may take before it counts as failed
-    grace: int = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
+    rendezvous_timeout: Nat = 300  # seconds until every node must have arrived and every rank must have joined
+    timeout: Nat = 1800  # seconds a collective may take before it counts as failed
+    grace: Nat = 30  # seconds between SIGTERM and SIGKILL when ranks are stopped; a save must fit into them
     max_restarts: int = 3  # restarts in an attempt, not counting those after which the run got further; 0: none
-    hang_timeout: int = 600  # seconds without a step after which ranks count as hung, once they have done one
-    start_timeout: int = 1800  # seconds from joining to the first step, for ranks that can resume
-    idle_timeout: int = 1800  # seconds in which no rank used CPU time, printed or did a step, after which all are hung
-    heartbeat: int = 30  # seconds of silence after which a node counts as lost
+    hang_timeout: Nat = 600  # seconds without a step after which ranks count as hung, once they have done one
+    start_timeout: Nat = 1800  # seconds from joining to the first step, for ranks that can resume
+    idle_timeout: Nat = 1800  # seconds in which no rank used CPU time, printed or did a step, after which all are hung
+    heartbeat: Nat = 30  # seconds of silence after which a node counts as lost
     visible_devices: VisibleDevices = VisibleDevices.auto  # GPUs that a rank sees: one, all, or auto (own code: all)
     bind: str = "auto"  # CPUs of a rank: auto (near its GPU), none, socket, numa, core, or map:0-7:8-15 by local rank
 
@@ -185,16 +204,16 @@ class Launch:
 class Checkpoint:
     """When a training saves its state, and what is kept."""
 
-    every: str | None = None  # time between two saves (`10m`); empty: from the measured cost of saving and restarting
-    every_steps: int | None = None  # steps between two saves, instead of a time
-    keep: int = 2  # newest complete checkpoints that are kept
+    every: Time | None = None  # time between two saves (`10m`); empty: from the measured cost of saving and restarting
+    every_steps: Nat | None = None  # steps between two saves, instead of a time
+    keep: Nat = 2  # newest complete checkpoints that are kept
     best: str | None = None  # metric by which one more is kept, the best (`accuracy`)
     best_is: BestIs = BestIs.max  # which value of that metric is the best: max or min
     dir: str | None = None  # where checkpoints are; empty: the folder checkpoints of the run directory
     background: bool = True  # write while training goes on; false: training waits until all is on disk
     verify: bool = True  # compare checksums when a checkpoint is loaded
     read_timeout: int = 300  # seconds for which a read that fails is tried again, before the attempt ends with 75
-    timeout: int = 3600  # seconds for which the slowest rank is awaited in a save or a load
+    timeout: Nat = 3600  # seconds for which the slowest rank is awaited in a save or a load
     max_failures: int = 5  # saves in a row that may fail before the attempt ends with exit code 75; 0: any number
     check_replicas: bool = True  # at the first save compare what ranks hold under one name, and refuse what differs
     start_over: bool = False  # begin anew where there are checkpoints and none of them is sound; otherwise an error
@@ -205,8 +224,8 @@ class Resume:
     """How a run goes on after an attempt that ended early."""
 
     how: ResumeHow = ResumeHow.auto  # auto, requeue, resubmit, chain or never
-    max_attempts: int = 100  # attempts in all
-    lead: str | None = None  # time before its limit at which an attempt stops; empty: a twentieth, 10 s to 2 min
+    max_attempts: Nat = 100  # attempts in all
+    lead: Time | None = None  # time before its limit at which an attempt stops; empty: a twentieth, 10 s to 2 min
     strict: bool = False  # refuse a checkpoint with which the result could differ from that of an undisturbed run
 
 
@@ -215,9 +234,9 @@ class Train:
     """What all trainings have in common."""
 
     invariant: bool = False  # bitwise the same weights at any world size, from logical micro-batches
-    micro_batches: int = 8  # logical micro-batches of a global batch, with invariant: the most ranks that share it
-    straggler_factor: float = 1.5  # a rank that needs this many times the others' time for a step is named
-    straggler_time: str = "1m"  # when it has done so for this time
+    micro_batches: Nat = 8  # logical micro-batches of a global batch, with invariant: the most ranks that share it
+    straggler_factor: AboveOne = 1.5  # a rank that needs this many times the others' time for a step is named
+    straggler_time: Time = "1m"  # when it has done so for this time
 
 
 @dataclass
@@ -234,7 +253,7 @@ class Env:
     binds: list[str] = field(default_factory=list)  # more folders seen inside: SOURCE, SOURCE:TARGET or :ro behind
     python: str = "python3"  # interpreter inside, with torch, numpy and submitit
     snapshot: bool = False  # run the code as it is now, from a copy in the run directory, whatever is edited later
-    snapshot_limit: str = "100M"  # most that such a copy may take
+    snapshot_limit: Memory = "100M"  # most that such a copy may take
     secrets: list[str] = field(default_factory=list)  # more names of secrets, which are written nowhere; !NAME excepts
 
 
@@ -418,13 +437,13 @@ class Config:
     sweep: Sweep = field(default_factory=Sweep)  # multiruns
     name: str = "${workload.name}"  # the run's name: letters, digits and _ - + .
     run_id: str | None = None  # id of the run; empty: made from name and time. The same id never submits twice
-    nodes: int = 1  # number of nodes
-    min_nodes: int | None = None  # fewest nodes to begin or to go on with when others are missing; empty: all
+    nodes: Nat = 1  # number of nodes
+    min_nodes: Nat | None = None  # fewest nodes to begin or to go on with when others are missing; empty: all
     gpus_per_node: int = 0  # GPUs on each node
-    procs_per_node: int | None = None  # ranks on each node; empty: one per GPU, else as few as the workload needs
-    cpus_per_proc: int = 1  # CPUs for each rank
-    mem: str | None = None  # memory per node, with a unit (`16G`); empty: the site's default
-    time: str = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
+    procs_per_node: Nat | None = None  # ranks on each node; empty: one per GPU, else as few as the workload needs
+    cpus_per_proc: Nat = 1  # CPUs for each rank
+    mem: Memory | None = None  # memory per node, with a unit (`16G`); empty: the site's default
+    time: Time = "1h"  # wall time: 90 (minutes), 90m, 1h30m, 01:30:00, 1-12:00:00
     seed: int = 0  # seed of everything random
     after: Any = None  # wait for another run or sweep: RUN or ok:RUN (until it is done), any:RUN, failed:RUN; or a list
     baseline: str | None = None  # a run to compare p2p and collective with: its id, directory, or results.json

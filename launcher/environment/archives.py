@@ -26,12 +26,13 @@ from launcher.files import run_files
 from launcher.files.checksum import digest_of
 from launcher.files.run_files import write
 from launcher.paths import user_cache_dir
+from launcher.spec.sections import Archive
 
 EXCLUDED = ("/share/man/", "/pip-selfcheck")  # not needed in a job
 
 
-def checked(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns an archive's absolute path, and the fields of the plan about it.
+def checked(name: str) -> tuple[str, Archive]:
+    """Returns an archive's absolute path, and the section of the plan about it.
 
     Raises:
         ConfigError: the file does not exist, or is no archive.
@@ -47,10 +48,7 @@ def checked(name: str) -> tuple[str, dict[str, Any]]:
         )
     cached = user_cache_dir() / "archives" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json"
     facts = _read_facts(Path(f"{path}.json"), path) or _read_facts(cached, path) or _compute_facts(cached, path)
-    return str(path), {
-        "archive_digest": facts["sha256"], "archive_of": facts.get("of"),
-        "archive_import": float(facts.get("import_seconds", 0.0)),
-    }  # fmt: skip
+    return str(path), Archive(facts["sha256"], facts.get("of"), float(facts.get("import_seconds", 0.0)))
 
 
 def _read_facts(file: Path, path: Path) -> dict[str, Any]:

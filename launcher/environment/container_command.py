@@ -59,9 +59,9 @@ def folders(plan: JobPlan) -> list[str]:
     """Returns the folders of the run that are bound under the same path; none of them is within another. Pure."""
     run = Path(plan.run_dir)
     runs = run.parents[1] if run.name.isdecimal() else run.parent
-    wanted = [str(runs), plan.workdir, plan.code_root, plan.code, plan.checkpoint_dir, plan.tracking_dir]
-    wanted += [value for name, value in plan.params.items() if name in ("data_dir", "text")]
-    script = plan.params.get("script")
+    wanted = [str(runs), plan.workdir, plan.code_root, plan.code.snapshot, plan.checkpoint.dir, plan.tracking.dir]
+    wanted += [value for name, value in plan.workload.params.items() if name in ("data_dir", "text")]
+    script = plan.workload.params.get("script")
     wanted += [os.path.dirname(os.path.join(plan.workdir, script))] if script else []
     return outermost([os.path.normpath(each) for each in wanted if each and each.startswith("/")])
 
@@ -74,7 +74,7 @@ def outermost(paths: Sequence[str]) -> list[str]:
 
 def folders_to_make(plan: JobPlan) -> list[str]:
     """Returns those of `folders` that may not exist yet. They are made first, or they could not be bound. Pure."""
-    theirs = [os.path.normpath(each) for each in (plan.checkpoint_dir, plan.tracking_dir) if each]
+    theirs = [os.path.normpath(each) for each in (plan.checkpoint.dir, plan.tracking.dir) if each]
     return [folder for folder in folders(plan) if folder in theirs]
 
 
@@ -88,13 +88,13 @@ def python_inside(plan: JobPlan) -> list[str]:
 
     The interpreter's arguments are appended to it.
     """
-    path = [*plan.code_path, plan.code_root, plan.environment.get("PYTHONPATH")]
-    return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.container_python, "-u"]
+    path = [*plan.code.path, plan.code_root, plan.cluster.environment.get("PYTHONPATH")]
+    return ["sh", "-c", ENTER, plan.workdir, ":".join(filter(None, path)), plan.env.python, "-u"]
 
 
 def passed_variables(environ: Mapping[str, str], plan: JobPlan) -> dict[str, str]:
     """Returns the job's variables that are passed into the container: without those about the host's programs. Pure."""
-    named = {*plan.environment, *plan.secrets} - {"PYTHONPATH"}  # set by the user, so always passed
+    named = {*plan.cluster.environment, *plan.secret_variables} - {"PYTHONPATH"}  # set by the user, so always passed
     return {
         name: value
         for name, value in environ.items()
@@ -113,20 +113,20 @@ def command(
         runtime: apptainer, singularity or enroot.
         exists: returns whether this node has a folder or file.
     """
-    assert plan.container is not None
+    assert plan.env.container is not None
     inside = passed_variables(environ, plan)
     seen = [*folders(plan), *(environ[name] for name in ("TMPDIR", "PBS_NODEFILE") if environ.get(name))]
-    binds = [*filter(exists, outermost(seen)), *plan.binds]
+    binds = [*filter(exists, outermost(seen)), *plan.env.binds]
     python = python_inside(plan)
     if runtime == "enroot":
         bound = [word for mount in mounts(binds) for word in ("--mount", mount)]
         names = [word for name in inside for word in ("--env", name)]
-        return ["enroot", "start", *bound, *names, *plan.container_args, plan.container, *python], dict(environ)
+        return ["enroot", "start", *bound, *names, *plan.env.container_args, plan.env.container, *python], dict(environ)
     prefix = "APPTAINERENV_" if runtime == "apptainer" else "SINGULARITYENV_"
     words = [
         runtime, "exec", "--cleanenv", *(["--nv"] if plan.gpus_per_node else []),
-        *(word for bind in binds for word in ("--bind", bind)), "--pwd", plan.workdir, *plan.container_args,
-        plan.container, *python,
+        *(word for bind in binds for word in ("--bind", bind)), "--pwd", plan.workdir, *plan.env.container_args,
+        plan.env.container, *python,
     ]  # fmt: skip
     return words, {**environ, **{f"{prefix}{name}": value for name, value in inside.items()}, **LITERAL}
 
@@ -137,16 +137,16 @@ def runtime_of(plan: JobPlan, which: Callable[[str], str | None]) -> str:
     Raises:
         ContainerError: this node has none.
     """
-    wanted = plan.container_runtime
+    wanted = plan.env.container_runtime
     if wanted == "auto":
-        names: Sequence[str] = ("enroot",) if str(plan.container).endswith(".sqsh") else RUNTIMES
+        names: Sequence[str] = ("enroot",) if str(plan.env.container).endswith(".sqsh") else RUNTIMES
     else:
         names = (wanted,)
     for name in names:
         if which(name):
             return name
     raise ContainerError(
-        f"it has no {' and no '.join(names)} on PATH, to run env.container={plan.container}: load its module "
+        f"it has no {' and no '.join(names)} on PATH, to run env.container={plan.env.container}: load its module "
         "(env.modules), or choose env.container_runtime"
     )
 
@@ -172,10 +172,10 @@ def require_agent(words: Sequence[str], environ: Mapping[str, str], plan: JobPla
         print(done.stderr, end="", file=sys.stderr)
         last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise ContainerError(
-            f"{words[0]} starts no {plan.container_python} in {plan.container} (env.container, env.python): {last}"
+            f"{words[0]} starts no {plan.env.python} in {plan.env.container} (env.container, env.python): {last}"
         ) from None
     if problem:
-        raise ContainerError(f"the Python of {plan.container} (env.container, env.python) {problem}")
+        raise ContainerError(f"the Python of {plan.env.container} (env.container, env.python) {problem}")
 
 
 def main(run_dir: str) -> int:
@@ -183,11 +183,11 @@ def main(run_dir: str) -> int:
         plan = runs.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
         return not_begun(None, "container", error)
-    assert plan.container is not None
+    assert plan.env.container is not None
     try:
-        if plan.container.startswith("/") and not os.path.exists(plan.container):
+        if plan.env.container.startswith("/") and not os.path.exists(plan.env.container):
             raise ContainerError(
-                f"there is no image {plan.container} (env.container): put it on a file system that all nodes share"
+                f"there is no image {plan.env.container} (env.container): put it on a file system that all nodes share"
             )
         for folder in folders_to_make(plan):
             os.makedirs(folder, mode=0o700, exist_ok=True)

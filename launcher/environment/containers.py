@@ -57,9 +57,9 @@ def node_command(plan: JobPlan) -> list[str]:
     Raises:
         ConfigError: a folder of the run cannot be bound into the container.
     """
-    if plan.archive is not None:
+    if plan.env.archive is not None:
         return [plan.python, *own_module("launcher.environment.unpack_on_node")]
-    if plan.container is None:
+    if plan.env.container is None:
         return [plan.node_python, "-u", *own_module("launcher.agent")]
     for folder in container_command.folders(plan):
         if "," in folder or ":" in folder:
@@ -88,7 +88,9 @@ def before_srun(plan: JobPlan) -> list[str]:
     """
     if not _pyxis(plan):
         return []
-    hosts = [name for name in container_command.BREAKING if name == "PYTHONPATH" or name not in plan.environment]
+    hosts = [
+        name for name in container_command.BREAKING if name == "PYTHONPATH" or name not in plan.cluster.environment
+    ]
     return ["env", *(word for name in hosts for word in ("-u", name))]
 
 
@@ -97,12 +99,12 @@ def srun_options(plan: JobPlan) -> list[str]:
     if not _pyxis(plan):
         return []
     return [
-        f"--container-image={plan.container}",
-        f"--container-mounts={','.join(container_command.mounts([*container_command.folders(plan), *plan.binds]))}",
+        f"--container-image={plan.env.container}",
+        f"--container-mounts={','.join(container_command.mounts([*container_command.folders(plan), *plan.env.binds]))}",
         f"--container-workdir={plan.workdir}",
-        *plan.container_args,
+        *plan.env.container_args,
     ]
 
 
 def _pyxis(plan: JobPlan) -> bool:
-    return plan.container is not None and plan.container_runtime == Runtime.pyxis.value
+    return plan.env.container is not None and plan.env.container_runtime == Runtime.pyxis.value

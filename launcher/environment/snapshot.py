@@ -25,6 +25,7 @@ from launcher.formatting import format_size, plural, rough_size
 from launcher.paths import PACKAGE
 from launcher.runs.directory import Run
 from launcher.spec.plan import JobPlan, Site
+from launcher.spec.sections import Code
 from launcher.units import parse_size
 
 FOLDER = "code"  # the snapshot, in the directory of a run or sweep
@@ -140,8 +141,8 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         ConfigError: the snapshot would be too large, or would not contain the workload's code.
     """
     if found is None:
-        assert before is not None and before.code is not None and before.repository is not None
-        root, code, known = before.repository, before.code, before.code_path
+        assert before is not None and before.code.snapshot is not None and before.code.repository is not None
+        root, code, known = before.code.repository, before.code.snapshot, before.code.path
     else:
         check(found, parse_size(config.env.snapshot_limit))
         _require_workload(config, site, found)
@@ -159,9 +160,7 @@ def planned(config: Config, site: Site, found: Tree | None, before: JobPlan | No
         site,
         workdir=moved(os.path.realpath(site.workdir), root, code),
         code_root=code_root,
-        code=code,
-        repository=root,
-        code_path=tuple(dict.fromkeys([*(moved(path, root, code) for path in ours), *known])),
+        code=Code(code, root, tuple(dict.fromkeys([*(moved(path, root, code) for path in ours), *known]))),
     )
 
 
@@ -201,10 +200,10 @@ def seen(
         place: the place, with folders of the repository.
         before: the plan of an earlier attempt, which has the snapshot.
     """
-    assert before.repository is not None and before.code is not None
-    workdir = moved(os.path.realpath(place.workdir), before.repository, before.code)
-    path = path_in([*map(os.path.abspath, place.path)], before.repository, before.code)
-    place = replace(place, workdir=Path(workdir), path=tuple(dict.fromkeys([workdir, *before.code_path, *path])))
+    assert before.code.repository is not None and before.code.snapshot is not None
+    workdir = moved(os.path.realpath(place.workdir), before.code.repository, before.code.snapshot)
+    path = path_in([*map(os.path.abspath, place.path)], before.code.repository, before.code.snapshot)
+    place = replace(place, workdir=Path(workdir), path=tuple(dict.fromkeys([workdir, *before.code.path, *path])))
     if isinstance(workload, Program) and workload.script is not None:
         script = script_in(workload.script, replace(before, workdir=workdir))
         return replace(workload, script=script), place
@@ -213,25 +212,27 @@ def seen(
 
 def notes(plan: JobPlan) -> tuple[str, ...]:
     """Returns notes for the user about a plan with a snapshot."""
-    script = plan.params.get("script")
-    if plan.code is None or not script or _has(plan.code, plan.workdir, script):
+    script = plan.workload.params.get("script")
+    if plan.code.snapshot is None or not script or _has(plan.code.snapshot, plan.workdir, script):
         return ()
-    return (f"workload.script={script} is not in {plan.repository}, so in no snapshot: the job uses its later changes",)
+    return (
+        f"workload.script={script} is not in {plan.code.repository}, so in no snapshot: the job uses its later changes",
+    )
 
 
 def script_in(script: str, site: Site | JobPlan) -> str:
     """Returns the path of a program's script in a snapshot. A relative path that is valid there is kept."""
-    if site.code is None or site.repository is None:
+    if site.code.snapshot is None or site.code.repository is None:
         return script
     path = os.path.expanduser(script)
-    folder = os.path.join(site.repository, os.path.relpath(site.workdir, site.code))
+    folder = os.path.join(site.code.repository, os.path.relpath(site.workdir, site.code.snapshot))
     whole = _real(os.path.join(folder, path))
-    inside = within(whole, site.repository)
+    inside = within(whole, site.code.repository)
     if not os.path.isabs(path):
-        if inside and _has(site.code, site.workdir, path):
+        if inside and _has(site.code.snapshot, site.workdir, path):
             return script
         path = whole
-    return moved(whole, site.repository, site.code) if inside else path
+    return moved(whole, site.code.repository, site.code.snapshot) if inside else path
 
 
 def _has(code: str, workdir: str, script: str) -> bool:
@@ -240,20 +241,27 @@ def _has(code: str, workdir: str, script: str) -> bool:
 
 def into_plan(plan: JobPlan) -> JobPlan:
     """Returns the plan with the snapshot's folders, if it has one, in place of the repository's."""
-    if plan.code is None:
+    if plan.code.snapshot is None:
         return plan
-    params = dict(plan.params)
+    params = dict(plan.workload.params)
     if params.get("script"):
         params["script"] = script_in(params["script"], plan)
-    return replace(plan, params=params, environment=environment_in(plan.environment, plan))
+    return replace(
+        plan,
+        workload=replace(plan.workload, params=params),
+        cluster=replace(plan.cluster, environment=environment_in(plan.cluster.environment, plan)),
+    )
 
 
 def environment_in(environment: Mapping[str, str | None], plan: JobPlan) -> dict[str, str | None]:
     """Returns a profile's variables, with the snapshot's folders in PYTHONPATH in place of the repository's."""
     path = environment.get("PYTHONPATH")
-    if not path or plan.code is None or plan.repository is None:
+    if not path or plan.code.snapshot is None or plan.code.repository is None:
         return dict(environment)
-    return {**environment, "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), plan.repository, plan.code))}
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(path_in(path.split(os.pathsep), plan.code.repository, plan.code.snapshot)),
+    }
 
 
 def path_in(folders: Sequence[str], root: str, code: str) -> list[str]:
@@ -299,16 +307,16 @@ def take(plan: JobPlan) -> None:
     library = Path(plan.code_root or "/")
     if library.name.startswith(LIBRARY) and not library.is_dir():
         _copy_launcher(library)
-    if plan.code is None or plan.repository is None or os.path.isdir(plan.code):
+    if plan.code.snapshot is None or plan.code.repository is None or os.path.isdir(plan.code.snapshot):
         return
     found = tree(plan.submitted_in, [_runs_dir(plan.run_dir)])
-    check(found, plan.snapshot_limit)
-    code = Path(plan.code)
+    check(found, plan.env.snapshot_limit)
+    code = Path(plan.code.snapshot)
     try:
         with _whole(code, f".{code.name}-{os.getpid()}") as part:
             for name in found.files:
                 _copy(found.root, name, part)
-            os.makedirs(part / os.path.relpath(plan.workdir, plan.code), exist_ok=True)  # it may be empty
+            os.makedirs(part / os.path.relpath(plan.workdir, plan.code.snapshot), exist_ok=True)  # it may be empty
     except OSError as error:
         raise ConfigError(f"env.snapshot=true: {code} cannot be written: {error.strerror}: {error.filename}") from None
 
@@ -401,10 +409,12 @@ def before_of(run: Run) -> JobPlan | None:
         RunError: the snapshot is gone.
     """
     plan = run.plan() if run.recorded() else _of_sweep(run)
-    if plan is None or plan.code is None:
+    if plan is None or plan.code.snapshot is None:
         return None
-    if not os.path.isdir(plan.code):
-        raise RunError(f"{plan.code}, the snapshot of {run.id}, is gone: `resume {run.id} --new-snapshot` takes one")
+    if not os.path.isdir(plan.code.snapshot):
+        raise RunError(
+            f"{plan.code.snapshot}, the snapshot of {run.id}, is gone: `resume {run.id} --new-snapshot` takes one"
+        )
     return plan
 
 
@@ -418,7 +428,9 @@ def _of_sweep(run: Run) -> JobPlan | None:
 
 def facts(plan: JobPlan) -> dict[str, object]:
     """Returns facts about the snapshot for the run's record: the number of its files, and their bytes."""
-    if plan.code is None:
+    if plan.code.snapshot is None:
         return {}
-    sizes = [path.lstat().st_size for path in Path(plan.code).rglob("*") if path.is_symlink() or path.is_file()]
-    return {"snapshot": {"files": len(sizes), "bytes": sum(sizes), "of": plan.repository}}
+    sizes = [
+        path.lstat().st_size for path in Path(plan.code.snapshot).rglob("*") if path.is_symlink() or path.is_file()
+    ]
+    return {"snapshot": {"files": len(sizes), "bytes": sum(sizes), "of": plan.code.repository}}

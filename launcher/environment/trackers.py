@@ -26,10 +26,10 @@ def check(plan: JobPlan) -> tuple[str, ...]:
         return ()
     needs = f"track={missing[0]} needs the package {missing[0]}"
     fix = f"pip install 'launcher[{','.join(missing)}]'"
-    if plan.container or plan.archive or plan.activate:
-        where = plan.container or plan.archive or plan.activate
+    if plan.env.container or plan.env.archive or plan.env.activate:
+        where = plan.env.container or plan.env.archive or plan.env.activate
         return (f"{needs}, which is not installed here; {where} has to have it",)
-    if plan.setup or plan.modules or plan.env_setup or "PYTHONPATH" in plan.environment:
+    if plan.cluster.setup or plan.env.modules or plan.env.setup or "PYTHONPATH" in plan.cluster.environment:
         where = "cluster.setup, cluster.environment or env"
         return (f"{needs}, which is not installed here; unless {where} provides it: {fix}",)
     raise ConfigError(f"{needs}, which {plan.python} does not have: {fix}, or leave track out")

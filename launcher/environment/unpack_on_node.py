@@ -349,15 +349,15 @@ def main(run_dir: str) -> int:
         plan = directory.Run(Path(run_dir)).own_plan()
     except UnavailableError as error:
         return not_begun(None, "archive", error)
-    assert plan.archive is not None
+    assert plan.env.archive is not None
     try:
-        lock, env, seconds = enter(Path(plan.archive), plan.archive_digest, place(os.environ, _usable))
+        lock, env, seconds = enter(Path(plan.env.archive), plan.archive.digest, place(os.environ, _usable))
         os.set_inheritable(lock, True)
         environ = {**os.environ, **variables(env, os.environ), LOCK: f"{lock}:{env.parent}"}
         environ.pop("PYTHONHOME", None)
         if seconds is not None:
-            where = f"{socket.gethostname()}: {Path(plan.archive).name} unpacked into {env.parent.parent}"
-            about = {"where": where, "unpacked": seconds, "of": plan.archive_of, "shared": plan.archive_import}
+            where = f"{socket.gethostname()}: {Path(plan.env.archive).name} unpacked into {env.parent.parent}"
+            about = {"where": where, "unpacked": seconds, "of": plan.archive.of, "shared": plan.archive.import_time}
             environ[TIMES] = json.dumps(about)
         words = [str(env / "bin/python"), "-u", *own_module("launcher.agent"), run_dir]
         os.execve(words[0], words, environ)  # noqa: S606  a list of words needs no shell

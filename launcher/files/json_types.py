@@ -52,6 +52,26 @@ def misfit(value: Any, kind: Any, name: str) -> str | None:
     return next((words for key, each in value.items() if (words := misfit(each, each_kind, f"{name}.{key}"))), None)
 
 
+def as_json(value: Any) -> Any:
+    """A dataclass as an object, and those that its fields are; other values are shared, as they are."""
+    if not is_dataclass(value):
+        return value
+    return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+
+
+def from_json(value: Any, kind: Any) -> Any:
+    """The inverse of `as_json`, after a round trip through JSON: dataclasses and tuples where the type has them.
+
+    Args:
+        value: in which `misfit` found nothing.
+        kind: its type.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints, _ = _fields_of(kind)
+        return kind(**{name: from_json(each, hints[name]) for name, each in value.items()})
+    return tuple(value) if isinstance(value, list) and get_origin(kind) is tuple else value
+
+
 def _misfit_of_items(value: Any, origin: Any, kinds: tuple[Any, ...], name: str) -> str | None:
     if not isinstance(value, (list, tuple)):
         return _wrong(name, list)
@@ -81,7 +101,7 @@ def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
     return None
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _fields_of(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The types of a dataclass's fields, and the names of the fields without a default."""
     hints = get_type_hints(kind)

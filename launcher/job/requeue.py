@@ -100,7 +100,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
         return Decision(What.STAYS, NextReason.CANCELLED, "it was cancelled")
     if marker is not None:
         return Decision(What.STAYS, NextReason.STOP_FILE, text.of_stop(StopReason.STOP_FILE))
-    if plan.resume_how == ResumeHow.never.value:
+    if plan.resume.how == ResumeHow.never.value:
         return Decision(What.STAYS, NextReason.RESUME_NEVER, "resume.how=never")
     before = [-1, *steps[:-1]]
     if len(steps) > 1 and all(now <= then for now, then in zip(steps[-2:], before[-2:], strict=True)):
@@ -115,7 +115,7 @@ def decide(plan: JobPlan, attempt: int, steps: Sequence[int], marker: str | None
                 f"time={plan.time}s too short for a start and a save, or does it save elsewhere (workload.checkpoint)?"
             )
         return Decision(What.GIVEN_UP, NextReason.NO_PROGRESS, why, step=None if plan.own_code else step)
-    if attempt + 1 >= plan.max_attempts:
+    if attempt + 1 >= plan.resume.max_attempts:
         why = f"it has had {plural(attempt + 1, 'attempt')} (resume.max_attempts)"
         return Decision(What.GIVEN_UP, NextReason.MAX_ATTEMPTS, why, attempts=attempt + 1)
     if ending is not None:
@@ -169,7 +169,7 @@ def _what_becomes_of(attempt: Attempt, events: Events, told: bool) -> Decision:
     """
     run = attempt.run
     plan = run.own_plan()
-    saved = unwrap(retry_read(lambda: saves.newest(plan), plan.checkpoint_dir)) if plan.own_code else None
+    saved = unwrap(retry_read(lambda: saves.newest(plan), plan.checkpoint.dir)) if plan.own_code else None
     preempted = _preempted(plan, attempt)
     events(Stopped(step=_reached(plan, attempt), saved=-1 if saved is None else saved, preempted=preempted))
     stopped = [event for each in run.attempts() for event in every(each.events(), Stopped)]
@@ -190,7 +190,7 @@ def _preempted(plan: JobPlan, attempt: Attempt) -> bool:
 
     Once a job has left within its partition's GraceTime, Slurm no longer shows that it was being preempted.
     """
-    scheduler = registry.scheduler(plan.scheduler)
+    scheduler = registry.scheduler(plan.cluster.scheduler)
     if not isinstance(scheduler, ShowsPreemption):
         return False
     begun = min((float(event["time"]) for event in attempt.events()), default=0.0)
@@ -208,7 +208,7 @@ def _reached(plan: JobPlan, attempt: Attempt) -> int | None:
     if any(event.reason is StopReason.UNREADABLE for event in every(attempt.events(), Stop)):
         return None
     try:
-        step = checkpoints.newest_step(Path(plan.checkpoint_dir))
+        step = checkpoints.newest_step(Path(plan.checkpoint.dir))
     except checkpoints.Unavailable:
         return None
     if plan.own_code:
@@ -225,7 +225,7 @@ def _ending(plan: JobPlan, told: bool) -> Ending | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
-    return registry.scheduler(plan.scheduler).ending(plan, told=told, left=left)
+    return registry.scheduler(plan.cluster.scheduler).ending(plan, told=told, left=left)
 
 
 def _go_on(plan: JobPlan, attempt: Attempt) -> Decision:
@@ -234,7 +234,7 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> Decision:
     Raises:
         LauncherError: the scheduler did not take it.
     """
-    how, scheduler = plan.resume_how, registry.scheduler(plan.scheduler)
+    how, scheduler = plan.resume.how, registry.scheduler(plan.cluster.scheduler)
     if how == ResumeHow.chain.value:
         return Decision(What.ELSEWHERE, NextReason.CHAIN, "the next job of its chain waits for this one to end")
     if isinstance(scheduler, Requeues) and how in (ResumeHow.auto.value, ResumeHow.requeue.value):
@@ -252,7 +252,7 @@ def _go_on(plan: JobPlan, attempt: Attempt) -> Decision:
 
 def _resubmit(plan: JobPlan, attempt: Attempt) -> str:
     """Submits the run's script as a new job that starts when this one has ended; its id."""
-    job = registry.queue(plan.scheduler).own_job(os.environ)
+    job = registry.queue(plan.cluster.scheduler).own_job(os.environ)
     return resubmit(
         plan, attempt.run, str(attempt.number + 1),
         lambda script, token, environment: submit_after(plan, job, script, token, environment, JOB_TIMEOUT),
@@ -279,7 +279,7 @@ def resubmit(plan: JobPlan, run: Run, suffix: str, submit: Callable[[str, str, M
         token = f"{array.record()['token']}-{run.path.name}-{suffix}"
     if not run.has("script.sh"):  # an element of an array goes on alone
         script = run.write_script(job_script.script(plan, token=token))
-    environment = registry.queue(plan.scheduler).environment_within(plan, run)
+    environment = registry.queue(plan.cluster.scheduler).environment_within(plan, run)
     run.journal(Submitting(token=token))
     job_id = submit(str(script), token, environment)
     run.journal(Submitted(job=job_id))

@@ -99,7 +99,7 @@ def _look(plan: JobPlan) -> tuple[Word, str, list[Other]]:
 def _elsewhere(plan: JobPlan, attempt: Attempt, others: list[Other]) -> str | None:
     """The job of this run that waits for the others' present jobs; None: there is none, and it waits here."""
     jobs = dependencies.jobs_of(others)
-    if not jobs or plan.resume_how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
+    if not jobs or plan.resume.how == ResumeHow.chain.value:  # jobs of a chain cannot submit, and follow each other
         return None
     number = len(every(journal_events(attempt.run), Submitting))
     try:

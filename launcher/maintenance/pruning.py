@@ -165,8 +165,8 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
     found: dict[Path, list[str]] = {}
     for name, plan in users:
         named = [each.partition(":")[2] for each in plan.after]
-        named += [value for value in plan.params.values() if isinstance(value, str) and value.startswith("/")]
-        named += [plan.checkpoint_dir, plan.workdir, *filter(None, [plan.code])]
+        named += [value for value in plan.workload.params.values() if isinstance(value, str) and value.startswith("/")]
+        named += [plan.checkpoint.dir, plan.workdir, *filter(None, [plan.code.snapshot])]
         for text in named:
             path = Path(os.path.realpath(text))
             for folder in (path, *path.parents):

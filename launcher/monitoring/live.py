@@ -96,13 +96,13 @@ class Damaged:
 
 def queries(plan: JobPlan, patience: float | None = None) -> Queries:
     """How the plan's scheduler is asked, and how many seconds that may take (None: as for a submission)."""
-    timeout = plan.submit_timeout if patience is None else min(patience, plan.submit_timeout)
-    return registry.queue(plan.scheduler).queries(timeout)
+    timeout = plan.cluster.submit_timeout if patience is None else min(patience, plan.cluster.submit_timeout)
+    return registry.queue(plan.cluster.scheduler).queries(timeout)
 
 
 def forget(plan: JobPlan) -> None:
     """What the plan's scheduler said counts no more, in no command: its jobs were changed."""
-    Shared(plan.scheduler).forget()
+    Shared(plan.cluster.scheduler).forget()
 
 
 class Live:
@@ -156,7 +156,7 @@ class Live:
 
     def details(self, plan: JobPlan, story: Story) -> tuple[int | None, str, float | None]:
         """What was heard of the job besides its state: `left`, `before` and `age` of Seen."""
-        answer = self._answers.get(plan.scheduler)
+        answer = self._answers.get(plan.cluster.scheduler)
         if answer is None or story.job_id is None or not plan.queued:
             return None, "", None
         job = answer.jobs.get(queries(plan).key(story.job_id))
@@ -171,9 +171,9 @@ class Live:
             if plan.queued and story.job_id is not None and _open_end(story):
                 answer, key = self._ask(plan), queries(plan).key(story.job_id)
                 job = answer.jobs.get(key)
-                known = self._knows(plan.scheduler, key)
+                known = self._knows(plan.cluster.scheduler, key)
                 if not (answer.problem or known) and (job is None or job.state is JobState.GONE):
-                    gone.setdefault(plan.scheduler, (plan, []))[1].append(story.job_id)
+                    gone.setdefault(plan.cluster.scheduler, (plan, []))[1].append(story.job_id)
         for scheduler, (plan, job_ids) in gone.items():
             if len(job_ids) < 2:
                 continue
@@ -194,7 +194,7 @@ class Live:
             QueryError: it does not answer.
         """
         asks = queries(plan, PATIENCE)
-        place = plan.scheduler, asks.key(job_id)
+        place = plan.cluster.scheduler, asks.key(job_id)
         known: SchedulerJob | QueryError | None
         if self._knows(*place):
             known = self._remembered[place][1]
@@ -229,8 +229,8 @@ class Live:
             quick: something has changed, so what was heard is good for a short time only.
             newer: what was asked for before that time does not count.
         """
-        timeout = min(PATIENCE, plan.submit_timeout)
-        return self.answer(plan.scheduler, queries(plan, PATIENCE), timeout, quick=quick, newer=newer)
+        timeout = min(PATIENCE, plan.cluster.submit_timeout)
+        return self.answer(plan.cluster.scheduler, queries(plan, PATIENCE), timeout, quick=quick, newer=newer)
 
     def answer(self, name: str, asks: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0) -> Answer:
         """All of this user's jobs that a scheduler knows, or why it does not answer.
@@ -377,7 +377,7 @@ def _look(run: Run, live: Live, plan: JobPlan, story: Story) -> Seen:
     job, word, answered = live.job(run, plan, story)
     state = run_state(story, job, answered=answered)
     left, before, age = live.details(plan, story)
-    asked = plan.scheduler if plan.queued and not answered else ""
+    asked = plan.cluster.scheduler if plan.queued and not answered else ""
     return Seen(run, plan, story, state, word, story.last(Progress), left, asked, before if asked else "", age)
 
 

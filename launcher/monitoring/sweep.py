@@ -87,11 +87,11 @@ class SweepLive(Live):
         self.done: set[Path] = set()
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        if (plan.scheduler, queries(plan).key(job_id)) in self._remembered:
+        if (plan.cluster.scheduler, queries(plan).key(job_id)) in self._remembered:
             return super().ended(plan, job_id)
         scheduler = queries(plan, PATIENCE)
         family = scheduler.family(job_id)
-        asked, answer = self._ends.get((plan.scheduler, family), (float("-inf"), {}))
+        asked, answer = self._ends.get((plan.cluster.scheduler, family), (float("-inf"), {}))
         key = scheduler.key(job_id)
         # What was asked before the job's end may call it running.
         told = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
@@ -100,7 +100,7 @@ class SweepLive(Live):
                 answer = scheduler.ended_family(family)
             except QueryError as error:
                 answer = error
-            self._ends[plan.scheduler, family] = (time.monotonic(), answer)
+            self._ends[plan.cluster.scheduler, family] = (time.monotonic(), answer)
         if isinstance(answer, QueryError):
             raise answer
         return answer.get(key)

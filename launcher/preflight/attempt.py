@@ -127,7 +127,7 @@ class Preflight:
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
-            ports = protocol.free_ports(self._plan.port_range)
+            ports = protocol.free_ports(self._plan.cluster.port_range)
             listener = protocol.listen(ports, protocol.where_reached(self._meeting.members))
             port = listener.getsockname()[1]
             self._agents.publish(key, port)
@@ -212,7 +212,7 @@ class Preflight:
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._meeting.members}
             silent = f"said nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
-                self._nodes, checks, least=self._least, scheduler=self._plan.scheduler, silent=silent
+                self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, silent=silent
             )
             self._agents.publish(key, asdict(verdict))
         else:

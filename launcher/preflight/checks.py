@@ -94,7 +94,9 @@ def check(name: str, look: Callable[[], str]) -> Check:
 
 def wants_gpus(plan: JobPlan) -> bool:
     """Whether a rank without a GPU is an error. Pure."""
-    return plan.device == Device.cuda.value or (plan.device == Device.auto.value and plan.gpus_per_node > 0)
+    return plan.workload.device == Device.cuda.value or (
+        plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
+    )
 
 
 def require_devices(plan: JobPlan, there: int) -> None:
@@ -105,7 +107,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
     """
     if not wants_gpus(plan):
         return
-    wanted = 1 if plan.launch == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
+    wanted = 1 if plan.launch.mode == LaunchMode.tasks.value else max(plan.gpus_per_node, 1)
     if there < wanted:
         raise Problem(
             f"torch sees {plural(there, 'GPU')}, and gpus_per_node={plan.gpus_per_node} asks for "
@@ -119,7 +121,7 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
     Raises:
         Problem: there are too few.
     """
-    count = torch.cuda.device_count() if plan.device != Device.cpu.value else 0
+    count = torch.cuda.device_count() if plan.workload.device != Device.cpu.value else 0
     require_devices(plan, count)
     return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
 
@@ -224,7 +226,7 @@ def checkpoint_space(plan: JobPlan) -> str:
     Raises:
         Problem: see `space`.
     """
-    folder, newest = Path(plan.checkpoint_dir), 0
+    folder, newest = Path(plan.checkpoint.dir), 0
     with contextlib.suppress(checkpoints.Unavailable):
         newest = next((each.size for each in checkpoints.sound(folder).values()), 0)
     return space("checkpoint.dir", folder, max(LEAST, newest), max(ENOUGH, 2 * newest))

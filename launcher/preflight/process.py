@@ -83,11 +83,11 @@ class Looks:
 
     def together(self, timeout: float) -> list[Check]:
         """All ranks: clocks, and an all_reduce."""
-        name = "gloo" if self._plan.backend == Backend.mpi.value else self._plan.backend
+        name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
         def reduce() -> str:
             backend = process_group._backend(name, self._device)
-            where = torch.device("cpu") if self._plan.backend == Backend.mpi.value else self._device
+            where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             group = PrefixStore("group", self._store)
             together.join(backend, group, self._rank, self._world_size, where, timeout)
             return together.reduce(self._rank, self._world_size, where)

@@ -104,7 +104,7 @@ def collect(seen: Seen, cause: str | None) -> RunData:
     attempts = tuple((attempt.number, tuple(attempt.events())) for attempt in run.attempts())
     paces = tuple(tuple(attempt.paces()) for attempt in run.attempts())
     fabric, notes = _fabric(run)
-    saved, damaged = _checkpoints(Path(seen.plan.checkpoint_dir))
+    saved, damaged = _checkpoints(Path(seen.plan.checkpoint.dir))
     return RunData(
         id=run.id,
         path=str(run.path),
@@ -131,7 +131,8 @@ def _health(seen: Seen, attempts: Sequence[Sequence[Event]], paces: Sequence[Seq
     for number, events in enumerate(paces):
         over = seen.state.over or number + 1 < len(paces)
         found += [
-            each.words for each in stragglers(events, seen.plan.straggler_factor, seen.plan.straggler_time, over=over)
+            each.words
+            for each in stragglers(events, seen.plan.train.straggler_factor, seen.plan.train.straggler_time, over=over)
         ]
     return tuple(found)
 

@@ -36,7 +36,7 @@ def page(runs: Sequence[RunData], baseline: RunData | None = None) -> Page:
     if len(everything) == 1:
         return Page(
             first.id,
-            f"Run of {first.plan.get('workload', '?')}",
+            f"Run of {first.plan.get('workload', {}).get('name', '?')}",
             first.state,
             first.cause or "",
             facts(first),

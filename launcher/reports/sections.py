@@ -53,9 +53,10 @@ def single(run: RunData) -> list[Section]:
 def facts(run: RunData) -> list[tuple[str, str]]:
     """Returns the main facts about a run, as (name, value)."""
     plan, history = run.plan, run.timeline
-    where = str(plan.get("cluster", "-"))
+    cluster = plan.get("cluster", {})
+    where = str(cluster.get("name", "-"))
     for key in ("partition", "queue"):
-        where += f", {key} {plan[key]}" if plan.get(key) else ""
+        where += f", {key} {cluster[key]}" if cluster.get(key) else ""
     nodes, procs = plan.get("nodes"), plan.get("procs_per_node")
     pairs = [("cluster", where), ("nodes", words.value(nodes))]
     if isinstance(nodes, int) and isinstance(procs, int):

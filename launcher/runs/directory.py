@@ -63,7 +63,7 @@ from launcher.runs import event_file, live_index
 from launcher.runs.event_json import Event
 from launcher.runs.events import Submitting
 
-FORMAT = 2  # of a run directory; another number is another version's
+FORMAT = 3  # of a run directory; another number is another version's
 # Fields of a record and their types; the plan's are those of JobPlan.
 _RECORD = {
     "format": int, "config": dict, "overrides": list[str], "token": str, "launcher": str, "python": str,
@@ -309,8 +309,8 @@ class Run:
         if self.recorded():
             return self.plan()
         whole = Run(self.path.parent).plan()
-        folder = whole.checkpoint_dir.replace(whole.run_dir, str(self.path), 1)
-        return replace(whole, run_dir=str(self.path), checkpoint_dir=folder)
+        folder = whole.checkpoint.dir.replace(whole.run_dir, str(self.path), 1)
+        return replace(whole, run_dir=str(self.path), checkpoint=replace(whole.checkpoint, dir=folder))
 
     def first_plan(self) -> JobPlan:
         """The plan that the run was submitted with at first, before any `resume`.

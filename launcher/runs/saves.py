@@ -42,14 +42,14 @@ def newest(plan: JobPlan) -> int:
 
 def described(plan: JobPlan) -> str:
     """Where these files are, in words."""
-    named = plan.params.get("checkpoint")
+    named = plan.workload.params.get("checkpoint")
     where = named or f"{'*' + ', *'.join(ENDINGS)} in {plan.workdir}"
-    return f"{plan.checkpoint_dir}, {where}"
+    return f"{plan.checkpoint.dir}, {where}"
 
 
 def _files(plan: JobPlan) -> Iterator[Path]:
-    yield from _below(Path(plan.checkpoint_dir))
-    named = plan.params.get("checkpoint")
+    yield from _below(Path(plan.checkpoint.dir))
+    named = plan.workload.params.get("checkpoint")
     if named is None:
         try:
             entries = [Path(entry.path) for entry in os.scandir(plan.workdir)]

@@ -152,7 +152,7 @@ class RunExecutor(core.PicklingExecutor):
             names = write(folder / token, "".join(f"{element.path.name}\n" for element in elements))
             text = job_script.script(self.plan, token=token, array=array, elements=names)
             script = write(folder / f"{token}.sh", text)
-        if self.plan.template is not None:
+        if self.plan.cluster.template is not None:
             self._write_scripts(elements, token)
         self._handed = elements
         job_id, tasks = self._send(script, token, self.run), range(self._num_tasks())

@@ -22,7 +22,7 @@ KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
-# Defaults of a site, by the key of a plan that says the same. sbatch puts these above the script's own lines (man
+# Defaults of a site, by the key of `cluster` that says the same. sbatch puts these above the script's own lines (man
 # sbatch, INPUT ENVIRONMENT VARIABLES).
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -43,7 +43,7 @@ class Scrubbed:
 
 def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
     """The environment for a new job, as the plan's scheduler wants it."""
-    return registry.scheduler(plan.scheduler).job_environment(environ, plan)
+    return registry.scheduler(plan.cluster.scheduler).job_environment(environ, plan)
 
 
 def scrubbed(
@@ -69,4 +69,4 @@ def scrubbed(
 
 def without_own_defaults(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
     """The same; defaults of a site stay where the plan says nothing of the kind."""
-    return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if getattr(plan, key) is None])
+    return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if getattr(plan.cluster, key) is None])

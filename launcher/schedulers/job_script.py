@@ -33,7 +33,7 @@ def context(plan: JobPlan, *, token: str) -> dict[str, Any]:
 
 
 def _parts(plan: JobPlan, token: str, array: str | None, elements: Path | None) -> render.Parts:
-    scheduler = registry.scheduler(plan.scheduler)
+    scheduler = registry.scheduler(plan.cluster.scheduler)
     folder = None if elements is None else str(elements.parent)
     return render.Parts(
         scheduler.template, scheduler.shell, scheduler.directives(plan, token, array, folder),

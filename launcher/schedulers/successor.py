@@ -30,7 +30,7 @@ def submit_after(
     Raises:
         SubmissionError: the scheduler did not take it, or did not answer.
     """
-    jobs = [job_id] if registry.queue(plan.scheduler).can_be_waited_for(job_id) else []
+    jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)
 
 
@@ -42,7 +42,7 @@ def submit_behind(
     Raises:
         SubmissionError: the scheduler did not take it, or did not answer.
     """
-    asks = registry.queue(plan.scheduler).queries(timeout)
+    asks = registry.queue(plan.cluster.scheduler).queries(timeout)
     return submit_once(
         lambda: asks.submit_behind(jobs, script, token, environment), lambda: asks.find(token, plan.name)
     )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launcher.errors import ConfigError, near
 from launcher.paths import resource, user_config_dir
@@ -159,9 +159,12 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
 def _explain(message: str) -> str:
     """Returns jinja2's message; for an unknown field of the plan, a clearer one with near matches."""
-    match = re.search(r"JobPlan object' has no attribute '(\w+)'", message)
-    names = [each.name for each in fields(JobPlan)]
-    return f"a plan has no {match[1]}.{near(match[1], names)}" if match else message
+    match = re.search(r"'launcher\.spec\.\w+\.(\w+) object' has no attribute '(\w+)'", message)
+    kinds = {"a plan": JobPlan, **{f"a plan's {name}": kind for name, kind in get_type_hints(JobPlan).items()}}
+    for name, kind in kinds.items() if match else ():
+        if match and is_dataclass(kind) and getattr(kind, "__name__", "") == match[1]:
+            return f"{name} has no {match[2]}.{near(match[2], [each.name for each in fields(kind)])}"
+    return message
 
 
 def _place(trace: TracebackType | None, template: str) -> tuple[str, int]:

@@ -64,7 +64,7 @@ def lost(plan: JobPlan, theirs: str, ours: str) -> list[Lost]:
     options = [line for line in _directives(ours) if line not in _directives(theirs)]
     missing += [Lost(line, "the job does not request it") for line in options]
     missing += [Lost(each.words, "it is not executed") for each in render.setup_lines(plan) if each.line not in theirs]
-    for name, value in plan.environment.items():
+    for name, value in plan.cluster.environment.items():
         word = f"unset {name}" if value is None else f"export {name}="
         if word not in theirs:
             missing.append(Lost(word.rstrip("="), "cluster.environment has no effect"))
@@ -77,12 +77,12 @@ def _directives(script: str) -> list[str]:
 
 def notes(plan: JobPlan, script: Callable[[JobPlan], str]) -> tuple[str, ...]:
     """Returns a note for the user if the plan's template lacks parts of ours; see `of_plan`."""
-    if plan.template is None:
+    if plan.cluster.template is None:
         return ()
     parts = [each.part for each in of_plan(plan, script)]
     if not parts:
         return ()
-    return (f"cluster.template={plan.template} lacks {', '.join(parts)}: see `template lint`",)
+    return (f"cluster.template={plan.cluster.template} lacks {', '.join(parts)}: see `template lint`",)
 
 
 def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
@@ -92,4 +92,4 @@ def of_plan(plan: JobPlan, script: Callable[[JobPlan], str]) -> Sequence[Lost]:
         plan: the plan.
         script: renders a plan's script.
     """
-    return lost(plan, script(plan), script(replace(plan, template=None)))
+    return lost(plan, script(plan), script(replace(plan, cluster=replace(plan.cluster, template=None))))

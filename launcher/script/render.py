@@ -62,9 +62,9 @@ def script(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: P
     """
     assert (array is None) == (elements is None)
     values = context(plan, parts, array=array, elements=elements)
-    if plan.template is None:
+    if plan.cluster.template is None:
         return str(templates.template(parts.template).render(values))
-    return custom_template.rendered(plan.template, values)
+    return custom_template.rendered(plan.cluster.template, values)
 
 
 def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: Path | None = None) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
         "seen": Path(plan.run_dir).parent / SEEN,
         "no_workdir": Raw(quote(json.dumps(plan.no_workdir))),
         "setup": [_setup(each) for each in setup_lines(plan)],
-        "environment": [(Raw(name), value) for name, value in plan.environment.items()],
-        "secrets": [Raw(name) for name in plan.secrets],
+        "environment": [(Raw(name), value) for name, value in plan.cluster.environment.items()],
+        "secrets": [Raw(name) for name in plan.secret_variables],
         "secrets_file": _secrets_file(plan, array),
         "start": starters.start(plan),
         "node": command(containers.node_command(plan)),
@@ -107,14 +107,14 @@ def context(plan: JobPlan, parts: Parts, *, array: str | None = None, elements: 
 
 def setup_lines(plan: JobPlan) -> list[SetupLine]:
     """Returns the shell lines that run before the agents start, in order. Pure."""
-    lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.setup, start=1)]
-    if plan.modules:
+    lines = [SetupLine(line, SetupPart.CLUSTER, number) for number, line in enumerate(plan.cluster.setup, start=1)]
+    if plan.env.modules:
         lines.append(SetupLine(interpreter.MODULE, SetupPart.MODULE))
-    lines += [SetupLine(f"module load {quote(name)}", SetupPart.MODULES, name=name) for name in plan.modules]
-    if plan.activate is not None:
-        activate = f"launcher_env={quote(plan.activate)}\n{interpreter.ACTIVATE}"
-        lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.activate))
-    lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env_setup, start=1)]
+    lines += [SetupLine(f"module load {quote(name)}", SetupPart.MODULES, name=name) for name in plan.env.modules]
+    if plan.env.activate is not None:
+        activate = f"launcher_env={quote(plan.env.activate)}\n{interpreter.ACTIVATE}"
+        lines.append(SetupLine(activate, SetupPart.ACTIVATE, name=plan.env.activate))
+    lines += [SetupLine(line, SetupPart.ENV, number) for number, line in enumerate(plan.env.setup, start=1)]
     return lines + containers.setup_lines(plan)
 
 
@@ -131,7 +131,7 @@ def _setup(each: SetupLine) -> tuple[Raw, str, Raw]:
 def _checkpoints(plan: JobPlan) -> Raw:
     """Returns the folder of checkpoints as shell code; an element of an array has its own by default."""
     own = f"{plan.run_dir}/checkpoints"
-    return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint_dir == own else Raw(quote(plan.checkpoint_dir))
+    return Raw('"$LAUNCHER_RUN_DIR"/checkpoints') if plan.checkpoint.dir == own else Raw(quote(plan.checkpoint.dir))
 
 
 def _secrets_file(plan: JobPlan, array: str | None) -> Raw | None:

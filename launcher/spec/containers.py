@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from launcher.config.schema import Config, Env, Runtime
+from launcher.config.schema import Env, Runtime
 from launcher.errors import ConfigError
 
 
-def fields_of(config: Config, starter: str | None) -> dict[str, Any]:
-    """The fields of a plan.
-
+def check(env: Env, starter: str | None) -> None:
+    """
     Raises:
         ConfigError: the keys do not go together.
     """
-    env = config.env
     given = [f"env.{name}" for name in ("activate", "archive", "container") if getattr(env, name) is not None]
     if len(given) > 1:
         raise ConfigError(
@@ -25,7 +21,7 @@ def fields_of(config: Config, starter: str | None) -> dict[str, Any]:
         for key in ("container_args", "binds", "container_runtime", "python"):
             if getattr(env, key) != getattr(Env(), key):
                 raise ConfigError(f"env.{key} is for a container: set env.container too, or leave it out")
-        return {}
+        return
     if env.container_runtime is Runtime.pyxis and starter != "srun":
         raise ConfigError(
             "env.container_runtime=pyxis is a plug-in of srun, and srun does not start this run: use apptainer"
@@ -33,7 +29,3 @@ def fields_of(config: Config, starter: str | None) -> dict[str, Any]:
     for bind in env.binds:
         if not bind.startswith("/") or "," in bind or bind.count(":") > 2:
             raise ConfigError(f"env.binds: {bind!r} is not /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro")
-    return {
-        "container": env.container, "container_runtime": env.container_runtime.value, "binds": tuple(env.binds),
-        "container_args": tuple(env.container_args), "container_python": env.python,
-    }  # fmt: skip

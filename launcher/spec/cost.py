@@ -50,7 +50,7 @@ class Cost:
 
 def of_plan(plan: JobPlan) -> Cost:
     """What one attempt of a run asks for; of a chain, whose jobs are all submitted at first, what all of them do."""
-    hours = plan.time / 3600 * (plan.max_attempts if plan.resume_how == ResumeHow.chain.value else 1)
+    hours = plan.time / 3600 * (plan.resume.max_attempts if plan.resume.how == ResumeHow.chain.value else 1)
     return Cost(plan.nodes * hours, plan.nodes * plan.gpus_per_node * hours, plan.nodes * plan.cpus_per_node * hours)
 
 
@@ -61,7 +61,7 @@ def of_plans(plans: Iterable[JobPlan]) -> Cost:
 
 def lines(plan: JobPlan) -> list[str]:
     """`2 nodes x 4 GPUs x 12h = 24 node-hours, 96 GPU-hours`, and how often."""
-    jobs = f"{plan.max_attempts} jobs x " if plan.resume_how == ResumeHow.chain.value else ""
+    jobs = f"{plan.resume.max_attempts} jobs x " if plan.resume.how == ResumeHow.chain.value else ""
     return [f"{jobs}{_shape(plan)} = {of_plan(plan)}", *_attempts([plan])]
 
 
@@ -83,7 +83,11 @@ def lines_of_all(plans: Iterable[JobPlan], count: int | None = None) -> list[str
 def _attempts(plans: Iterable[JobPlan]) -> list[str]:
     """That an attempt which stops early may be followed by another one, which asks for as much."""
     most = max(
-        (plan.max_attempts for plan in plans if plan.resume_how not in (ResumeHow.never.value, ResumeHow.chain.value)),
+        (
+            plan.resume.max_attempts
+            for plan in plans
+            if plan.resume.how not in (ResumeHow.never.value, ResumeHow.chain.value)
+        ),
         default=1,
     )
     return [f"in one attempt, of at most {most} (resume.max_attempts)"] if most > 1 else []

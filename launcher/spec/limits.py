@@ -33,7 +33,7 @@ def check_limits(plan: JobPlan, limits: Limits) -> None:
     Raises:
         ConfigError: the plan asks for more, or the profile's own limits cannot be read.
     """
-    where = f"the profile of cluster={plan.cluster}"
+    where = f"the profile of cluster={plan.cluster.name}"
     _at_most("nodes", plan.nodes, limits.nodes, f"{where} allows {limits.nodes}", "cluster.limits.nodes")
     _at_most(
         "gpus_per_node", plan.gpus_per_node, limits.gpus_per_node, f"{where} has {limits.gpus_per_node} on a node",

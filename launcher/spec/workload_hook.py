@@ -75,7 +75,9 @@ class WorkloadHook:
         return config.workload, ()
 
     def check(self, plan: JobPlan) -> Sequence[str] | None:
-        """Whether the plan could run: its keys are `plan.params`, its ranks `plan.world_size`. Notes, if there are any.
+        """Checks that the plan can run; returns notes for the user.
+
+        The workload's keys are `plan.workload.params`, its ranks `plan.world_size`.
 
         Raises:
             ConfigError: it could not; the text names the key and the fix.

@@ -167,7 +167,7 @@ def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
         jobs = (seen.story.job_id, *seen.story.waiting) if seen.plan.queued and not seen.state.over else ()
         return Other(
             condition, run.id, path, seen.state.value, seen.state is RunState.DONE, seen.state.over,
-            seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.scheduler if seen.plan.queued else None,
+            seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.cluster.scheduler if seen.plan.queued else None,
             tuple(job for job in jobs if job),
         )  # fmt: skip
     points = sweep_live.look_at(sweep, live, [int(path.name)] if sweep.path != path else None)
@@ -176,7 +176,7 @@ def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
     state = points[0].state if sweep.path != path else "done" if done else sweep_live.summary(found)
     plans = [(each.seen.plan, each.seen.story.job_id) for each in points if each.live and each.seen]
     held = [(plan, job) for plan, job in plans if plan.queued and job]
-    schedulers = {plan.scheduler for plan, _ in held}
+    schedulers = {plan.cluster.scheduler for plan, _ in held}
     whole = sweep.path == path
     return Other(
         condition, sweep.id if whole else run.id, path, state, done, all(each.over for each in points),
@@ -188,7 +188,7 @@ def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
 
 def _to_wait_for(plan: JobPlan, job: str, *, whole: bool) -> str:
     """A job, or for an element the array: of many it is shorter, and some can be waited for as a whole only."""
-    scheduler = registry.queue(plan.scheduler)
+    scheduler = registry.queue(plan.cluster.scheduler)
     return scheduler.array_of(job) if whole or not scheduler.can_be_waited_for(job) else job
 
 
@@ -201,7 +201,7 @@ def admitted(plan: JobPlan) -> tuple[str, ...]:
     Raises:
         ConfigError: it cannot, or the plan's scheduler cannot wait for it.
     """
-    if plan.after and "dependency" in plan.directives:
+    if plan.after and "dependency" in plan.cluster.directives:
         raise ConfigError("cluster.directives.dependency and after exclude each other: leave one of them out")
     if passed(Run(Path(plan.run_dir))):
         return ()
@@ -217,10 +217,10 @@ def admitted(plan: JobPlan) -> tuple[str, ...]:
             )
         if other.word is Word.START or not plan.queued:
             notes += [] if other.word is Word.START else [f"waits until {other.id} is over: it is {other.state}"]
-        elif other.scheduler != plan.scheduler:
+        elif other.scheduler != plan.cluster.scheduler:
             where = "this machine" if other.scheduler is None else other.scheduler
             raise ConfigError(
-                f"{told}: it is {other.state} on {where}, and a job of {plan.scheduler} cannot wait for that: "
+                f"{told}: it is {other.state} on {where}, and a job of {plan.cluster.scheduler} cannot wait for that: "
                 f"`wait {other.id}` first, and then submit without after"
             )
         elif not other.jobs:

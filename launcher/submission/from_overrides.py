@@ -85,7 +85,7 @@ def again(run: Run, changes: Sequence[str], *, new_snapshot: bool = False) -> Re
 def secrets_again(run: Run) -> dict[str, str]:
     """The secrets that a run's config sets: of the profile, or of a variable that its overrides name. Those that
     cannot be had any more are left out."""
-    return configs.variables([*run.record().get("overrides", []), *place(run)], run.plan().secrets)
+    return configs.variables([*run.record().get("overrides", []), *place(run)], run.plan().secret_variables)
 
 
 def place(run: Run) -> list[str]:
@@ -103,7 +103,9 @@ def _submitted_in(run: Run) -> Iterator[None]:
         RunError: it cannot be entered.
     """
     plan = run.plan()
-    gone = plan.code is not None and not os.path.isdir(plan.submitted_in)  # the snapshot has what the job needs
+    gone = plan.code.snapshot is not None and not os.path.isdir(
+        plan.submitted_in
+    )  # the snapshot has what the job needs
     folder = plan.workdir if gone else plan.submitted_in
     before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))  # which may not be readable
     try:

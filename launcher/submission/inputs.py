@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.config.schema import Config, Function, Program
 from launcher.environment import containers, interpreter, programs, snapshot
@@ -20,6 +20,7 @@ from launcher.spec import workload_hook
 if TYPE_CHECKING:
     from launcher.environment.snapshot import Tree
     from launcher.spec.plan import JobPlan, Site
+    from launcher.spec.sections import Archive
 
 
 class Inputs:
@@ -41,7 +42,7 @@ class Inputs:
             RunError: the one that the run has is gone.
         """
         if config.env.archive is not None:
-            site = dataclasses.replace(site, **self._archive(config.env.archive)[1])
+            site = dataclasses.replace(site, archive=self._archive(config.env.archive)[1])
         run = Run(Path(site.run_dir))
         if site.code_root is None and (config.env.activate or config.env.archive or config.env.container):
             site = dataclasses.replace(site, code_root=str(snapshot.library_of(run)))
@@ -108,7 +109,7 @@ class Inputs:
         Raises:
             ConfigError: it could not run.
         """
-        return self._hook(plan.params["hook"]).check(plan)
+        return self._hook(plan.workload.params["hook"]).check(plan)
 
 
 def _with_code(config: Config, workload: Program | Function, before: JobPlan | None) -> Config:
@@ -140,7 +141,7 @@ def _require_here(config: Config, key: str, path: str) -> None:
         raise ConfigError(f"{key}={path} is not there")
 
 
-def _archive(name: str) -> tuple[str, dict[str, Any]]:
+def _archive(name: str) -> tuple[str, Archive]:
     # Lazily: tarfile takes 5 ms, and only env.archive needs it
     from launcher.environment import archives
 

@@ -45,7 +45,7 @@ from launcher.schedulers.planning import make_plan, scheduler_of
 from launcher.schedulers.successor import submit_after
 from launcher.script import lost_parts
 from launcher.spec import limits
-from launcher.spec.plan import JobPlan, Site, as_dict, check_name
+from launcher.spec.plan import JobPlan, Site, check_name, keys_of
 from launcher.submission import dependencies as after
 from launcher.submission.inputs import Inputs
 from launcher.submission.interrupts import Interrupted, held_back
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from submitit import Job
 
 # Where and with which interpreter the command was typed does not make another run of it.
-OF_THE_COMMAND = ("workdir", "umask", "python", "repository", "code_path", "secrets_dir")
+OF_THE_COMMAND = ("workdir", "umask", "python", "code.repository", "code.path", "secrets_dir")
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,10 @@ def prepare(
     # Made of the id, so that a second submission of it looks for the same job.
     token = token_of(plan.run_dir)
     job_script.script(plan, token=token)  # refuses extra options that collide with keys, and what cannot be written
-    if plan.template is not None:
+    if plan.cluster.template is not None:
         notes += lost_parts.notes(plan, functools.partial(job_script.script, token=token))
     secrets = secrets_of(config)
-    fields = as_dict(plan)
-    fields["workload"] = fields.pop("params")  # as the user calls it
-    secret.require_absent(fields, {**redaction.secrets_in(environ, plan.secret_names), **secrets})
+    secret.require_absent(keys_of(plan), {**redaction.secrets_in(environ, plan.env.secrets), **secrets})
     return Prepared(plan, token, notes, secrets)
 
 
@@ -319,7 +317,7 @@ def public_record(
     Raises:
         ConfigError: the value of a secret stands where it cannot be left out.
     """
-    names = prepared.plan.secret_names
+    names = prepared.plan.env.secrets
     found = secret.redact_config(config, prepared.secrets), secret.redact_overrides(overrides, names)
     secrets = {**redaction.secrets_in(os.environ, names), **prepared.secrets}
     secret.require_absent({**found[0], "overrides": found[1]}, secrets)
@@ -366,9 +364,10 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
     require_commands(plan)
     with run.only_submitter():
         before = run.plan()
-        if (plan.entry, plan.kind) != (before.entry, before.kind):
+        if (plan.workload.entry, plan.workload.kind) != (before.workload.entry, before.workload.kind):
             raise ConfigError(
-                f"{run.id} is a run of workload={before.workload}: for workload={plan.workload} start another run"
+                f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
+                "start another run"
             )
         require_over(run, Live())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
@@ -405,15 +404,17 @@ def require_over(run: Run, live: Live) -> None:
 
 def journal_jobs(run: Run, plan: JobPlan, job_id: str, token: str) -> None:
     """Notes the job; those of its chain are submitted first."""
-    if plan.resume_how != ResumeHow.chain.value:
+    if plan.resume.how != ResumeHow.chain.value:
         run.journal(events.Submitted(job=job_id))
         return
     environment = job_environment(os.environ, plan).environment
     jobs = [job_id]
     try:
-        for number in range(1, plan.max_attempts):
+        for number in range(1, plan.resume.max_attempts):
             script = str(run.path / "script.sh")
-            jobs.append(submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.submit_timeout))
+            jobs.append(
+                submit_after(plan, jobs[-1], script, f"{token}-{number}", environment, plan.cluster.submit_timeout)
+            )
     finally:  # some may be there although the site takes no more
         run.journal(events.Submitted(job=jobs[0], chain=tuple(jobs[1:])))
 
@@ -430,7 +431,7 @@ def start(
         resumed: it may have been submitted with this token already.
         held_by: the jobs that have to end before it may start; None: those of the key `after`.
     """
-    executor = registry.scheduler(plan.scheduler).executor()
+    executor = registry.scheduler(plan.cluster.scheduler).executor()
     held = executor(run, plan, token, resumed=resumed, held_by=held_by or (lambda: jobs_before(plan)))
     return held.submit(payload.run, str(run.path))
 
@@ -447,7 +448,7 @@ def require_commands(plan: JobPlan) -> None:
     Raises:
         SubmissionError: this machine cannot submit the plan.
     """
-    if problem := registry.scheduler(plan.scheduler).problem():
+    if problem := registry.scheduler(plan.cluster.scheduler).problem():
         raise SubmissionError(f"nothing was submitted: {problem}")
 
 
@@ -456,7 +457,7 @@ def require_same(run: Run, plan: JobPlan) -> None:
     Raises:
         ConfigError: the run that is there has another plan.
     """
-    mine, theirs = (json.loads(json.dumps(as_dict(each))) for each in (plan, run.first_plan()))
+    mine, theirs = (json.loads(json.dumps(keys_of(each))) for each in (plan, run.first_plan()))
     different = [key for key in mine if mine[key] != theirs.get(key) and key not in OF_THE_COMMAND]
     if different:
         raise ConfigError(
@@ -493,7 +494,7 @@ def _with_baseline(config: Config) -> Config:
 def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     if not config.cluster.check:
         return ()
-    return registry.queue(plan.scheduler).compare(plan, environ)
+    return registry.queue(plan.cluster.scheduler).compare(plan, environ)
 
 
 def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:

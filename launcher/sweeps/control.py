@@ -70,7 +70,7 @@ def live_arrays(
 def _array(members: Sequence[PointSeen]) -> LiveArray:
     first = members[0].seen
     assert first is not None and first.story.job_id is not None
-    job = registry.queue(first.plan.scheduler).array_of(first.story.job_id)
+    job = registry.queue(first.plan.cluster.scheduler).array_of(first.story.job_id)
     pending = sum(each.state not in BEGUN for each in members)
     return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 

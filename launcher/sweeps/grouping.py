@@ -9,21 +9,22 @@ from pathlib import Path
 
 from launcher.environment import containers
 from launcher.schedulers import job_script
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, keys_of
 
-# Keys of a plan that only ranks look at. What is not here may be in the script.
+# Keys and sections of a plan that only ranks look at. What is not here may be in the script.
 FOR_RANKS = (
-    "workload", "kind", "entry", "params", "seed", "backend", "device", "invariant", "micro_batches", "strict",
-    "checkpoint_every", "checkpoint_every_steps", "keep", "best", "best_is", "background", "verify",
-    "straggler_factor", "straggler_time", "preflight",
+    "workload", "train", "seed", "preflight", "resume.strict", "checkpoint.every", "checkpoint.every_steps",
+    "checkpoint.keep", "checkpoint.best", "checkpoint.best_is", "checkpoint.background", "checkpoint.verify",
 )  # fmt: skip
 
 
 def array_plan(plan: JobPlan, sweep_id: str, folder: Path) -> JobPlan:
     """The plan of the array that a point with this plan is in; its directory is the sweep's."""
-    own = plan.checkpoint_dir == f"{plan.run_dir}/checkpoints"
-    checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint_dir
-    return dataclasses.replace(plan, run_id=sweep_id, run_dir=str(folder), checkpoint_dir=checkpoints)
+    own = plan.checkpoint.dir == f"{plan.run_dir}/checkpoints"
+    checkpoints = f"{folder}/checkpoints" if own else plan.checkpoint.dir
+    return dataclasses.replace(
+        plan, run_id=sweep_id, run_dir=str(folder), checkpoint=dataclasses.replace(plan.checkpoint, dir=checkpoints)
+    )
 
 
 def groups(
@@ -54,8 +55,11 @@ def groups(
 
 
 def _key(plan: JobPlan) -> tuple[object, ...]:
-    values = ((field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan))
-    own = (repr(value) if isinstance(value, Mapping) else value for name, value in values if name not in FOR_RANKS)
+    own = (
+        repr(value) if isinstance(value, Mapping) else value
+        for name, value in keys_of(plan).items()
+        if name not in FOR_RANKS and name.partition(".")[0] not in FOR_RANKS
+    )
     return (*own, *containers.srun_options(plan))  # which have folders of keys for ranks
 
 

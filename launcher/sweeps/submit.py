@@ -237,11 +237,11 @@ def _plans(
         with _naming(index, each.overrides, keys):
             held = held_by(each.config, environ)
             plan, told = planned(each.config, site_of(each.config, f"{sweep_id}/{index}", held), inputs)
-            if plan.queued and plan.resume_how == ResumeHow.chain.value:
+            if plan.queued and plan.resume.how == ResumeHow.chain.value:
                 raise ConfigError("resume.how=chain is for single runs: use resubmit or requeue in a sweep")
-            if (other := folders.setdefault(plan.checkpoint_dir, index)) != index:
+            if (other := folders.setdefault(plan.checkpoint.dir, index)) != index:
                 raise ConfigError(
-                    f"checkpoint.dir={plan.checkpoint_dir} would be that of point {other} too: leave it out, and each "
+                    f"checkpoint.dir={plan.checkpoint.dir} would be that of point {other} too: leave it out, and each "
                     "point has its own"
                 )
         plans[index] = plan
@@ -313,9 +313,9 @@ def resubmit(
     found: dict[str, str] = {}
     for plan, members in groups:
         require_commands(plan)
-        if plan.secrets:
+        if plan.secret_variables:
             found |= secrets(sweep.run(members[0]))
-            secret.require(plan.secrets, {**os.environ, **found})
+            secret.require(plan.secret_variables, {**os.environ, **found})
     with secret.exported(found), only_submitter(sweep.path):
         sweep.mark_cancelled(False)
         for index in points:
@@ -374,7 +374,7 @@ class _Before:
 def _jobs_before(plan: JobPlan, behind: _Before | None) -> list[str]:
     """The jobs that have to end before a job of this plan may start, as they are now."""
     jobs = jobs_before(plan)
-    if behind is not None and behind.scheduler == plan.scheduler and behind.live():
+    if behind is not None and behind.scheduler == plan.cluster.scheduler and behind.live():
         jobs.append(behind.job)
     return jobs
 
@@ -420,13 +420,13 @@ class _Handing:
 
     def _largest(self, plan: JobPlan, count: int) -> int | None:
         """Most elements of one array."""
-        return queries(plan).max_array_size(plan.queue) if count > 1 else None
+        return queries(plan).max_array_size(plan.cluster.queue) if count > 1 else None
 
     def _last_job(self, array: tuple[JobPlan, tuple[int, ...]]) -> _Before | None:
         """The last job that was submitted for these points."""
         plan, points = array
         found = [(job, members) for job, members in self._jobs if set(members) <= set(points)]
-        return _Before(self._sweep, plan.scheduler, *found[-1]) if found else None
+        return _Before(self._sweep, plan.cluster.scheduler, *found[-1]) if found else None
 
     def _hand_over(
         self, plan: JobPlan, members: tuple[int, ...], throttle: int | None, behind: _Before | None
@@ -499,7 +499,7 @@ class _Handing:
         token = f"{token_of(str(self._sweep.path))}-{self._serial}"
         self._serial += 1
         runs = [self._sweep.run(index) for index in members]
-        executor = registry.scheduler(plan.scheduler).executor()(
+        executor = registry.scheduler(plan.cluster.scheduler).executor()(
             Run(self._sweep.path), plan, token, throttle, elements=runs,
             submitting=lambda: self._sweep.submitting(token, members), held_by=lambda: _jobs_before(plan, behind),
         )  # fmt: skip

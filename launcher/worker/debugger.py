@@ -143,7 +143,7 @@ _passed: set[tuple[str, int]] = set()
 
 def wanted(plan: JobPlan) -> dict[str, Any]:
     """What `install` is told, in JSON's types: for a rank that becomes another program."""
-    return {"ranks": list(plan.debug_ranks), "post_mortem": plan.debug_post_mortem}
+    return {"ranks": list(plan.debug.ranks), "post_mortem": plan.debug.post_mortem}
 
 
 def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:

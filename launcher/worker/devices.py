@@ -48,8 +48,8 @@ def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
         environ,
         local_rank=int(environ["LOCAL_RANK"]),
         ranks=int(environ["LOCAL_WORLD_SIZE"]),
-        gpus_per_node=plan.gpus_per_node if plan.device != Device.cpu.value else 0,
-        wanted=VisibleDevices(plan.visible_devices),
+        gpus_per_node=plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0,
+        wanted=VisibleDevices(plan.launch.visible_devices),
         own_code=plan.own_code,
         build=torch_build(),
     )

@@ -52,15 +52,15 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     os.umask(plan.umask)
     threads.fit(os.environ)
     os.environ.update(devices.variables(plan, os.environ))
-    os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint_dir
+    os.environ["LAUNCHER_CHECKPOINT_DIR"] = plan.checkpoint.dir
     if plan.own_code:
-        os.makedirs(plan.checkpoint_dir, mode=0o700, exist_ok=True)
+        os.makedirs(plan.checkpoint.dir, mode=0o700, exist_ok=True)
     for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
     try:
         with debugger.install(**debugger.wanted(plan)):
-            if plan.kind == "Program":
-                agents.wait(plan.rendezvous_timeout)
+            if plan.workload.kind == "Program":
+                agents.wait(plan.launch.rendezvous_timeout)
                 attempt = int(os.environ["LAUNCHER_ATTEMPT"])
                 shared = program.Shared(pulse=pulse_file, stacks=stacks_file, report=agents.report, place=place)
                 return program.main(plan, shared, attempt, lives)
@@ -101,18 +101,20 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     # Lazily: torch takes a second, and a rank that becomes a program needs none of it
     from launcher.worker import process_group
 
-    module, _, function = plan.entry.partition(":")
+    module, _, function = plan.workload.entry.partition(":")
     if plan.own_code or module.partition(".")[0] != "workloads":
         sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
     workload = getattr(importlib.import_module(module), function)
-    agents.wait(plan.rendezvous_timeout)
-    joining, collective = plan.rendezvous_timeout, plan.timeout
+    agents.wait(plan.launch.rendezvous_timeout)
+    joining, collective = plan.launch.rendezvous_timeout, plan.launch.timeout
     if plan.debugs:  # for a rank that stands at a breakpoint the others wait as long as it takes
         joining = collective = int(debugger.FOREVER)
     env = None
     try:
-        if plan.params.get("init", True):  # a function may make its own
-            env = process_group.init(plan.backend, plan.device, rendezvous_timeout=joining, timeout=collective)
+        if plan.workload.params.get("init", True):  # a function may make its own
+            env = process_group.init(
+                plan.workload.backend, plan.workload.device, rendezvous_timeout=joining, timeout=collective
+            )
         metrics = workload(workload_config(plan), env) or {}
         process_group.report(**metrics)
         process_group.close()
@@ -124,11 +126,11 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
 
 def workload_config(plan: JobPlan) -> schema.Workload:
     """The workload's keys as the dataclass of its schema."""
-    kind = getattr(schema, plan.kind)
+    kind = getattr(schema, plan.workload.kind)
     hints = get_type_hints(kind)
     values = {
         name: hints[name](value) if isinstance(hints[name], type) and issubclass(hints[name], Enum) else value
-        for name, value in plan.params.items()
+        for name, value in plan.workload.params.items()
     }
     return kind(**values)
 

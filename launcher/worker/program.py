@@ -61,13 +61,13 @@ def main(plan: JobPlan, shared: Shared, attempt: int, lives: int) -> dict[str, A
     os.environ.update(variables(plan, os.environ, attempt, lives))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    if plan.params["fork"]:
-        return _here(plan.params)
+    if plan.workload.params["fork"]:
+        return _here(plan.workload.params)
     return _become(plan, shared)
 
 
 def _become(plan: JobPlan, shared: Shared) -> NoReturn:
-    words = command(plan.params, sys.executable, executable=_is_executable(plan.params["script"]))
+    words = command(plan.workload.params, sys.executable, executable=_is_executable(plan.workload.params["script"]))
     descriptors = [shared.pulse, shared.stacks, shared.report]
     os.environ["LAUNCHER_PULSE"] = f"{os.getpid()}:{shared.pulse}:{shared.place}"
     settings: dict[str, Any] = {
@@ -109,7 +109,7 @@ def variables(plan: JobPlan, environ: Mapping[str, str], attempt: int, lives: in
     """
     found = {
         "LAUNCHER_RESTART": str(int(attempt > 0 or lives > 0)),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.launch.max_restarts),
     }
     if not environ.get("OMP_NUM_THREADS") and plan.cpus_per_node > 1:
         found["OMP_NUM_THREADS"] = str(plan.cpus_per_proc)

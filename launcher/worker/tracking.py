@@ -185,20 +185,20 @@ def of(attempt: Attempt) -> Tracking | None:
         folder = attempt.run.path
         tags = {
             "run": plan.run_id, "attempt": str(attempt.number), "job": os.environ.get("LAUNCHER_JOB_ID", ""),
-            "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster,
+            "hosts": os.environ.get("LAUNCHER_HOSTS", ""), "cluster": plan.cluster.name,
             "ranks": os.environ.get("WORLD_SIZE", ""), "directory": str(folder),
         }  # fmt: skip
         return About(
             run_id=plan.run_id,
             attempt=attempt.number,
             folder=folder,
-            experiment=plan.tracking_experiment,
-            uri=plan.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
-            log_dir=Path(plan.tracking_dir).expanduser() / plan.run_id if plan.tracking_dir else folder / "tensorboard",
-            project=plan.tracking_project or os.environ.get("WANDB_PROJECT") or plan.tracking_experiment,
-            entity=plan.tracking_entity or os.environ.get("WANDB_ENTITY"),
-            mode=plan.tracking_mode or os.environ.get("WANDB_MODE") or "offline",
-            group=plan.tracking_experiment if "/" in plan.run_id else None,
+            experiment=plan.tracking.experiment,
+            uri=plan.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or (runs_dir / "mlflow").as_uri(),
+            log_dir=Path(plan.tracking.dir).expanduser() / plan.run_id if plan.tracking.dir else folder / "tensorboard",
+            project=plan.tracking.project or os.environ.get("WANDB_PROJECT") or plan.tracking.experiment,
+            entity=plan.tracking.entity or os.environ.get("WANDB_ENTITY"),
+            mode=plan.tracking.mode or os.environ.get("WANDB_MODE") or "offline",
+            group=plan.tracking.experiment if "/" in plan.run_id else None,
             config=dict(flat(attempt.run.record().get("config", {}))),
             tags={name: value for name, value in tags.items() if value},
         )

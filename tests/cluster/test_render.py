@@ -19,7 +19,7 @@ from tests.unit.plans import bare_plan
 def test_a_value_of_a_directive_arrives_as_it_is(slurm: SlurmCluster, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "100%j"
     folder.mkdir()
-    plan = bare_plan(name=text, run_dir=str(folder), nodes=1, directives={"hold": True})
+    plan = bare_plan(name=text, run_dir=str(folder), nodes=1, cluster={"directives": {"hold": True}})
     script = tmp_path / "script.sh"
     script.write_text(job_script.script(plan, token=text))
     job = slurm.run("sbatch", "--parsable", str(script)).strip()

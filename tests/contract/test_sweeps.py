@@ -150,7 +150,9 @@ def test_points_run_in_the_allocation_that_is_held(launcher: Launcher) -> None:
     done = launcher.submit("-m", *TINY, FINE, "seed=1,2", "nodes=2")
     assert done.returncode == 0, done.stdout + done.stderr
     points = [point.run for point in lookup.all_sweeps(launcher.runs_dir)[0].points()]
-    assert [(run.plan().scheduler, (run.result() or {})["world_size"]) for run in points] == [("allocation", 2)] * 2
+    assert [(run.plan().cluster.scheduler, (run.result() or {})["world_size"]) for run in points] == [
+        ("allocation", 2)
+    ] * 2
 
 
 @pytest.mark.parametrize("launcher", ["slurm"], indirect=True)

@@ -6,7 +6,6 @@ import itertools
 import json
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from launcher.cli import commands
 from launcher.errors import LauncherError
 from launcher.runs.directory import Run
 from tests.processes.workload_ranks import run_ranks
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 
 ALONE = Env(0, 0, 1, 1, 0, 1, (), "here", "gloo", torch.device("cpu"), "test", (0,))
 Call = Callable[..., tuple[int, str, str]]
@@ -51,7 +50,9 @@ def folder(tmp_path: Path) -> Path:
     run = Run.create(tmp_path / "runs" / "a")
     place = run.path / "checkpoints"
     run.write_record(
-        replace(plan_of(), checkpoint_dir=str(place), keep=2, best="accuracy"), {}, {"launcher": "1", "token": "t"}
+        with_fields(plan_of(), checkpoint={"dir": str(place), "keep": 2, "best": "accuracy"}),
+        {},
+        {"launcher": "1", "token": "t"},
     )
     return place
 

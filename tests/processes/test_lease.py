@@ -26,7 +26,7 @@ def held(sandbox: Sandbox) -> Path:
 
 
 def test_the_lease_says_who_has_it_and_is_given_back(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(setup=('cp "$LAUNCHER_LEASE" "$SANDBOX/lease"',)))
+    outcome = sandbox.execute(sandbox.plan(cluster={"setup": ('cp "$LAUNCHER_LEASE" "$SANDBOX/lease"',)}))
     assert outcome.code == 0
     assert (sandbox.folder / "lease").read_text().split()[:2] == ["7", "0"]
     assert not list(sandbox.run_dir.glob("*lease*"))
@@ -74,7 +74,7 @@ def test_jobs_that_start_at_once_run_one_after_the_other(sandbox: Sandbox, monke
     script = sandbox.folder / "script.sh"
     log = 'echo "$1 $LAUNCHER_JOB_ID" >>"$SANDBOX/log"'
     setup = (f"note() {{ {log}; }}", "note begin; sleep 0.2; note end")
-    script.write_text(job_script.script(sandbox.plan(setup=setup), token="token"))
+    script.write_text(job_script.script(sandbox.plan(cluster={"setup": setup}), token="token"))
     fails = {"STAND_IN_EXIT": "1"}  # what is done is not done again
     jobs = [
         threading.Thread(target=lambda job=job: sandbox.start(script, {**fails, "SLURM_JOB_ID": str(job)}))

@@ -193,8 +193,8 @@ def agents(
 ) -> list[Any]:
     """The verdict and the events of each agent; None of one that does not end."""
     plan = bare_plan(
-        nodes=nodes, min_nodes=least, procs_per_node=ranks, run_dir=str(folder), checkpoint_dir=str(folder / "c"),
-        backend="gloo", device="cpu",
+        nodes=nodes, min_nodes=least, procs_per_node=ranks, run_dir=str(folder), checkpoint={"dir": str(folder / "c")},
+        workload={"backend": "gloo", "device": "cpu"},
     )  # fmt: skip
     (folder / "attempts" / "0").mkdir(parents=True)
     members = [Member(number, number, f"host{number}", ranks) for number in range(nodes)]

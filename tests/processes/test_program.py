@@ -50,13 +50,13 @@ def plan(**keys: Any) -> JobPlan:
     ],
 )
 def test_what_a_rank_executes(keys: dict[str, Any], executable: bool, words: list[str]) -> None:
-    told = program.command(plan(**keys).params, PYTHON, executable=executable)
+    told = program.command(plan(**keys).workload.params, PYTHON, executable=executable)
     assert told == [script.__file__ if word == "*" else word for word in words]
 
 
 def test_a_program_of_this_folder_is_not_searched_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert program.command(plan(script="a.out").params, PYTHON, executable=True) == [str(tmp_path / "a.out")]
+    assert program.command(plan(script="a.out").workload.params, PYTHON, executable=True) == [str(tmp_path / "a.out")]
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,11 @@ def test_no_module_of_the_launchers_folder_hides_one_of_pythons(run: Callable[..
 
 def files_of(tmp_path: Path, checkpoint: str | None = None) -> JobPlan:
     (tmp_path / "work" / "out").mkdir(parents=True)
-    params = {**plan(script="t.py").params, "checkpoint": checkpoint}
+    params = {**plan(script="t.py").workload.params, "checkpoint": checkpoint}
     return bare_plan(
         workdir=str(tmp_path / "work"),
-        checkpoint_dir=str(tmp_path / "run" / "checkpoints"),
-        kind="Program",
-        params=params,
+        checkpoint={"dir": str(tmp_path / "run" / "checkpoints")},
+        workload={"kind": "Program", "params": params},
     )
 
 
@@ -294,7 +293,11 @@ def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: flo
 
 
 def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
-    mine = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program", params=plan(script="t.py").params)
+    mine = bare_plan(
+        run_dir=str(tmp_path),
+        resume={"lead": 60},
+        workload={"kind": "Program", "params": plan(script="t.py").workload.params},
+    )
     return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first, now=time.monotonic())
 
 
@@ -310,9 +313,9 @@ def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, re
 
 
 def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
-    mine = bare_plan(run_dir=str(tmp_path), kind="Program", params=plan(script="t.py").params)
+    mine = bare_plan(run_dir=str(tmp_path), workload={"kind": "Program", "params": plan(script="t.py").workload.params})
     assert Minder(mine, {}, first=True, now=time.monotonic()).reason(time.monotonic()) is None
-    assert Minder(mine, {}, first=True, now=time.monotonic()).patience(0.0) == mine.grace
+    assert Minder(mine, {}, first=True, now=time.monotonic()).patience(0.0) == mine.launch.grace
 
 
 # -- its place in the agent's memory

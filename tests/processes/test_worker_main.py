@@ -72,7 +72,10 @@ class Agent:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.run = Run.create(folder / "run")
         self.plan = bare_plan(
-            run_dir=str(self.run.path), checkpoint_dir=str(folder / "checkpoints"), rendezvous_timeout=60, **fields
+            run_dir=str(self.run.path),
+            checkpoint={"dir": str(folder / "checkpoints")},
+            launch={"rendezvous_timeout": 60},
+            **fields,
         )
         self.run.write_record(self.plan, {}, {})
         monkeypatch.setenv("LAUNCHER_RUN_DIR", str(self.run.path))
@@ -117,8 +120,10 @@ def test_a_program_takes_the_place_of_a_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, returned: dict[str, Any] | None
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    params = plan_of(workload=Program("program", "m:f", seed=0, script=str(tmp_path / "train.py"))).params
-    agent = Agent(tmp_path / "a", monkeypatch, kind="Program", params={**params, "fork": how == "fork"})
+    params = plan_of(workload=Program("program", "m:f", seed=0, script=str(tmp_path / "train.py"))).workload.params
+    agent = Agent(
+        tmp_path / "a", monkeypatch, workload={"kind": "Program", "params": {**params, "fork": how == "fork"}}
+    )
     monkeypatch.setattr(workers, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
     done, failed = agent.ends()
     output = [(agent.logs / f"rank-{rank}.{kind}").read_text() for rank in (0, 1) for kind in ("out", "err")]
@@ -158,7 +163,11 @@ def test_a_function_is_called_in_the_rank_only(
         "function", "workloads.function:main", seed=0, target="mine_alone:main", kwargs={"refuse": refuse}, init=False
     )
     plan = plan_of(workload=configured)
-    agent = Agent(tmp_path / "a", monkeypatch, kind="Function", entry=plan.entry, params=plan.params)
+    agent = Agent(
+        tmp_path / "a",
+        monkeypatch,
+        workload={"kind": "Function", "entry": plan.workload.entry, "params": plan.workload.params},
+    )
     monkeypatch.setattr(workers, "unsafe_to_fork", lambda: "is a test" if how == "fresh" else "")
     for ended in agent.ends():
         if refuse:

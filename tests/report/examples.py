@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runs.directory import Run
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 
 BEGIN = 1795282000.0
 CONDITIONS = {
@@ -25,7 +24,7 @@ ROOF = {"socket": 1.18e9, "memory": 9.6e9, "how": "one TCP stream from node1 to 
 def make_run(folder: Path, name: str = "run-1", *, results: Any = None, config: Any = None, **facts: Any) -> Run:
     """A run that is done, without any attempt."""
     run = Run.create(folder / name)
-    plan = dataclasses.replace(plan_of(), run_id=name, run_dir=str(run.path), checkpoint_dir=str(run.path / "saved"))
+    plan = with_fields(plan_of(), run_id=name, run_dir=str(run.path), checkpoint={"dir": str(run.path / "saved")})
     overrides = ["workload=ddp_mnist", "nodes=2", "workload.lr=0.1"]
     known = {"launcher": "0.1.0", "python": "3.11.7", "host": "login1", "commit": "0123abc", "overrides": overrides}
     run.write_record(plan, {"nodes": 2, "workload": {"lr": 0.1}} if config is None else config, {**known, **facts})

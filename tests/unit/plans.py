@@ -1,4 +1,4 @@
-"""Configs and plans for the tests of whatever is made of them: valid as they are, and changed key by key."""
+"""Configs and plans for the tests of whatever is made of them: valid as they are, and with_fields key by key."""
 
 from __future__ import annotations
 
@@ -43,9 +43,17 @@ def plan_of(site: Site = SITE, **keys: Any) -> JobPlan:
 
 
 def bare_plan(**fields: Any) -> JobPlan:
-    """A plan whose fields have passed no check."""
-    scheduler = registry.scheduler(fields.get("scheduler", "slurm"))
-    return replace(plan_of(), **{"queued": scheduler.queued, **fields})
+    """A plan whose fields have passed no check; see `with_fields`."""
+    scheduler = registry.scheduler(fields.get("cluster", {}).get("scheduler", "slurm"))
+    return with_fields(plan_of(), **{"queued": scheduler.queued, **fields})
+
+
+def with_fields(plan: JobPlan, **fields: Any) -> JobPlan:
+    """The plan with other values, of a section by the names of its keys: `checkpoint={"keep": 3}`."""
+    return replace(plan, **{
+        name: replace(getattr(plan, name), **value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    })  # fmt: skip
 
 
 def hook_of(workload: str) -> str | None:

@@ -44,7 +44,9 @@ class Sandbox:
             stand_in.chmod(0o700)
 
     def plan(self, **fields: Any) -> JobPlan:
-        starter = {"slurm": "srun", "allocation": "srun", "pbs": "pbsdsh"}.get(fields.get("scheduler", "slurm"))
+        starter = {"slurm": "srun", "allocation": "srun", "pbs": "pbsdsh"}.get(
+            fields.get("cluster", {}).get("scheduler", "slurm")
+        )
         return bare_plan(
             **{
                 "starter": starter,
@@ -66,7 +68,7 @@ class Sandbox:
             elements.write_text("".join(f"{number}\n" for number in (9, 8, 7, 3, 1)))
         script.write_text(job_script.script(plan, token="token", array=array, elements=elements))
         (self.run_dir / "environment.sh").write_text("export FROM_SUBMITTER=yes\n")
-        id_of = "PBS_JOBID" if plan.scheduler == "pbs" else "SLURM_JOB_ID"
+        id_of = "PBS_JOBID" if plan.cluster.scheduler == "pbs" else "SLURM_JOB_ID"
         return self.start(script, {"STAND_IN_EXIT": str(code), id_of: job, **environ})
 
     def start(self, script: Path, environ: Mapping[str, str]) -> Outcome:

@@ -28,7 +28,7 @@ def check_names(plan: JobPlan) -> None:
     Raises:
         ConfigError: there is no such operation, pattern, group or type, or a size is none.
     """
-    for key, value in plan.params.items():
+    for key, value in plan.workload.params.items():
         try:
             if key in ONE_OF:
                 names.choose_one(key, value, ONE_OF[key])
@@ -52,7 +52,7 @@ def check_sweep(plan: JobPlan) -> None:
         ConfigError: a size is more than a node's memory, nothing would be measured, a root does not exist, or the
             backend is known to lack what is asked for.
     """
-    params = plan.params
+    params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:
         raise ConfigError(
             f"workload.iterations={params['iterations']}, workload.warmup={params.get('warmup', 0)}: at least 1 "
@@ -64,7 +64,7 @@ def check_sweep(plan: JobPlan) -> None:
             "than 1 (0.2)"
         )
     largest = max(parse_sizes(params["sizes"]))
-    on_host = plan.device == "cpu" or (plan.device == "auto" and plan.gpus_per_node == 0)
+    on_host = plan.workload.device == "cpu" or (plan.workload.device == "auto" and plan.gpus_per_node == 0)
     if on_host and plan.mem is not None and largest * plan.procs_per_node > plan.mem:
         raise ConfigError(
             f"workload.sizes: {format_size(largest)} on each of procs_per_node={plan.procs_per_node} is more than "
@@ -80,7 +80,7 @@ def check_sweep(plan: JobPlan) -> None:
 
 
 def _check_operations(plan: JobPlan) -> None:
-    params = plan.params
+    params = plan.workload.params
     operations = names.choose("operation", params["op"], names.OPERATIONS)
     kinds = parse_groups(params["groups"])
     node_of = [rank // plan.procs_per_node for rank in range(plan.world_size)]
@@ -93,8 +93,8 @@ def _check_operations(plan: JobPlan) -> None:
             )
     if names.chooses_all(params["op"]):  # what cannot be run is left out
         return
-    backend = plan.backend
-    if backend == "auto" and (plan.device == "cpu" or plan.gpus_per_node == 0):
+    backend = plan.workload.backend
+    if backend == "auto" and (plan.workload.device == "cpu" or plan.gpus_per_node == 0):
         backend = "gloo"
     for operation in operations:
         if not names.places_of(operation, params["place"]):

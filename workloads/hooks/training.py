@@ -20,14 +20,16 @@ def check(plan: JobPlan) -> None:
     Raises:
         ConfigError: a number makes no sense, or the batch is smaller.
     """
-    if not plan.entry.startswith("workloads."):  # a function of the user's own may mean something else by these keys
+    if not plan.workload.entry.startswith(
+        "workloads."
+    ):  # a function of the user's own may mean something else by these keys
         return
-    for key, value in plan.params.items():
+    for key, value in plan.workload.params.items():
         if key in AT_LEAST_ONE and value is not None and value < 1:
             raise ConfigError(f"workload.{key}={value}: it must be 1 or more")
         if key in ABOVE_ZERO and not 0 < value < float("inf"):
             raise ConfigError(f"workload.{key}={value:g}: it must be above 0")
-    size = plan.params.get("batch_size")
+    size = plan.workload.params.get("batch_size")
     if isinstance(size, int) and size < plan.world_size:
         raise ConfigError(
             f"workload.batch_size={size} leaves some of the {plan.world_size} ranks without a sample: set it to "

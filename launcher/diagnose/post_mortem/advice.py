@@ -13,7 +13,7 @@ from launcher.formatting import format_hours, rough_size
 from launcher.runs.events import Fault
 from launcher.schedulers import registry
 from launcher.schedulers.scheduler import ExcludesNodes
-from launcher.spec.plan import JobPlan
+from launcher.spec.plan import JobPlan, keys_of
 
 GIB = 1024**3
 
@@ -93,7 +93,7 @@ def _twice(size: int) -> str:
 
 
 def _smaller(case: Case) -> Steps:
-    params = case.plan.params
+    params = case.plan.workload.params
     if isinstance(batch := params.get("micro_batch_size") or params.get("batch_size"), int) and batch > 1:
         key = "micro_batch_size" if "micro_batch_size" in params else "batch_size"
         return [Step("use less at a time", case.resume(f"workload.{key}={max(1, batch // 2)}"))]
@@ -151,9 +151,9 @@ def _again(*before: str) -> Callable[[Case], Steps]:
 
 def _node(case: Case) -> Steps:
     more: Steps = []
-    scheduler = registry.scheduler(case.plan.scheduler)
+    scheduler = registry.scheduler(case.plan.cluster.scheduler)
     if case.host and isinstance(scheduler, ExcludesNodes):
-        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan.exclude)))]
+        more = [Step("or without that node", case.resume(scheduler.without(case.host, case.plan.cluster.exclude)))]
     spare = f"min_nodes={case.plan.nodes - 1}" if case.plan.nodes > 1 else ""
     return [
         Step("go on, on the nodes that it gets", case.resume()),
@@ -176,7 +176,7 @@ def _hang(case: Case) -> Steps:
     limit = case.fault.limit or "launch.hang_timeout"
     return [
         "look at the stacks below: who is in no collective holds up the others",
-        Step("if that may take so long", case.resume(f"{limit}={2 * getattr(case.plan, limit.partition('.')[2])}")),
+        Step("if that may take so long", case.resume(f"{limit}={2 * keys_of(case.plan)[limit]}")),
         *_node(case)[1:2],
     ]
 
@@ -185,12 +185,12 @@ def _collective(case: Case) -> Steps:
     return [
         "some rank did not take part in time: the ranks that did are named, so look at the others' logs",
         "do all ranks call the same collectives in the same order, and the same number of times?",
-        Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.timeout}")),
+        Step("if a rank may be that late", case.resume(f"launch.timeout={2 * case.plan.launch.timeout}")),
     ]
 
 
 def _rendezvous(case: Case) -> Steps:
-    patience = case.resume(f"launch.rendezvous_timeout={2 * case.plan.rendezvous_timeout}")
+    patience = case.resume(f"launch.rendezvous_timeout={2 * case.plan.launch.rendezvous_timeout}")
     return [
         Step("is a node slow to start, or an import slow? Then wait longer", patience),
         Step(
@@ -247,11 +247,11 @@ def _import(case: Case) -> Steps:
 def _installed(case: Case) -> str:
     """Where to look for a package that is not found."""
     plan = case.plan
-    if plan.container is not None:
-        return f"is it installed in {plan.container} (env.container)? {plan.container_python} -c 'import ...' inside"
-    if plan.archive is not None:
-        made = f", made of {plan.archive_of}" if plan.archive_of else ""
-        return f"is it installed in what {plan.archive} (env.archive) was packed from{made}?"
+    if plan.env.container is not None:
+        return f"is it installed in {plan.env.container} (env.container)? {plan.env.python} -c 'import ...' inside"
+    if plan.env.archive is not None:
+        made = f", made of {plan.archive.of}" if plan.archive.of else ""
+        return f"is it installed in what {plan.env.archive} (env.archive) was packed from{made}?"
     return f"is it installed for the job's Python? {plan.node_python} -c 'import ...'{_on(case)}"
 
 
@@ -291,7 +291,7 @@ def _never(case: Case) -> Steps:
 
 
 def _unknown(case: Case) -> Steps:
-    per = "task" if case.plan.launch == LaunchMode.tasks.value else "node"
+    per = "task" if case.plan.launch.mode == LaunchMode.tasks.value else "node"
     return [Step("see what it printed last", f"{case.program} logs {case.name}"),
             f"a {per} that is killed as a whole says nothing; accounting (sacct) or job history would know more",
             *_again()(case)]  # fmt: skip

@@ -77,7 +77,7 @@ def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Pa
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
         evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
-    scheduler = registry.scheduler(seen.plan.scheduler)
+    scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
     if limit and "limit" not in evidence.memory:
         evidence = replace(evidence, memory={**evidence.memory, "limit": limit})
@@ -111,8 +111,8 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
         request=last(events, StopRequested),
         stays=last(events, Stays),
         preempted=stopped is not None and stopped.preempted,
-        scheduler=registry.scheduler(plan.scheduler).title,
-        cluster=plan.cluster,
+        scheduler=registry.scheduler(plan.cluster.scheduler).title,
+        cluster=plan.cluster.name,
         setup=setup,
         memory=dict(fault.memory or {}) if isinstance(fault, Fault) else {},
     )
@@ -121,7 +121,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
 def _with_texts(seen: Seen, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
     """With what schedulers, the job and the failed rank have written."""
     output = output_lines(seen.run, attempt, following)
-    found = notices.find(output, _forms(registry.scheduler(seen.plan.scheduler)))
+    found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
     amounts = next(((each.used, each.limit) for each in found if each.used and each.limit), None)
     memory = dict(evidence.memory)
     if amounts is not None and amounts[0] and amounts[1]:
@@ -182,10 +182,10 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
 
 def memories(seen: Seen, job_id: str | None) -> list[Past]:
     """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
-    scheduler = registry.scheduler(seen.plan.scheduler)
+    scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):
         return []
-    return scheduler.history(job_id, seen.plan.submit_timeout)
+    return scheduler.history(job_id, seen.plan.cluster.submit_timeout)
 
 
 def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | None:

@@ -144,7 +144,7 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
     files = _files(seen, attempt, rank)
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
-        saved=_has_saved(Path(seen.plan.checkpoint_dir)),
+        saved=_has_saved(Path(seen.plan.checkpoint.dir)),
         fault=fault, log=files.get("its errors", ""),
     )  # fmt: skip
     return Findings(

@@ -54,12 +54,12 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
 def _queued(seen: Seen, program: str) -> Explanation:
     plan, job_id = seen.plan, str(seen.story.job_id)
     fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
-    scheduler, waiting = registry.scheduler(plan.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
+    scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
     unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id)
     if not isinstance(scheduler, ExplainsPending):
         return unexplained
     try:
-        found = scheduler.explain(waiting, min(TIMEOUT, plan.submit_timeout))
+        found = scheduler.explain(waiting, min(TIMEOUT, plan.cluster.submit_timeout))
     except QueryError as error:
         return replace(unexplained, notes=(f"not answered: {error}",))
     if found.throttled and (sweep := sweep_of(seen.run)):
@@ -90,10 +90,11 @@ def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Exp
     if state is RunState.UNKNOWN:
         told = seen.word or "its scheduler does not answer"
         if seen.plan.queued and seen.word and not seen.unanswered:
-            told = f"{seen.plan.scheduler} says {seen.word}, a state that is not known here, so it counts as not over"
+            scheduler = seen.plan.cluster.scheduler
+            told = f"{scheduler} says {seen.word}, a state that is not known here, so it counts as not over"
         return Explanation(
             run, state.value, f"nobody can tell: {told}", job=job,
-            do=f"`{program} doctor --cluster {seen.plan.cluster}` looks at the scheduler",
+            do=f"`{program} doctor --cluster {seen.plan.cluster.name}` looks at the scheduler",
         )  # fmt: skip
     why = cause(seen) or {
         RunState.CANCELLED: "it was cancelled", RunState.LOST: "its job is gone without a word"

@@ -63,6 +63,6 @@ class AllocationScheduler(LocalScheduler):
         return found
 
     def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
-        if left <= plan.lead:
+        if left <= plan.resume.lead:
             return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to go on in
         return super().ending(plan, told=told, left=left)

@@ -177,23 +177,23 @@ def of_plan(plan: JobPlan, token: str, array: str | None = None, folder: str | N
     """
     ours = chunk(
         ncpus=plan.cpus_per_node, mpiprocs=plan.tasks_per_node, ompthreads=plan.cpus_per_proc,
-        ngpus=plan.gpus_per_node if plan.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
+        ngpus=plan.gpus_per_node if plan.cluster.gpu_directive == GpuDirective.ngpus.value else 0, mem=plan.mem,
     )  # fmt: skip
     return Request(
         name=plan.name,
-        select=select(plan.nodes, {**ours, **plan.chunk}),
+        select=select(plan.nodes, {**ours, **plan.cluster.chunk}),
         output=f"{folder or plan.run_dir}/",
         token=token,
-        place=plan.place or place(plan.nodes),
+        place=plan.cluster.place or place(plan.nodes),
         walltime=plan.time,
-        queue=plan.queue,
-        project=plan.project,
-        account=plan.account,
-        resources=plan.resources,
+        queue=plan.cluster.queue,
+        project=plan.cluster.project,
+        account=plan.cluster.account,
+        resources=plan.cluster.resources,
         array=array,
-        rerunnable=plan.resume_how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
+        rerunnable=plan.resume.how != ResumeHow.never.value or array is not None,  # PBS wants arrays to be
         shrinks=plan.min_nodes < plan.nodes,
-        directives=plan.directives,
+        directives=plan.cluster.directives,
     )
 
 

@@ -25,20 +25,20 @@ class PBSRunExecutor(RunExecutor):
 
     def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
         super().__init__(run, plan, *arguments, **options)
-        self._pbs = client.PBS(plan.submit_timeout)
+        self._pbs = client.PBS(plan.cluster.submit_timeout)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
             # PBS itself mangles values, and puts them where everybody can read them.
             environment = job_environment(os.environ, self.plan).environment
-            hidden = redaction.secrets_in(environment, self.plan.secret_names)
-            public = secrets.without(environment, self.plan.secret_names)
+            hidden = redaction.secrets_in(environment, self.plan.env.secrets)
+            public = secrets.without(environment, self.plan.env.secrets)
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
             options = client.dependency(self._held_by())
             self._submitting()
-            own = secrets.without(os.environ, self.plan.secret_names)  # a site's qsub may have -V
+            own = secrets.without(os.environ, self.plan.env.secrets)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)
             # A job that waits for one of which PBS has forgotten by now is deleted at once.
             if options and not self._pbs.holds(job) and not self._held_by():
@@ -51,4 +51,4 @@ class PBSRunExecutor(RunExecutor):
         return element_id(job_id, index)
 
     def _largest_array(self) -> int | None:
-        return self._pbs.max_array_size(self.plan.queue)
+        return self._pbs.max_array_size(self.plan.cluster.queue)

@@ -148,11 +148,11 @@ def hosts_of(nodes: Sequence[Node], plan: JobPlan, queue: str | None) -> list[No
 
     def has(vnodes: Sequence[Node], resource: str) -> int:
         text = any(resource in node.others for node in vnodes)
-        if resource in plan.chunk or text or not any(node.has for node in vnodes):
+        if resource in plan.cluster.chunk or text or not any(node.has for node in vnodes):
             return sys.maxsize
         return sum(node.has.get(resource, 0) for node in vnodes)
 
-    counts_gpus = plan.gpu_directive == "ngpus"
+    counts_gpus = plan.cluster.gpu_directive == "ngpus"
     return [
         NodeGroup(1, has(vnodes, "ncpus"), has(vnodes, "mem"), has(vnodes, "ngpus") if counts_gpus else sys.maxsize)
         for vnodes in hosts.values()

@@ -47,11 +47,11 @@ def check_queue(plan: JobPlan, queues: Sequence[Queue]) -> str | None:
         ConfigError: the queue is unknown, or takes no such job.
     """
     known = {queue.name: queue for queue in queues}
-    name = (plan.queue or "").partition("@")[0]  # queue@server
+    name = (plan.cluster.queue or "").partition("@")[0]  # queue@server
     queue = known.get(name) if name else next((queue for queue in queues if queue.default), None)
     if name and queue is None and queues:
         raise ConfigError(
-            f"cluster.queue={plan.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
+            f"cluster.queue={plan.cluster.queue}: there is no such queue.{near(name, known)} Known: {', '.join(known)}"
         )
     if queue is None:
         return None  # the server has rules of its own for jobs that name no queue
@@ -74,14 +74,14 @@ def check_nodes(plan: JobPlan, groups: Sequence[NodeGroup]) -> None:
 
 def never(plan: JobPlan, groups: Sequence[NodeGroup]) -> str | None:
     """Why the nodes of a PBS can never hold a plan, with the fix; None when they can, or it tells of none. Pure."""
-    where = f"queue {plan.queue}" if plan.queue else "this PBS"
+    where = f"queue {plan.cluster.queue}" if plan.cluster.queue else "this PBS"
     total = sum(group.nodes for group in groups)
     if not groups:
         return None
-    if plan.nodes > total and plan.place is None:
+    if plan.nodes > total and plan.cluster.place is None:
         has = plural(total, "node")
         return f"nodes={plan.nodes}: {where} has {has} in all: use nodes={total} or less"
-    problem = too_much_for(plan if plan.place is None else dataclasses.replace(plan, nodes=1), groups, where)
+    problem = too_much_for(plan if plan.cluster.place is None else dataclasses.replace(plan, nodes=1), groups, where)
     if problem and plan.gpus_per_node and not any(group.gpus for group in groups):
         problem += "; where GPUs are not counted as ngpus, cluster.gpu_directive=none"
     return problem

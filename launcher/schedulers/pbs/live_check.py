@@ -21,12 +21,12 @@ def compare(plan: JobPlan) -> tuple[str, ...]:
         ConfigError: there is no room for the plan, or the nodes cannot see its directory.
     """
     try:
-        queues = PBS(plan.submit_timeout).queues()
+        queues = PBS(plan.cluster.submit_timeout).queues()
         queue = limits.check_queue(plan, queues)
     except QueryError as error:
         return (f"not compared with the live queues: {error}",)
     try:
-        nodes = facts.Facts(PBS(plan.submit_timeout)).nodes()
+        nodes = facts.Facts(PBS(plan.cluster.submit_timeout)).nodes()
     except QueryError as error:
         return (f"not compared with the live nodes: {error}",)
     limits.check_nodes(plan, facts.hosts_of(nodes, plan, queue))

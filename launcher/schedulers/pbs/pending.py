@@ -39,7 +39,7 @@ def explain(waiting: Waiting, facts: Facts) -> Explanation:
     queue = server = None
     try:
         nodes = facts.nodes()
-        queue, server = facts.queue(str(record.get("queue", plan.queue or ""))), facts.server()
+        queue, server = facts.queue(str(record.get("queue", plan.cluster.queue or ""))), facts.server()
     except QueryError as error:
         notes.append(f"not answered: {error}")
     if not comment.never and comment.kind is Kind.ROOM:

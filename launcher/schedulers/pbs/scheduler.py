@@ -114,4 +114,4 @@ class PBSScheduler(Queue, PBSDiagnosis):
             shutil.copy(run.path.parent / "environment.sh", run.path)
         if qsub := pbsdsh.find("qsub"):
             os.environ["PATH"] += f"{os.pathsep}{Path(qsub).parent}"
-        return secrets.without(os.environ, plan.secret_names)  # a site's qsub may have -V
+        return secrets.without(os.environ, plan.env.secrets)  # a site's qsub may have -V

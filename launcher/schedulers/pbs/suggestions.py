@@ -25,12 +25,12 @@ class Chunk:
 def chunk_of(plan: JobPlan) -> Chunk:
     """What a plan asks of each of its nodes."""
     amounts: dict[str, int] = {"ncpus": plan.cpus_per_node}
-    if plan.gpus_per_node and plan.gpu_directive == "ngpus":
+    if plan.gpus_per_node and plan.cluster.gpu_directive == "ngpus":
         amounts["ngpus"] = plan.gpus_per_node
     if plan.mem:
         amounts["mem"] = plan.mem
     others: dict[str, str] = {}
-    for key, value in plan.chunk.items():
+    for key, value in plan.cluster.chunk.items():
         number = amount(key, str(value))
         if value is None:
             amounts.pop(key, None)
@@ -83,7 +83,9 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
     found = []
     for resource in ("mem", "ncpus", "ngpus"):
         most = most_on_each(nodes, chunk, plan.nodes, resource)
-        if 0 < most < chunk.amounts.get(resource, 0) and resource not in plan.chunk:  # which counts more than the key
+        if (
+            0 < most < chunk.amounts.get(resource, 0) and resource not in plan.cluster.chunk
+        ):  # which counts more than the key
             found += _less(plan, resource, most, now)
     if may_have(plan, free, fixed=fixed_nodes):
         note = f"{ranks(free * plan.procs_per_node)} instead of {plan.world_size}"

@@ -53,12 +53,12 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
     ours: dict[str, Any] = {
         "job-name": plan.name,
         "comment": token,
-        "partition": plan.partition,
-        "account": plan.account,
-        "qos": plan.qos,
-        "constraint": plan.constraint,
-        "reservation": plan.reservation,
-        "exclude": plan.exclude,
+        "partition": plan.cluster.partition,
+        "account": plan.cluster.account,
+        "qos": plan.cluster.qos,
+        "constraint": plan.cluster.constraint,
+        "reservation": plan.cluster.reservation,
+        "exclude": plan.cluster.exclude,
         # Not MIN-MAX: with --ntasks-per-node Slurm 22.05 then hands out the minimum, however many are idle.
         "nodes": plan.nodes,
         "ntasks-per-node": plan.tasks_per_node,
@@ -70,31 +70,35 @@ def directives(plan: JobPlan, token: str, array: str | None = None, folder: str 
         "output": f"{pattern}/output-%A_%a.log" if array else f"{pattern}/output-%j.log",
         "open-mode": "append",
         # Whatever the site's default is: what is preempted, or loses a node, goes on.
-        "requeue": True if plan.resume_how != ResumeHow.never.value else None,
-        "no-requeue": True if plan.resume_how == ResumeHow.never.value else None,
+        "requeue": True if plan.resume.how != ResumeHow.never.value else None,
+        "no-requeue": True if plan.resume.how == ResumeHow.never.value else None,
         # Slurm looks every 30 s and is early rather than late, so for a short run the job's own timer has to do.
-        "signal": f"USR2@{plan.lead}" if plan.time >= WARNED else None,
+        "signal": f"USR2@{plan.resume.lead}" if plan.time >= WARNED else None,
         # A lost node ends the job unless fewer nodes will do.
         "no-kill": True if plan.min_nodes < plan.nodes else None,
     }
-    for option in plan.directives:
+    for option in plan.cluster.directives:
         # sbatch takes the beginning of an option for it (man 3 getopt_long).
         if taken := next((name for name in TAKEN if name.startswith(option)), None):
             raise ConfigError(f"cluster.directives.{option} cannot be set: {TAKEN[taken]}")
         for family in FAMILIES:
             if option in family:
                 ours = {name: value for name, value in ours.items() if name not in family}
-    merged = {**ours, **plan.directives}
+    merged = {**ours, **plan.cluster.directives}
     return {option: value for option, value in merged.items() if value is not None and value is not False}
 
 
 def _gpus(plan: JobPlan) -> dict[str, str]:
-    if not plan.gpus_per_node or plan.gpu_directive == GpuDirective.none.value:
+    if not plan.gpus_per_node or plan.cluster.gpu_directive == GpuDirective.none.value:
         return {}
-    if plan.gpu_type and not GPU_TYPE.fullmatch(plan.gpu_type):
-        raise ConfigError(f"cluster.gpu_type={plan.gpu_type}: a type of GPU has letters, digits and _ . + - only")
-    count = f"{plan.gpu_type}:{plan.gpus_per_node}" if plan.gpu_type else str(plan.gpus_per_node)
-    return {"gres": f"gpu:{count}"} if plan.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
+    if plan.cluster.gpu_type and not GPU_TYPE.fullmatch(plan.cluster.gpu_type):
+        raise ConfigError(
+            f"cluster.gpu_type={plan.cluster.gpu_type}: a type of GPU has letters, digits and _ . + - only"
+        )
+    count = f"{plan.cluster.gpu_type}:{plan.gpus_per_node}" if plan.cluster.gpu_type else str(plan.gpus_per_node)
+    return (
+        {"gres": f"gpu:{count}"} if plan.cluster.gpu_directive == GpuDirective.gres.value else {"gpus-per-node": count}
+    )
 
 
 def lines(plan: JobPlan, token: str, array: str | None = None, folder: str | None = None) -> list[str]:

@@ -60,7 +60,7 @@ class SlurmExecutor(RunExecutor, slurm.SlurmExecutor):
 
     def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
         super().__init__(run, plan, *arguments, **options)
-        self._slurm = Slurm(plan.submit_timeout)
+        self._slurm = Slurm(plan.cluster.submit_timeout)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:

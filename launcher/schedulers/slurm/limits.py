@@ -34,14 +34,14 @@ def check_partition(plan: JobPlan, partitions: Sequence[Partition]) -> None:
         ConfigError: the partition is unknown, or could never start the job.
     """
     known = {partition.name: partition for partition in partitions}
-    if plan.partition is None:
+    if plan.cluster.partition is None:
         wanted = [partition for partition in partitions if partition.default]
         if not wanted:
             raise ConfigError(
                 f"cluster.partition is not set and the site has no default partition: choose one of {', '.join(known)}"
             )
     else:
-        names = plan.partition.split(",")  # as sbatch does: a blank would belong to a name
+        names = plan.cluster.partition.split(",")  # as sbatch does: a blank would belong to a name
         for name in names:
             if name not in known:
                 raise ConfigError(

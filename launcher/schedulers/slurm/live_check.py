@@ -20,7 +20,7 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         ConfigError: there is no room for the plan.
     """
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(Slurm(plan.submit_timeout).partitions)
+        answer = pool.submit(Slurm(plan.cluster.submit_timeout).partitions)
         importlib.import_module(
             "launcher.schedulers.slurm.executor"
         )  # 30 ms that the submission needs next, while Slurm answers
@@ -29,6 +29,6 @@ def compare(plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     except QueryError as error:
         return (f"not compared with the live partitions: {error}",)
     if partitions:
-        partition = plan.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
-        check_partition(replace(plan, partition=partition), partitions)
+        partition = plan.cluster.partition or environ.get("SBATCH_PARTITION")  # which sbatch gets as well
+        check_partition(replace(plan, cluster=replace(plan.cluster, partition=partition)), partitions)
     return ()

@@ -104,7 +104,7 @@ def changes(
     mine = job.partition.split(",")
     shorter = _shorter(plan, job, partitions, reservations, now)
     cheap, dear = _elsewhere(plan, job, partitions, nodes)
-    smaller = _smaller(plan, idle(usable(nodes, mine, plan.constraint or "")), fixed_nodes)
+    smaller = _smaller(plan, idle(usable(nodes, mine, plan.cluster.constraint or "")), fixed_nodes)
     half = [] if shorter or plan.time // 2 < SHORTEST else [_in_time(plan, plan.time // 2, "half the time")]
     # A trial takes what its partition does not (EnforcePartLimits=NO), and would then wait for ever.
     kinds = [
@@ -125,7 +125,7 @@ def _allowed(plan: JobPlan, mine: Sequence[str], partitions: Sequence[PartitionF
         mine: the partitions that the job is in, for a plan that names none.
         partitions: all that there are.
     """
-    names = plan.partition.split(",") if plan.partition else mine
+    names = plan.cluster.partition.split(",") if plan.cluster.partition else mine
     there = [each for each in partitions if each.name in names]
     return not there or any(
         (each.time is None or plan.time <= each.time)
@@ -146,17 +146,24 @@ def arguments(plan: JobPlan) -> list[str]:
     ]  # fmt: skip
 
 
+def _with(plan: JobPlan, **keys: str | None) -> JobPlan:
+    """The plan with other values of keys of its cluster."""
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, **keys))  # type: ignore[arg-type]
+
+
 def _without(plan: JobPlan) -> list[Change]:
     found = []
-    if plan.exclude:
-        other = dataclasses.replace(plan, exclude=None)
-        found.append(Change(("cluster.exclude=null",), other, f"on any node, {plan.exclude} too"))
-    if plan.constraint:
-        other = dataclasses.replace(plan, constraint=None)
-        found.append(Change(("cluster.constraint=null",), other, f"on nodes without {plan.constraint}"))
-    if plan.reservation:
-        other = dataclasses.replace(plan, reservation=None)
-        found.append(Change(("cluster.reservation=null",), other, f"outside of the reservation {plan.reservation}"))
+    if plan.cluster.exclude:
+        other = _with(plan, exclude=None)
+        found.append(Change(("cluster.exclude=null",), other, f"on any node, {plan.cluster.exclude} too"))
+    if plan.cluster.constraint:
+        other = _with(plan, constraint=None)
+        found.append(Change(("cluster.constraint=null",), other, f"on nodes without {plan.cluster.constraint}"))
+    if plan.cluster.reservation:
+        other = _with(plan, reservation=None)
+        found.append(
+            Change(("cluster.reservation=null",), other, f"outside of the reservation {plan.cluster.reservation}")
+        )
     return found
 
 
@@ -170,7 +177,7 @@ def _shorter(
         return [_in_time(plan, max(most), "what the partition allows")]
     coming = [
         each.starts for each in reservations
-        if each.starts is not None and now < each.starts < now + plan.time and each.name != plan.reservation
+        if each.starts is not None and now < each.starts < now + plan.time and each.name != plan.cluster.reservation
     ]  # fmt: skip
     if not coming:
         return []
@@ -179,8 +186,12 @@ def _shorter(
 
 
 def _in_time(plan: JobPlan, seconds: int, note: str) -> Change:
-    lead = min(plan.lead, max(seconds // 20, 10))
-    return Change((f"time={format_time(seconds)}",), dataclasses.replace(plan, time=seconds, lead=lead), note)
+    lead = min(plan.resume.lead, max(seconds // 20, 10))
+    return Change(
+        (f"time={format_time(seconds)}",),
+        dataclasses.replace(plan, time=seconds, resume=dataclasses.replace(plan.resume, lead=lead)),
+        note,
+    )
 
 
 def _elsewhere(
@@ -190,7 +201,7 @@ def _elsewhere(
     mine = job.partition.split(",")
     fitting = []
     for each in partitions:
-        there = usable(nodes, [each.name], plan.constraint or "")
+        there = usable(nodes, [each.name], plan.cluster.constraint or "")
         most = min(sum(group.count for group in there), math.inf if each.max_nodes is None else each.max_nodes)
         allowed = not each.accounts or job.account in each.accounts
         if (
@@ -204,7 +215,7 @@ def _elsewhere(
     cheap: list[Change] = []
     dear: list[Change] = []
     for _, each in fitting:
-        other = dataclasses.replace(plan, partition=each.name)
+        other = _with(plan, partition=each.name)
         higher = each.tier > tier
         note = "its priority tier is higher: it may cost more, or preempt" if higher else ""
         (dear if higher else cheap).append(Change((f"cluster.partition={each.name}",), other, note))

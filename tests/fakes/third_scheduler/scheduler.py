@@ -85,7 +85,11 @@ class ThirdScheduler(Queue):
         return ThirdExecutor
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        return [f"--name {plan.name}", f"--token {token}", *([f"--queue {plan.queue}"] if plan.queue else [])]
+        return [
+            f"--name {plan.name}",
+            f"--token {token}",
+            *([f"--queue {plan.cluster.queue}"] if plan.cluster.queue else []),
+        ]
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
         return scrubbed(environ, own=[name for name in environ if name == "THIRD_JOB"])

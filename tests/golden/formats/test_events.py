@@ -126,8 +126,8 @@ def is_told_to_stop(job: Job) -> None:
 @pytest.mark.parametrize(
     ("happens", "keys"),
     [
-        (killed, {}), (raises, {"max_restarts": 0}), (loses_a_peer, {"max_restarts": 0}),
-        (exits, {"max_restarts": 0}), (needs_no_retry, {}), (hangs, {"max_restarts": 0}),
+        (killed, {}), (raises, {"launch": {"max_restarts": 0}}), (loses_a_peer, {"launch": {"max_restarts": 0}}),
+        (exits, {"launch": {"max_restarts": 0}}), (needs_no_retry, {}), (hangs, {"launch": {"max_restarts": 0}}),
         (loses_a_node, {"min_nodes": 2}), (leaves, {}), (takes_a_node_back, {}), (is_told_to_stop, {"listen": False}),
     ],
 )  # fmt: skip
@@ -152,7 +152,9 @@ def test_the_cpus_of_ranks(tmp_path: Path) -> None:
     node = dataclasses.replace(flat(4, numas=2), gpus=(one,), nics=(Nic("hsn0", "hsn0", "0000:04:00.0", 1, 200),))
     ranks = placements(MEMBERS, 0, master=("node0", 1), run_id="r", round_number=0, environ={})
     for asked in (1, 0):
-        binder = Binder(bare_plan(gpus_per_node=asked, bind="auto" if asked else "none"), {}, lambda: (node, {0, 1, 2}))
+        binder = Binder(
+            bare_plan(gpus_per_node=asked, launch={"bind": "auto" if asked else "none"}), {}, lambda: (node, {0, 1, 2})
+        )
         tells(binder.bind(MEMBERS, 0, ranks)[1])
     frozen("bound", tmp_path)
 
@@ -164,7 +166,7 @@ def test_a_round(tmp_path: Path) -> None:
 
 def test_paces_and_a_straggler(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path)
-    plan = bare_plan(straggler_time=20, straggler_factor=1.5)
+    plan = bare_plan(train={"straggler_time": 20, "straggler_factor": 1.5})
     paces = Paces(plan, attempt, Events(attempt, "node-0"), agents.MEETING, 0, 0)
     told = paces.look([(0.5, 3)], 1e9)
     assert told is not None
@@ -250,13 +252,13 @@ def test_a_breakpoint(rank: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("name", "keys", "outcome"),
     [
         ("done", {}, {}), ("failed", {}, {"code": 1}), ("killed", {}, {"code": 137}),
-        ("setup-failed", {"setup": ("false",)}, {}), ("no-folder", {"workdir": "/nowhere"}, {}),
-        ("told-to-stop", {"setup": ("kill -TERM $$",)}, {}),
+        ("setup-failed", {"cluster": {"setup": ("false",)}}, {}), ("no-folder", {"workdir": "/nowhere"}, {}),
+        ("told-to-stop", {"cluster": {"setup": ("kill -TERM $$",)}}, {}),
     ],
 )  # fmt: skip
 def test_what_a_script_tells(tmp_path: Path, name: str, keys: dict[str, Any], outcome: dict[str, Any]) -> None:
     sandbox = Sandbox(tmp_path / "site")
-    plan = sandbox.plan(checkpoint_dir=f"{sandbox.run_dir}/checkpoints", **keys)
+    plan = sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}, **keys)
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
     sandbox.python.write_text("#!/bin/bash\nexit 1\n")  # launcher.job.requeue, which cannot be started
     sandbox.execute(plan, **outcome)
@@ -267,7 +269,10 @@ def test_what_a_script_tells(tmp_path: Path, name: str, keys: dict[str, Any], ou
 def test_what_becomes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     run = directory.Run.create(tmp_path / "run")
     plan = bare_plan(
-        resume_how=how, scheduler="local", run_dir=str(run.path), checkpoint_dir=str(run.path / "checkpoints")
+        resume={"how": how},
+        cluster={"scheduler": "local"},
+        run_dir=str(run.path),
+        checkpoint={"dir": str(run.path / "checkpoints")},
     )
     run.write_record(plan, {}, {})
     attempt = attempt_of(run.path)

@@ -59,19 +59,21 @@ def test_simulated_nodes_of_one_machine_share_its_cores() -> None:
 
 def test_with_tasks_the_schedulers_binding_stands_unless_asked() -> None:
     tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
-    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch="tasks")
+    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks"})
     assert (ranks[0].cpus, told.why_not, shown(told)) == ((), binding.SCHEDULERS, ["4-5"])
-    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch="tasks", bind="core")
+    ranks, told = bound(flat(8), {4, 5}, agents=tasks, position=1, launch={"mode": "tasks", "bind": "core"})
     assert (ranks[0].cpus, told.why_not) == ((4,), "")
-    ranks, told = bound(flat(8), set(range(8)), agents=tasks, position=1, launch="tasks", bind="map:0-1:6-7")
+    ranks, told = bound(
+        flat(8), set(range(8)), agents=tasks, position=1, launch={"mode": "tasks", "bind": "map:0-1:6-7"}
+    )
     assert ranks[0].cpus == (6, 7)
 
 
 def test_the_lists_of_map_are_those_of_each_nodes_local_ranks() -> None:
     here = [Member(0, 0, "vm", 2), Member(1, 1, "vm", 2)]
-    assert shown(bound(flat(8), set(range(8)), agents=here, position=1, bind="map:1:3")[1]) == ["1", "3"]
+    assert shown(bound(flat(8), set(range(8)), agents=here, position=1, launch={"bind": "map:1:3"})[1]) == ["1", "3"]
     with pytest.raises(BindingRefused, match="local rank 1 the CPUs 9"):
-        bound(flat(8), set(range(8)), bind="map:1:9")
+        bound(flat(8), set(range(8)), launch={"bind": "map:1:9"})
 
 
 def test_ranks_are_beside_the_gpus_of_their_mask(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_ranks_are_beside_the_gpus_of_their_mask(tmp_path: Path) -> None:
     ("environ", "keys", "why"),
     [
         ({}, {"gpus_per_node": 2}, "no accelerator is found in /sys or /proc"),
-        ({}, {"gpus_per_node": 2, "device": "cpu"}, ""),
+        ({}, {"gpus_per_node": 2, "workload": {"device": "cpu"}}, ""),
     ],
 )
 def test_gpus_that_cannot_be_told_are_told(environ: dict[str, str], keys: dict[str, Any], why: str) -> None:
@@ -107,8 +109,8 @@ def test_gpus_that_cannot_be_told_are_told(environ: dict[str, str], keys: dict[s
         ({"OMP_NUM_THREADS": "16"}, {}, None),
         ({"OMP_NUM_THREADS": "2"}, {"cpus_per_proc": 2}, None),  # the job script's, which fits
         ({"OMP_NUM_THREADS": "16"}, {"cpus_per_proc": 16}, "4"),  # the job script's, in hardware threads
-        ({}, {"invariant": True}, None),
-        ({"OMP_NUM_THREADS": "16"}, {"cpus_per_proc": 16, "invariant": True}, None),
+        ({}, {"train": {"invariant": True}}, None),
+        ({"OMP_NUM_THREADS": "16"}, {"cpus_per_proc": 16, "train": {"invariant": True}}, None),
     ],
 )
 def test_threads_of_a_rank_with_four_cores(environ: dict[str, str], keys: dict[str, Any], threads: str | None) -> None:

@@ -29,7 +29,7 @@ def test_the_first_agent_names_a_slow_rank_once(
 ) -> None:
     attempt = directory.Attempt(directory.Run(tmp_path), 0)
     attempt.path.mkdir(parents=True)
-    plan = bare_plan(straggler_time=20, straggler_factor=1.5)
+    plan = bare_plan(train={"straggler_time": 20, "straggler_factor": 1.5})
     meeting = Meeting("", 0, tuple(Member(i, i, f"node{i}", 2) for i in range(2)), None)
     events: list[kinds.SlowRank] = []
     sent: list[dict[str, Any]] = []

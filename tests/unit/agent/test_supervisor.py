@@ -162,10 +162,11 @@ class Job:
         self, folder: Path, *, agents: int = 2, ranks: int = 2, history: History | None = None, listen: bool = True,
         step: int = 5, **fields: Any,
     ) -> None:  # fmt: skip
-        values = {
+        launch = {
             "heartbeat": HEARTBEAT, "grace": GRACE, "hang_timeout": HANG, "start_timeout": 300, "idle_timeout": 900,
-            "max_restarts": 3, "nodes": agents, "min_nodes": 1, "run_dir": str(folder),
+            "max_restarts": 3, **fields.pop("launch", {}),
         }  # fmt: skip
+        values = {"nodes": agents, "min_nodes": 1, "run_dir": str(folder), "launch": launch}
         self.plan: JobPlan = bare_plan(**{**values, **fields})
         self.now = 1000.0
         self.members = [Member(index, index, f"node{index}", ranks) for index in range(agents)]
@@ -173,7 +174,13 @@ class Job:
         self.agents: list[Agent] = []
         plan = self.plan
         limits = Limits(
-            plan.min_nodes, 60, plan.start_timeout, plan.idle_timeout, plan.hang_timeout, HEARTBEAT, plan.max_restarts
+            plan.min_nodes,
+            60,
+            plan.launch.start_timeout,
+            plan.launch.idle_timeout,
+            plan.launch.hang_timeout,
+            HEARTBEAT,
+            plan.launch.max_restarts,
         )
         names = [f"n{index}" for index in range(agents)]
         self.coordinator = Coordinator(
@@ -587,7 +594,7 @@ def test_ranks_leave_for_a_node_that_came_back_and_start_again(job: Callable[...
 # -- programs
 
 
-PROGRAM = {"kind": "Program", "params": {"resumable": True, "stop_signal": "SIGINT", "saves": None}}
+PROGRAM = {"workload": {"kind": "Program", "params": {"resumable": True, "stop_signal": "SIGINT", "saves": None}}}
 
 
 @pytest.fixture
@@ -648,7 +655,7 @@ def of_time(
     """A program whose attempt has so many seconds left."""
     monkeypatch.setattr("launcher.runs.saves.newest", lambda _: 0.0)
     monkeypatch.setattr("launcher.agent.program_stop.time_left", lambda _: TimeLeft(seconds, sure))
-    return job(listen=False, lead=lead, **PROGRAM)
+    return job(listen=False, resume={"lead": lead}, **PROGRAM)
 
 
 @pytest.mark.parametrize("sure", [True, False])

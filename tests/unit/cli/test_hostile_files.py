@@ -11,7 +11,6 @@ import socket
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
 from launcher.schedulers.explanation import as_json
 from launcher.schedulers.slurm.client import Slurm
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
 MEMORY = 1 << 30  # bytes that a test may take besides what the process has
@@ -69,7 +68,7 @@ def sample(folder: Path, name: str = "sample", *, job: str = "8", code: int | No
     """A run that failed in its second attempt (or whose job runs, without a code), with every file that one has."""
     run = Run.create(folder / name)
     kept = run.path / "checkpoints"
-    plan = replace(plan_of(), run_id=name, run_dir=str(run.path), checkpoint_dir=str(kept), mem=1 << 30)
+    plan = with_fields(plan_of(), run_id=name, run_dir=str(run.path), checkpoint={"dir": str(kept)}, mem=1 << 30)
     record = {"launcher": "1", "token": "t", "overrides": ["workload=collective", "nodes=1"], "host": "login1"}
     run.write_record(plan, {"nodes": 1, "name": "größe", "cluster": {"directives": {"a": [1]}}}, record)
     run.write_script("#!/bin/bash\n")
@@ -296,14 +295,20 @@ def test_a_field_of_another_type_is_named(one: Run) -> None:
     ("change", "words"),
     [
         ({"nodes": "2"}, "plan.nodes is no whole number"), ({"colour": "red"}, "plan.colour is not known here"),
-        ({"port_range": [1]}, "plan.port_range has 1 items instead of 2"), ({"mem": True}, "plan.mem is no"),
-        ({"setup": ["a", 1]}, r"plan.setup\[1\] is no text"),
-        ({"run_dir": "/a\0"}, "plan.run_dir has a NUL byte"), ({"environment": {"A": 1}}, "plan.environment.A is no"),
+        ({"cluster": {"port_range": [1]}}, "plan.cluster.port_range has 1 items instead of 2"),
+        ({"mem": True}, "plan.mem is no"),
+        ({"cluster": {"setup": ["a", 1]}}, r"plan.cluster.setup\[1\] is no text"),
+        ({"run_dir": "/a\0"}, "plan.run_dir has a NUL byte"),
+        ({"cluster": {"environment": {"A": 1}}}, "plan.cluster.environment.A is no"),
+        ({"code": {"snapshot": "/a\0"}}, "plan.code.snapshot has a NUL byte"),
     ],
 )  # fmt: skip
 def test_a_field_of_the_plan_of_another_type_is_named(one: Run, change: dict[str, Any], words: str) -> None:
     record = json.loads((one.path / "record.json").read_text())
-    (one.path / "record.json").write_text(json.dumps({**record, "plan": {**record["plan"], **change}}))
+    for name, value in change.items():
+        section = record["plan"].get(name)
+        record["plan"][name] = {**section, **value} if isinstance(value, dict) else value
+    (one.path / "record.json").write_text(json.dumps(record))
     with pytest.raises(RunError, match=f"record.json was written by another version .*: {words}"):
         one.plan()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import json
@@ -36,7 +35,7 @@ from launcher.schedulers.pbs.client import PBS
 from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
 from launcher.submission.submit import require_over
 from tests.unit.clock import Clock
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
 pytestmark = pytest.mark.usefixtures("clock")  # what a scheduler has said is good for a few seconds
@@ -204,7 +203,7 @@ def make(folder: Path, name: str, job: str, *, step: int | None = None, **plan: 
     """A run that was handed over a minute ago, and has begun if there is a step."""
     run = Run.create(folder / name)
     values = plan_of(**plan)
-    values = dataclasses.replace(values, checkpoint_dir=f"{run.path}/checkpoints")
+    values = with_fields(values, checkpoint={"dir": f"{run.path}/checkpoints"})
     run.write_record(values, {}, {"launcher": "1", "token": "t"})
     line = json.dumps(event(event_file.time.time() - 60, "submitted", job=job))  # by the clock of all events
     (run.path / "journal.jsonl").write_text(f"{line}\n")

@@ -369,7 +369,7 @@ def test_a_point_keeps_its_id_and_its_place_when_it_is_resumed(tmp_path: Path) -
     config = make_config(cluster={"scheduler": "local"}, runs_dir=str(tmp_path / "my runs"))
     plan = prepare(config, {}, run_id=run.id).plan
     assert (plan.run_id, plan.run_dir) == ("lr-1/3", str(run.path))
-    assert plan.checkpoint_dir == f"{run.path}/checkpoints"
+    assert plan.checkpoint.dir == f"{run.path}/checkpoints"
 
 
 def test_secrets_come_again_from_where_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,7 @@ def test_secrets_come_again_from_where_they_came(tmp_path: Path, monkeypatch: py
     run = Run.create(tmp_path / "run-1")
     words = ["workload=p2p", "cluster=local", "+cluster.environment.A_TOKEN=${oc.env:MY_TOKEN}"]
     words += ["+cluster.environment.B_TOKEN=${oc.env:B_TOKEN}", "+cluster.environment.PLAIN=x"]
-    run.write_record(bare_plan(secrets=("A_TOKEN", "B_TOKEN")), {}, {"overrides": words})
+    run.write_record(bare_plan(secret_variables=("A_TOKEN", "B_TOKEN")), {}, {"overrides": words})
     assert from_overrides.secrets_again(run) == {"A_TOKEN": "mine"}
 
 

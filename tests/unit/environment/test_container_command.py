@@ -22,7 +22,7 @@ from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
-from tests.unit.plans import SITE, make_config
+from tests.unit.plans import SITE, make_config, with_fields
 
 STAND_IN = ROOT / "tests/apptainer"
 
@@ -66,14 +66,12 @@ def test_folders_that_no_runtime_could_bind_are_refused(env: dict[str, Any], fol
 
 
 def test_folders_that_ranks_would_make_are_made_before() -> None:
-    elsewhere: dict[str, Any] = {
-        "checkpoint_dir": "/ckpt/x",
-        "tracking_dir": "/home/me/tb",
-    }  # the latter is in a folder that is bound
-    assert container_command.folders_to_make(dataclasses.replace(planned(), **elsewhere)) == ["/ckpt/x"]
+    # The latter is in a folder that is bound.
+    elsewhere: dict[str, Any] = {"checkpoint": {"dir": "/ckpt/x"}, "tracking": {"dir": "/home/me/tb"}}
+    assert container_command.folders_to_make(with_fields(planned(), **elsewhere)) == ["/ckpt/x"]
     assert container_command.folders_to_make(planned()) == []
-    assert "mkdir -p" not in job_script.script(dataclasses.replace(planned(), **elsewhere), token="t")  # a node does it
-    script = job_script.script(dataclasses.replace(planned(env=PYXIS), **elsewhere), token="t")
+    assert "mkdir -p" not in job_script.script(with_fields(planned(), **elsewhere), token="t")  # a node does it
+    script = job_script.script(with_fields(planned(env=PYXIS), **elsewhere), token="t")
     assert script.index("mkdir -p -m 700 /ckpt/x\n") < script.index("/ckpt/x:/ckpt/x")
 
 
@@ -237,7 +235,7 @@ def in_image(tmp_path: Path, answer: str = "[[3, 12], []]", **keys: Any) -> JobP
 
 def test_the_agent_is_started_inside(tmp_path: Path) -> None:
     """By the stand-in, which clears the environment as --cleanenv does, and evaluates values as apptainer does."""
-    plan = dataclasses.replace(in_image(tmp_path), checkpoint_dir=f"{tmp_path}/checkpoints/run-1")
+    plan = with_fields(in_image(tmp_path), checkpoint={"dir": f"{tmp_path}/checkpoints/run-1"})
     values = {"HF_TOKEN": "it's $x", "PASS": 'pa$$w"0r\\d`', "COMMAND": "$(echo was run)"}
     done = started(plan, **values)
     assert done.returncode == 0, done.stderr
@@ -248,8 +246,8 @@ def test_the_agent_is_started_inside(tmp_path: Path) -> None:
     assert {*(f"{name}={value}" for name, value in values.items()), "LAUNCHER_ATTEMPT=0"} <= set(lines)
     assert {"PYTHONPATH=/code", "PYTHONNOUSERSITE=1"} <= set(lines)
     assert not any(line.startswith("LD_LIBRARY_PATH") for line in lines)
-    assert os.stat(plan.checkpoint_dir).st_mode & 0o777 == 0o700
-    assert f"--bind {plan.checkpoint_dir} " in (tmp_path / "torch.sif.words").read_text()
+    assert os.stat(plan.checkpoint.dir).st_mode & 0o777 == 0o700
+    assert f"--bind {plan.checkpoint.dir} " in (tmp_path / "torch.sif.words").read_text()
 
 
 @pytest.mark.parametrize(

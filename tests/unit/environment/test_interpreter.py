@@ -100,16 +100,16 @@ def test_the_order_is_the_clusters_lines_modules_environment_own_lines() -> None
 def test_modules_are_loaded_where_a_batch_shell_does_not_know_the_command(sandbox: Sandbox) -> None:
     (sandbox.folder / "lmod/init").mkdir(parents=True)
     (sandbox.folder / "lmod/init/bash").write_text('module() { export "LOADED=${LOADED-}$1 $2;"; [ "$2" != bad ]; }\n')
-    outcome = sandbox.execute(sandbox.plan(modules=("bad",)), LMOD_PKG=str(sandbox.folder / "lmod"))
+    outcome = sandbox.execute(sandbox.plan(env={"modules": ("bad",)}), LMOD_PKG=str(sandbox.folder / "lmod"))
     assert outcome.code == 93
     assert "launcher: module load bad (env.modules) failed on" in outcome.stderr
     assert (outcome.events()[1]["of"], outcome.events()[1]["name"]) == ("modules", "bad")
-    outcome = sandbox.execute(sandbox.plan(modules=("cuda/12", "a b")), LMOD_PKG=str(sandbox.folder / "lmod"))
+    outcome = sandbox.execute(sandbox.plan(env={"modules": ("cuda/12", "a b")}), LMOD_PKG=str(sandbox.folder / "lmod"))
     assert (outcome.code, outcome.environment["LOADED"]) == (0, "load cuda/12;load a b;")
 
 
 def test_without_a_command_module_it_is_told_so(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(modules=("cuda",)), MODULESHOME="/nowhere")
+    outcome = sandbox.execute(sandbox.plan(env={"modules": ("cuda",)}), MODULESHOME="/nowhere")
     if outcome.code == 0:
         pytest.skip("this machine has modules")
     assert "finding the command `module` (env.modules) failed" in outcome.stderr
@@ -125,7 +125,7 @@ def test_an_environment_is_activated_by_its_path(sandbox: Sandbox, kind: str) ->
         (folder / "etc/conda/activate.d").mkdir(parents=True)
         (folder / "etc/conda/activate.d/cuda.sh").write_text("export FROM_ACTIVATE_D=yes\nfalse\n")
     setup = ("set -eu", 'export SEEN="$PATH"') if kind == "venv" else ('export SEEN="$PATH"',)
-    outcome = sandbox.execute(sandbox.plan(activate=str(folder), env_setup=setup), PYTHONHOME="/old")
+    outcome = sandbox.execute(sandbox.plan(env={"activate": str(folder), "setup": setup}), PYTHONHOME="/old")
     assert outcome.code == 0, outcome.stderr
     assert outcome.environment["SEEN"].startswith(f"{folder}/bin:")
     assert "PYTHONHOME" not in outcome.environment
@@ -135,7 +135,7 @@ def test_an_environment_is_activated_by_its_path(sandbox: Sandbox, kind: str) ->
 
 
 def test_an_environment_that_a_node_does_not_see_is_named(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(activate="/no/where"))
+    outcome = sandbox.execute(sandbox.plan(env={"activate": "/no/where"}))
     assert outcome.code == 93
     assert "sees no environment in /no/where (env.activate)" in outcome.stderr
 

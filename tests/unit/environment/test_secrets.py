@@ -65,8 +65,8 @@ def test_which_names_are_secret(name: str, hidden: bool) -> None:
 )
 def test_names_of_a_users_own_are_added(more: list[str], name: str, hidden: bool) -> None:
     plan = plan_of(env=Env(secrets=more), cluster={"environment": {name: "value"}})
-    assert plan.secrets == ((name,) if hidden else ())
-    assert redaction.is_secret(name, plan.secret_names) is hidden
+    assert plan.secret_variables == ((name,) if hidden else ())
+    assert redaction.is_secret(name, plan.env.secrets) is hidden
 
 
 class Submitted:
@@ -198,7 +198,7 @@ def test_a_record_says_how_to_give_the_secret_again(tmp_path: Path) -> None:
     record = Run(tmp_path / "runs/run-1").record()
     assert record["overrides"] == ["cluster.environment.API_KEY=${oc.env:API_KEY}", "nodes=1"]
     assert record["config"]["cluster"]["environment"] == {"API_KEY": "(secret)", "PLAIN": "plain"}
-    assert record["plan"]["secrets"] == ["API_KEY"]
+    assert record["plan"]["secret_variables"] == ["API_KEY"]
     with pytest.raises(SubmissionError, match="API_KEY: secrets are in no record, so set it in this shell"):
         secrets.require(["API_KEY"], {})
 
@@ -280,7 +280,7 @@ def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
     tmp_path: Path, code: int, tells: str, kept: bool
 ) -> None:
     sandbox = Sandbox(tmp_path)
-    plan = sandbox.plan(scheduler="pbs", secrets_dir=str(tmp_path / "own"))
+    plan = sandbox.plan(cluster={"scheduler": "pbs"}, secrets_dir=str(tmp_path / "own"))
     path = secrets.file_of(plan.run_dir, str(tmp_path / "own"))
     secrets.write("export HF_TOKEN=x\n", path)
     assert sandbox.execute(plan, code=code, STAND_IN_TELLS=tells).environment["HF_TOKEN"] == "x"
@@ -290,9 +290,9 @@ def test_a_job_that_pbs_told_to_stop_keeps_its_secrets_for_its_next_start(
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 def test_a_job_knows_the_names_of_secrets(tmp_path: Path, scheduler: str) -> None:
     sandbox = Sandbox(tmp_path)
-    plan = sandbox.plan(scheduler=scheduler, secret_names=redaction.all_patterns(["PIN"]))
+    plan = sandbox.plan(cluster={"scheduler": scheduler}, env={"secrets": redaction.all_patterns(["PIN"])})
     outcome = sandbox.execute(plan)
-    assert outcome.environment["LAUNCHER_SECRETS"] == ",".join(plan.secret_names)
+    assert outcome.environment["LAUNCHER_SECRETS"] == ",".join(plan.env.secrets)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_what_git_has_or_would_have_is_copied_as_it_stands(repository: Path, tmp
     Run.create(Path(plan.run_dir))
     snapshot.take(plan)
     code = tmp_path / "runs/run-1/code"
-    assert (plan.code, plan.workdir, plan.submitted_in) == (str(code), f"{code}/sub", str(repository / "sub"))
+    assert (plan.code.snapshot, plan.workdir, plan.submitted_in) == (str(code), f"{code}/sub", str(repository / "sub"))
     found = {str(path.relative_to(code)) for path in code.rglob("*") if path.is_symlink() or path.is_file()}
     assert found == {
         ".gitignore", "train", "ignore", "inside", "outside", "folder", "sub/module", "sub/untracked", "naïve\nname",
@@ -114,8 +114,8 @@ def test_run_directories_in_the_repository_are_no_code(repository: Path) -> None
     plan = planned(repository, repository / "runs")
     Run.create(Path(plan.run_dir))
     snapshot.take(plan)
-    assert plan.code is not None
-    assert not (Path(plan.code) / "runs").exists()
+    assert plan.code.snapshot is not None
+    assert not (Path(plan.code.snapshot) / "runs").exists()
 
 
 def test_one_that_is_too_large_names_the_largest_files(repository: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_packages_of_an_environment_in_the_repository_are_used_from_there(
 ) -> None:
     files(repository, **{"ignored__site-packages__packed.py": "def f(): ..."})
     monkeypatch.setenv("PYTHONPATH", f"{repository}/ignored/site-packages")
-    assert planned(repository, tmp_path / "runs", workload=function("packed:f")).code_path == ()
+    assert planned(repository, tmp_path / "runs", workload=function("packed:f")).code.path == ()
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_script_of_the_repository_is_that_of_the_copy(
     names = {"root": repository, "code": tmp_path / "runs/run-1/code", "beside": tmp_path, "link": tmp_path / "link"}
     (tmp_path / "link").symlink_to(repository)
     plan = planned(repository / "sub", tmp_path / "runs", workload=program(script=script.format(**names)))
-    assert plan.params["script"] == runs.format(**names)
+    assert plan.workload.params["script"] == runs.format(**names)
     assert [*map(str, snapshot.notes(plan))] == noted * [
-        f"workload.script={plan.params['script']} is not in {repository}, so in no snapshot: the job uses its "
+        f"workload.script={plan.workload.params['script']} is not in {repository}, so in no snapshot: the job uses its "
         "later changes"
     ]
 
@@ -199,27 +199,33 @@ def test_folders_of_the_repository_on_pythons_path_are_those_of_the_copy(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/link/sub:/elsewhere:{repository}-other:{sites}")
     monkeypatch.setattr("sys.path", [str(repository), sites, *sys.path])
     plan = planned(repository, tmp_path / "runs")
-    assert plan.code_path == (f"{plan.code}/sub", str(plan.code))
-    fields: Any = {name: getattr(plan, name) for name in ("code", "repository", "code_path")}
+    assert plan.code.path == (f"{plan.code.snapshot}/sub", str(plan.code.snapshot))
     sandbox = Sandbox(tmp_path / "box")
-    fields["env_setup"] = (f"export PYTHONPATH={tmp_path}/link/more:{plan.code}/mine::$PYTHONPATH",)
+    setup = (f"export PYTHONPATH={tmp_path}/link/more:{plan.code.snapshot}/mine::$PYTHONPATH",)
     kept = f"/elsewhere:{repository}-other:{sites}"
-    outcome = sandbox.execute(sandbox.plan(**fields), PYTHONPATH=os.environ["PYTHONPATH"])
+    outcome = sandbox.execute(sandbox.plan(code=plan.code, env={"setup": setup}), PYTHONPATH=os.environ["PYTHONPATH"])
     assert outcome.environment["PYTHONPATH"] == ":".join(
-        [f"{plan.code}/sub", str(plan.code), f"{plan.code}/more", f"{plan.code}/mine", "", kept]
+        [
+            f"{plan.code.snapshot}/sub",
+            str(plan.code.snapshot),
+            f"{plan.code.snapshot}/more",
+            f"{plan.code.snapshot}/mine",
+            "",
+            kept,
+        ]
     )
 
 
 def test_so_are_those_that_the_profile_names(repository: Path, tmp_path: Path) -> None:
     named = f"{repository}/sub:sub:/elsewhere"
     plan = planned(repository, tmp_path / "runs", cluster={"environment": {"PYTHONPATH": named, "A": str(repository)}})
-    assert plan.environment == {"PYTHONPATH": f"{plan.code}/sub:sub:/elsewhere", "A": str(repository)}
-    assert plan.code_path[:1] == (f"{plan.code}/sub",)
+    assert plan.cluster.environment == {"PYTHONPATH": f"{plan.code.snapshot}/sub:sub:/elsewhere", "A": str(repository)}
+    assert plan.code.path[:1] == (f"{plan.code.snapshot}/sub",)
 
 
 def test_without_any_python_path_there_is_none(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path / "box")
-    assert not sandbox.execute(sandbox.plan(code="/c", repository="/r")).environment["PYTHONPATH"]
+    assert not sandbox.execute(sandbox.plan(code={"snapshot": "/c", "repository": "/r"})).environment["PYTHONPATH"]
 
 
 def recorded(plan: JobPlan) -> Run:
@@ -236,11 +242,11 @@ def test_a_run_that_goes_on_has_the_same_copy_unless_another_is_wanted(repositor
     files(repository, train="newer")
     again = planned(repository, runs)
     snapshot.take(again)
-    assert again.code == first.code
+    assert again.code.snapshot == first.code.snapshot
     assert (run.path / "code/train").read_text() == "new"
     another = planned(repository, runs, again=True)
     snapshot.take(another)
-    assert another.code == f"{first.code}-1"
+    assert another.code.snapshot == f"{first.code.snapshot}-1"
     assert (run.path / "code-1/train").read_text() == "newer"
     (run.path / "code").rename(run.path / "lost")
     with pytest.raises(RunError, match="--new-snapshot"):
@@ -281,7 +287,7 @@ def test_one_that_goes_on_in_the_copy_stays_in_its_folder(
     monkeypatch.delenv("PYTHONPATH")
     again = planned(Path(first.workdir), runs)
     assert (again.workdir, again.submitted_in) == (first.workdir, first.submitted_in)
-    assert again.code_path == first.code_path  # of a shell that may have had another one
+    assert again.code.path == first.code.path  # of a shell that may have had another one
     (tmp_path / "link").symlink_to(runs)
     assert snapshot.moved(first.workdir, str(repository), f"{tmp_path}/link/run-1/code").endswith("link/run-1/code/sub")
 
@@ -302,7 +308,7 @@ def test_a_point_that_had_none_gets_one_of_its_own(repository: Path, tmp_path: P
     folder.parent.mkdir(parents=True)
     recorded(make_plan(make_config(runs_dir=str(tmp_path / "runs")), site))
     config = make_config(runs_dir=str(tmp_path / "runs"), env=Env(snapshot=True))
-    assert snapshot.into_plan(make_plan(config, Inputs().with_code(config, site))).code == f"{folder}/code"
+    assert snapshot.into_plan(make_plan(config, Inputs().with_code(config, site))).code.snapshot == f"{folder}/code"
 
 
 def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
@@ -312,13 +318,13 @@ def test_points_of_a_sweep_share_one(repository: Path, tmp_path: Path) -> None:
     for number in range(3):
         site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / f"runs/lr/{number}"))
         plans.append(snapshot.into_plan(make_plan(config, inputs.with_code(config, site))))
-    assert {plan.code for plan in plans} == {str(tmp_path / "runs/lr/code")}
+    assert {plan.code.snapshot for plan in plans} == {str(tmp_path / "runs/lr/code")}
     (tmp_path / "runs/lr").mkdir(parents=True)
     recorded(plans[0])
     files(repository, train="newer")
     site = dataclasses.replace(SITE, workdir=str(repository), run_dir=str(tmp_path / "runs/lr/7"))
     added_later = snapshot.into_plan(make_plan(config, Inputs().with_code(config, site)))
-    assert added_later.code == plans[0].code
+    assert added_later.code.snapshot == plans[0].code.snapshot
 
 
 def test_a_copy_that_was_cut_short_is_made_again(repository: Path, tmp_path: Path) -> None:
@@ -333,5 +339,5 @@ def test_a_copy_that_was_cut_short_is_made_again(repository: Path, tmp_path: Pat
 def test_without_it_nothing_is_copied_and_git_is_not_asked(tmp_path: Path) -> None:
     plan = planned(tmp_path, tmp_path / "runs", env=Env())
     snapshot.take(plan)
-    assert (plan.code, plan.workdir, plan.submitted_in) == (None, str(tmp_path), str(tmp_path))
+    assert (plan.code.snapshot, plan.workdir, plan.submitted_in) == (None, str(tmp_path), str(tmp_path))
     assert not (tmp_path / "runs").exists()

@@ -23,6 +23,7 @@ from launcher.own_module import own_module
 from launcher.runs.directory import Run
 from launcher.schedulers.planning import make_plan
 from launcher.spec.plan import JobPlan
+from launcher.spec.sections import Archive
 from launcher.submission.inputs import Inputs
 from tests.launch import ROOT
 from tests.unit.plans import SITE, make_config
@@ -316,7 +317,7 @@ def test_the_agent_runs_with_it(environment: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path / "env.tar", tmp_path)
     done = started(plan, tmp_path)
     assert done.returncode == 0, done.stderr
-    env = tmp_path / f"local/launcher-{os.getuid()}-{plan.archive_digest[:16]}/env"
+    env = tmp_path / f"local/launcher-{os.getuid()}-{plan.archive.digest[:16]}/env"
     assert " ".join([f"{env}/bin/python", "-u", *own_module("launcher.agent"), plan.run_dir]) in done.stdout
     assert f"VIRTUAL_ENV={env}\n" in done.stdout
     assert f"PATH={env}/bin:" in done.stdout
@@ -373,16 +374,16 @@ def test_an_archive_that_nobody_wrote_a_word_about_is_read_once(
 ) -> None:
     packed = tmp_path / "env.tar"
     digest = archives.pack(environment, packed)["sha256"]
-    assert archives.checked(str(packed))[1]["archive_of"] == str(environment)
+    assert archives.checked(str(packed))[1].of == str(environment)
     digest_of = Mock(side_effect=archives.digest_of)
     monkeypatch.setattr(archives, "digest_of", digest_of)
     monkeypatch.chdir(tmp_path)
     os.utime(packed)  # it may have been copied over
     for name in (str(packed), "env.tar"):
-        assert archives.checked(name)[1] == {"archive_digest": digest, "archive_of": None, "archive_import": 0.0}
+        assert archives.checked(name)[1] == Archive(digest, None, 0.0)
     digest_of.assert_called_once_with(packed)
     os.utime(packed, (1, 1))
-    assert archives.checked("env.tar")[1]["archive_digest"] == digest
+    assert archives.checked("env.tar")[1].digest == digest
     assert digest_of.call_count == 2
 
 

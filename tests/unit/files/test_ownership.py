@@ -210,7 +210,7 @@ def test_temporary_names_cannot_be_guessed() -> None:
 def strangers(folder: Path, name: str = "theirs") -> Run:
     """A run of somebody else, who lets all read it."""
     run = Run.create(folder / name)
-    plan = bare_plan(run_id=name, run_dir=str(run.path), scheduler="local", python=f"{run.path}/python")
+    plan = bare_plan(run_id=name, run_dir=str(run.path), cluster={"scheduler": "local"}, python=f"{run.path}/python")
     record = {"launcher": "1", "token": "t", "overrides": ["workload=collective"]}
     run.write_record(plan, {}, record)
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from launcher.schedulers.base import Ending
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.submission import submit
 from launcher.submission.from_overrides import merged
-from tests.unit.plans import bare_plan, plan_of
+from tests.unit.plans import bare_plan, plan_of, with_fields
 
 NEVER, FEW = Resume(how=ResumeHow.never), Resume(max_attempts=3)
 LOCAL = {"scheduler": "local"}
@@ -102,7 +101,7 @@ def test_ways_to_go_on_that_there_are_not(scheduler: str, resume: Resume, words:
 
 @pytest.mark.parametrize(("time", "lead"), [("1m", 10), ("10m", 30), ("1h", 120), ("2d", 120)])
 def test_an_attempt_stops_a_twentieth_before_its_limit(time: str, lead: int) -> None:
-    assert plan_of(time=time).lead == lead
+    assert plan_of(time=time).resume.lead == lead
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,9 @@ def test_a_run_that_the_scheduler_does_not_take_again_stays_what_it_was(
 def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str) -> None:
     """It has neither a record nor an environment of its own: both are the array's."""
     array, element = Run.create(tmp_path / "run"), Run.create(tmp_path / "run/3")
-    plan = bare_plan(scheduler=scheduler, run_dir=str(array.path), checkpoint_dir=f"{array.path}/checkpoints")
+    plan = bare_plan(
+        cluster={"scheduler": scheduler}, run_dir=str(array.path), checkpoint={"dir": f"{array.path}/checkpoints"}
+    )
     array.write_record(plan, {}, {"token": "token"})
     array.write_environment("export A=1\n")
     monkeypatch.setenv("PBS_JOBID", "7[3].server")
@@ -178,7 +179,7 @@ def test_an_element_of_an_array_goes_on_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_an_attempt_that_could_not_read_its_checkpoint_is_not_one_without_progress(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
-    plan = dataclasses.replace(plan_of(), checkpoint_dir=str(tmp_path / "checkpoints"))
+    plan = with_fields(plan_of(), checkpoint={"dir": str(tmp_path / "checkpoints")})
     attempt = Attempt(run, 0)
     events = attempt.path / "events"
     events.mkdir(parents=True)

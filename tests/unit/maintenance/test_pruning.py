@@ -24,7 +24,7 @@ from launcher.schedulers.base import JobState
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 from tests.unit.sweep_runs import end, make_sweep
 
 DAY = 86400.0
@@ -63,10 +63,13 @@ def test_what_plans_refer_to(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b", "c", "lr")]
     plans = [
         ("w", dataclasses.replace(HERE, after=(f"ok:{tmp_path}/a", f"any:{tmp_path}/lr/3"))),
-        ("x", dataclasses.replace(HERE, params={**HERE.params, "baseline": f"{tmp_path}/b/results.json"})),
-        ("y", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/b/checkpoints")),
-        ("c", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/c/checkpoints")),  # its own
-        ("lr/0", dataclasses.replace(HERE, checkpoint_dir=f"{tmp_path}/lr/0/checkpoints")),
+        (
+            "x",
+            with_fields(HERE, workload={"params": {**HERE.workload.params, "baseline": f"{tmp_path}/b/results.json"}}),
+        ),
+        ("y", with_fields(HERE, checkpoint={"dir": f"{tmp_path}/b/checkpoints"})),
+        ("c", with_fields(HERE, checkpoint={"dir": f"{tmp_path}/c/checkpoints"})),  # its own
+        ("lr/0", with_fields(HERE, checkpoint={"dir": f"{tmp_path}/lr/0/checkpoints"})),
     ]
     assert needs(plans, folders) == {tmp_path / "a": ["w"], tmp_path / "lr": ["w"], tmp_path / "b": ["x", "y"]}
 

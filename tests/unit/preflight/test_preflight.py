@@ -163,11 +163,11 @@ def test_any_error_is_the_outcome_of_a_check(error: Exception, level: Level, wor
         ({"gpus_per_node": 8}, 8, True),
         ({"gpus_per_node": 8}, 7, False),
         ({"gpus_per_node": 8}, 0, False),
-        ({"gpus_per_node": 8, "launch": "tasks"}, 1, True),  # a rank may see its own alone
-        ({"gpus_per_node": 8, "launch": "tasks"}, 0, False),
-        ({"gpus_per_node": 8, "device": "cpu"}, 0, True),
+        ({"gpus_per_node": 8, "launch": {"mode": "tasks"}}, 1, True),  # a rank may see its own alone
+        ({"gpus_per_node": 8, "launch": {"mode": "tasks"}}, 0, False),
+        ({"gpus_per_node": 8, "workload": {"device": "cpu"}}, 0, True),
         ({"gpus_per_node": 0}, 0, True),
-        ({"gpus_per_node": 0, "device": "cuda"}, 0, False),
+        ({"gpus_per_node": 0, "workload": {"device": "cuda"}}, 0, False),
     ],
 )
 def test_missing_gpus_are_seen(keys: dict[str, Any], there: int, fine: bool) -> None:
@@ -238,7 +238,7 @@ def test_a_full_file_system_is_seen(full: Path) -> None:
 def test_space_for_one_more_checkpoint_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from launcher.checkpoint import format as checkpoints
 
-    plan = bare_plan(checkpoint_dir=str(tmp_path))
+    plan = bare_plan(checkpoint={"dir": str(tmp_path)})
     assert " has " in checks.checkpoint_space(plan)
     manifest = checkpoints.Manifest(1, "single", 1, 0, {}, {}, {}, {"state.pt": checkpoints.File(1 << 60, ())})  # type: ignore[arg-type]
     monkeypatch.setattr(checks.checkpoints, "sound", lambda folder: {tmp_path: manifest})

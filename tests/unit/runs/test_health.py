@@ -155,5 +155,5 @@ def test_keys_that_name_nobody_are_refused(train: Train, words: str) -> None:
 
 def test_the_keys_are_in_the_plan() -> None:
     plan = plan_of(train=Train(straggler_factor=2.0, straggler_time="5m"), preflight=True)
-    assert (plan.straggler_factor, plan.straggler_time, plan.preflight) == (2.0, 300, True)
+    assert (plan.train.straggler_factor, plan.train.straggler_time, plan.preflight) == (2.0, 300, True)
     assert not plan_of().preflight

@@ -71,7 +71,7 @@ def test_an_agent_whose_clock_is_ahead_does_not_end_the_attempt_while_others_kno
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot_id: str, first: bool, reason: StopReason | None
 ) -> None:
     environ = on_a_node(monkeypatch, tmp_path, boot_id, AHEAD)
-    plan = bare_plan(run_dir=str(tmp_path), lead=60, kind="Program")
+    plan = bare_plan(run_dir=str(tmp_path), resume={"lead": 60}, workload={"kind": "Program"})
     assert Minder(plan, environ, first=first, now=time.monotonic()).reason(time.monotonic()) is reason
     monkeypatch.setattr(program_stop, "LOOK", 0.0)
     if boot_id == "a":  # and it does when the time has come

@@ -41,7 +41,7 @@ from launcher.sweeps import local_points
 from launcher.sweeps.control import again as started_again
 from launcher.worker import main as rank
 from tests.unit.faults import FOR_EVER, FileServer
-from tests.unit.plans import bare_plan, plan_of
+from tests.unit.plans import bare_plan, plan_of, with_fields
 from tests.unit.sweep_runs import begin, end, make_sweep
 
 NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
@@ -201,7 +201,7 @@ def test_saves_that_cannot_be_looked_at_do_not_count_as_none(
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "a.pt").touch()
-    plan = bare_plan(**{**vars(plan), "checkpoint_dir": str(folder), "workdir": str(tmp_path)})
+    plan = with_fields(plan, checkpoint={"dir": str(folder)}, workdir=str(tmp_path))
     assert saves.newest(plan) > 0
     minder = Minder(plan, {}, first=True, now=time.monotonic())
     server.fail("a.pt")

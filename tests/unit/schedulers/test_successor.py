@@ -27,6 +27,6 @@ def test_a_job_waits_for_another_one_but_for_no_element_of_an_array(
         return "8.server"
 
     monkeypatch.setattr(PBS, "submit", submit)
-    plan = bare_plan(scheduler="pbs")
+    plan = bare_plan(cluster={"scheduler": "pbs"})
     assert submit_after(plan, job, "script.sh", "token-1", {}, 1.0) == "8.server"
     assert asked == ["-f", "-v", "LAUNCHER_TOKEN=token-1", *waits]

@@ -20,7 +20,7 @@ from launcher.script import custom_template, lost_parts, templates
 from launcher.script.lost_parts import Lost
 from launcher.spec.plan import JobPlan
 from launcher.submission.inputs import Inputs
-from tests.unit.plans import SITE, make_config
+from tests.unit.plans import SITE, make_config, with_fields
 from tests.unit.sandbox import Sandbox
 
 SCRIPT = partial(job_script.script, token="t")
@@ -183,11 +183,13 @@ def test_one_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path, monk
 
 
 def test_a_block_that_is_replaced_quotes_what_it_prints_and_keeps_what_is_ours(tmp_path: Path) -> None:
-    text = "{% block before %}\nexport NAMED={{ plan.partition }}\n{{ super() }}\n{% endblock %}\n"
+    text = "{% block before %}\nexport NAMED={{ plan.cluster.partition }}\n{{ super() }}\n{% endblock %}\n"
     text += '{% block after %}\n{{ super() }}\necho "$code" >"$SANDBOX/after"\nfalse\n{% endblock %}\n'
     text += "{% block directives %}\n{{ super() }}\n#SBATCH --nice=5\n{% endblock %}\n"
     sandbox = Sandbox(tmp_path / "box")
-    plan = sandbox.plan(template=write(tmp_path, EXTENDS + text), partition="a $(touch bad) b", setup=("true",))
+    plan = sandbox.plan(
+        cluster={"template": write(tmp_path, EXTENDS + text), "partition": "a $(touch bad) b", "setup": ("true",)}
+    )
     outcome = sandbox.execute(plan, code=75)
     assert outcome.code == 75
     assert outcome.environment["NAMED"] == "a $(touch bad) b"
@@ -229,7 +231,7 @@ def test_every_part_is_in_ours(scheduler: str) -> None:
 @pytest.mark.parametrize("env", [{"container": "/a.sif"}, {"archive": "/a.tar"}])
 def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: dict[str, str]) -> None:
     path = write(tmp_path, EXTENDS + "{% block start %}\nsrun python x.py\n{% endblock %}\n")
-    plan = dataclasses.replace(planned(path), **env)  # type: ignore[arg-type]
+    plan = with_fields(planned(path), env=env)
     assert lost_parts.of_plan(plan, SCRIPT) == [Lost("ranks", "nothing starts the ranks")]
     path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
     assert lost_parts.of_plan(plan, SCRIPT) == []

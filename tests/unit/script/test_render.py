@@ -44,7 +44,7 @@ def safe(outcome: Outcome) -> bool:
 
 def test_values_of_the_environment_arrive_as_they_are(sandbox: Sandbox) -> None:
     wanted = {f"V{number}": text for number, text in enumerate(evil(sandbox))}
-    outcome = sandbox.execute(sandbox.plan(environment=wanted))
+    outcome = sandbox.execute(sandbox.plan(cluster={"environment": wanted}))
     assert outcome.code == 0
     assert wanted.items() <= outcome.environment.items()
     assert safe(outcome)
@@ -52,14 +52,14 @@ def test_values_of_the_environment_arrive_as_they_are(sandbox: Sandbox) -> None:
 
 def test_arguments_of_srun_arrive_as_they_are(sandbox: Sandbox) -> None:
     wanted = evil(sandbox)
-    outcome = sandbox.execute(sandbox.plan(srun_args=tuple(wanted)))
+    outcome = sandbox.execute(sandbox.plan(cluster={"srun_args": tuple(wanted)}))
     assert [argument for argument in outcome.arguments if argument in wanted] == wanted
     assert safe(outcome)
 
 
 def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shlex, "quote", str)
-    outcome = sandbox.execute(sandbox.plan(environment={"A": f"$(touch {sandbox.folder}/pwned)"}))
+    outcome = sandbox.execute(sandbox.plan(cluster={"environment": {"A": f"$(touch {sandbox.folder}/pwned)"}}))
     assert not safe(outcome)
 
 
@@ -69,7 +69,7 @@ def test_the_test_would_see_it_if_quoting_were_off(sandbox: Sandbox, monkeypatch
 )
 def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler: str, name: str) -> None:
     sandbox = Sandbox(tmp_path / name)
-    plan = sandbox.plan(scheduler=scheduler, code_root=f"{sandbox.folder}/code")
+    plan = sandbox.plan(cluster={"scheduler": scheduler}, code_root=f"{sandbox.folder}/code")
     outcome = sandbox.execute(plan)
     assert outcome.code == 0
     assert outcome.cwd == str(sandbox.work)
@@ -81,12 +81,17 @@ def test_folders_and_the_interpreter_may_have_any_name(tmp_path: Path, scheduler
     assert not list(tmp_path.rglob("pwned"))
 
 
-TEXTS = ("name", "run_id", "cluster", "partition", "account", "constraint", "exclude")
+TEXTS = ("name", "partition", "account", "constraint", "exclude")
 
 
 def test_no_text_of_the_plan_is_run(sandbox: Sandbox) -> None:
     for text in evil(sandbox):
-        plan = sandbox.plan(**dict.fromkeys(TEXTS, text), gpus_per_node=1, gpu_directive="gres", setup=(":",))
+        plan = sandbox.plan(
+            name=text,
+            run_id=text,
+            gpus_per_node=1,
+            cluster={**dict.fromkeys(TEXTS, text), "gpu_directive": "gres", "setup": (":",)},
+        )
         (sandbox.folder / "script.sh").write_text(script := job_script.script(plan, token=text))
         outcome = sandbox.start(sandbox.folder / "script.sh", {"SLURM_JOB_ID": "7"})
         assert (outcome.code, safe(outcome)) == (0, True), script
@@ -127,13 +132,13 @@ def options(script: str) -> dict[str, str]:
 @pytest.mark.parametrize("field", ["partition", "account", "qos", "constraint", "reservation", "exclude"])
 def test_directives_arrive_as_they_are(sandbox: Sandbox, field: str) -> None:
     for text in evil(sandbox):
-        plan = bare_plan(**{field: text, "directives": {"mcs-label": text}})
+        plan = bare_plan(cluster={field: text, "directives": {"mcs-label": text}})
         read = options(job_script.script(plan, token=text))
         assert (read[field], read["comment"], read["mcs-label"]) == (text, text, text)
 
 
 def test_directives_come_before_the_first_command() -> None:
-    lines = job_script.script(bare_plan(partition="p"), token="token").splitlines()
+    lines = job_script.script(bare_plan(cluster={"partition": "p"}), token="token").splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert lines[0] == "#!/bin/bash"
     assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
@@ -178,12 +183,13 @@ CONTROLS = ["\n", "\r", "\x00", "\x1b", "\x7f", "\x0b", "\x85", "\u2028", "\u202
 @pytest.mark.parametrize(
     "fields",
     [
-        *({field: "a{}b"} for field in ("run_dir", "workdir", "python", "code_root", "run_id", "partition", "name")),
-        {"environment": {"A": "a{}b"}},
-        {"directives": {"licenses": "a{}b"}},
-        {"srun_args": ("a{}b",)},
+        *({field: "a{}b"} for field in ("run_dir", "workdir", "python", "code_root", "run_id", "name")),
+        {"cluster": {"partition": "a{}b"}},
+        {"cluster": {"environment": {"A": "a{}b"}}},
+        {"cluster": {"directives": {"licenses": "a{}b"}}},
+        {"cluster": {"srun_args": ("a{}b",)}},
     ],
-    ids=lambda fields: next(iter(fields)),
+    ids=str,
 )
 def test_control_characters_never_reach_a_script(fields: dict[str, Any], char: str) -> None:
     def filled(value: Any) -> Any:
@@ -230,7 +236,7 @@ def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> N
     with tempfile.TemporaryDirectory() as folder:
         sandbox = Sandbox(Path(folder))
         environment = {f"V{number}": text for number, text in enumerate(values)}
-        outcome = sandbox.execute(sandbox.plan(environment=environment, srun_args=tuple(arguments)))
+        outcome = sandbox.execute(sandbox.plan(cluster={"environment": environment, "srun_args": tuple(arguments)}))
         assert environment.items() <= outcome.environment.items()
         assert outcome.arguments[7 : 7 + len(arguments)] == arguments
 
@@ -238,5 +244,5 @@ def test_any_text_arrives_as_it_is(values: list[str], arguments: list[str]) -> N
 @given(words, words)
 def test_any_text_is_one_word_of_the_shell_and_of_sbatch(first: str, second: str) -> None:
     assert shlex.split(f"{render.quote(first)} {render.quote(second)}") == [first, second]
-    plan: JobPlan = bare_plan(partition=first, account=second)
+    plan: JobPlan = bare_plan(cluster={"partition": first, "account": second})
     assert {"partition": first, "account": second}.items() <= options(job_script.script(plan, token="token")).items()

@@ -24,7 +24,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 @pytest.mark.parametrize("code", [0, 1, 75, 93, 143])
 def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, scheduler: str, code: int) -> None:
-    outcome = sandbox.execute(sandbox.plan(scheduler=scheduler), code=code)
+    outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": scheduler}), code=code)
     assert outcome.code == code
     assert outcome.events() == [
         {"event": "started", "job": "7", "host": HOST, "output": 0},
@@ -45,7 +45,7 @@ def test_the_script_ends_as_the_ranks_end_and_writes_it_down(sandbox: Sandbox, s
     ],
 )  # fmt: skip
 def test_the_ranks_are_started_as_the_plan_says(sandbox: Sandbox, scheduler: str, started: list[str]) -> None:
-    plan = sandbox.plan(scheduler=scheduler, nodes=2, min_nodes=2, cpus_per_proc=3, grace=30)
+    plan = sandbox.plan(cluster={"scheduler": scheduler}, nodes=2, min_nodes=2, cpus_per_proc=3, launch={"grace": 30})
     outcome = sandbox.execute(plan)
     node = [str(sandbox.python), "-u", *own_module("launcher.agent"), str(sandbox.run_dir)]
     assert outcome.arguments == [*started, *node]
@@ -98,7 +98,7 @@ def test_what_the_script_makes_is_private_and_what_the_ranks_make_is_the_users_c
 
 def test_set_up_lines_are_shell_and_run_before_the_ranks(sandbox: Sandbox) -> None:
     setup = ("export A='one two'", "B=$A-more\nexport B", "f() { echo; }  # a comment", "cd ..", ": || false")
-    outcome = sandbox.execute(sandbox.plan(setup=setup, environment={"A": "the profile's"}))
+    outcome = sandbox.execute(sandbox.plan(cluster={"setup": setup, "environment": {"A": "the profile's"}}))
     assert outcome.code == 0
     assert (outcome.environment["A"], outcome.environment["B"]) == ("the profile's", "one two-more")
     assert outcome.cwd == str(sandbox.folder)
@@ -116,7 +116,7 @@ def test_set_up_lines_are_shell_and_run_before_the_ranks(sandbox: Sandbox) -> No
 def test_a_set_up_line_that_fails_ends_the_attempt_for_good(
     sandbox: Sandbox, setup: tuple[str, ...], line: int, code: int
 ) -> None:
-    outcome = sandbox.execute(sandbox.plan(setup=setup))
+    outcome = sandbox.execute(sandbox.plan(cluster={"setup": setup}))
     assert outcome.code == 93
     assert outcome.events() == [
         {"event": "started", "job": "7", "host": HOST, "output": 0},
@@ -137,7 +137,7 @@ def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
     sandbox: Sandbox, strict: str, code: int
 ) -> None:
     outcome = sandbox.execute(
-        sandbox.plan(setup=(strict,), environment={"A": "1", "B": None}, code_root="/c"), code=code
+        sandbox.plan(cluster={"setup": (strict,), "environment": {"A": "1", "B": None}}, code_root="/c"), code=code
     )
     assert outcome.code == code
     assert outcome.events()[-1] == {"event": "ended", "code": code}
@@ -147,7 +147,7 @@ def test_a_strict_shell_of_a_profile_does_not_lose_how_the_ranks_ended(
 def test_a_signal_ends_the_ranks_and_their_end_is_still_written_down(sandbox: Sandbox, kind: str) -> None:
     for stand_in in (sandbox.folder / "bin/srun", sandbox.python):
         stand_in.write_text("#!/bin/bash\nkill -TERM $PPID\nexit 143\n")
-    outcome = sandbox.execute(sandbox.plan(scheduler=kind))
+    outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": kind}))
     assert outcome.code == 143
     assert outcome.events()[-1] == {"event": "ended", "code": 143}
 
@@ -178,13 +178,13 @@ def test_what_the_agents_say_counts_for_more_than_who_was_killed_last(
 def test_a_run_goes_on_after_all_agents_were_killed_by_a_signal(sandbox: Sandbox, code: int, ended: int) -> None:
     (sandbox.run_dir / "checkpoints/step-1").mkdir(parents=True)
     sandbox.python.write_text("#!/bin/bash\nexit 75\n")  # launcher.job.requeue
-    outcome = sandbox.execute(sandbox.plan(checkpoint_dir=f"{sandbox.run_dir}/checkpoints"), code=code)
+    outcome = sandbox.execute(sandbox.plan(checkpoint={"dir": f"{sandbox.run_dir}/checkpoints"}), code=code)
     assert (outcome.code, outcome.events()[-1]) == (ended, {"event": "ended", "code": ended})
 
 
 def test_variables_are_set_and_unset(sandbox: Sandbox) -> None:
     outcome = sandbox.execute(
-        sandbox.plan(environment={"SET": "new", "EMPTY": "", "GONE": None}), SET="old", GONE="x", KEPT="k"
+        sandbox.plan(cluster={"environment": {"SET": "new", "EMPTY": "", "GONE": None}}), SET="old", GONE="x", KEPT="k"
     )
     kept = {name: outcome.environment.get(name) for name in ("SET", "EMPTY", "GONE", "KEPT")}
     assert kept == {"SET": "new", "EMPTY": "", "GONE": None, "KEPT": "k"}
@@ -201,7 +201,7 @@ def test_a_rank_of_a_job_has_as_many_threads_as_cpus(
     sandbox: Sandbox, scheduler: str, before: str | None, threads: str | None
 ) -> None:
     environ = {} if before is None else {"OMP_NUM_THREADS": before}
-    outcome = sandbox.execute(sandbox.plan(scheduler=scheduler, cpus_per_proc=3), **environ)
+    outcome = sandbox.execute(sandbox.plan(cluster={"scheduler": scheduler}, cpus_per_proc=3), **environ)
     assert outcome.environment.get("OMP_NUM_THREADS") == threads
 
 
@@ -237,7 +237,11 @@ def test_an_element_of_a_pbs_array_has_a_directory_and_a_job_of_its_own(sandbox:
     for folder in ("3/attempts", "3/submitit"):
         (sandbox.run_dir / folder).mkdir(parents=True)
     outcome = sandbox.execute(
-        sandbox.plan(scheduler="pbs"), array="0-9", job="9[3].srv", PBS_ARRAY_ID="9[].srv", PBS_ARRAY_INDEX="3"
+        sandbox.plan(cluster={"scheduler": "pbs"}),
+        array="0-9",
+        job="9[3].srv",
+        PBS_ARRAY_ID="9[].srv",
+        PBS_ARRAY_INDEX="3",
     )
     element = sandbox.run_dir / "3"
     assert outcome.environment["LAUNCHER_RUN_DIR"] == outcome.arguments[-1] == str(element)
@@ -261,7 +265,9 @@ def test_a_run_that_is_done_is_not_done_again(sandbox: Sandbox) -> None:
 
 
 def test_a_pbs_job_takes_over_the_environment_from_its_file(sandbox: Sandbox) -> None:
-    outcome = sandbox.execute(sandbox.plan(scheduler="pbs", setup=("export SEEN=$FROM_SUBMITTER",)), code=1)
+    outcome = sandbox.execute(
+        sandbox.plan(cluster={"scheduler": "pbs", "setup": ("export SEEN=$FROM_SUBMITTER",)}), code=1
+    )
     assert (outcome.environment["FROM_SUBMITTER"], outcome.environment["SEEN"]) == ("yes", "yes")
     (sandbox.run_dir / "environment.sh").unlink()
     again = sandbox.start(sandbox.folder / "script.sh", {"PBS_JOBID": "8.srv"})
@@ -283,7 +289,7 @@ def test_the_job_finds_its_payload_under_its_own_id(sandbox: Sandbox, given: dic
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "allocation", "local"])
 def test_variables_of_the_users_own_are_left_alone(sandbox: Sandbox, scheduler: str) -> None:
     """But for `code`, which the script sets when the ranks have ended (docs/templates.md)."""
-    plan = sandbox.plan(scheduler=scheduler)
+    plan = sandbox.plan(cluster={"scheduler": scheduler})
     assigned = set(
         re.findall(r"^ *(?:\w+=\S+ |until |export )*([a-z]\w*)=", job_script.script(plan, token="t"), re.MULTILINE)
     )

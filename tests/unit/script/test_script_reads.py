@@ -84,7 +84,7 @@ def test_the_next_job_of_a_chain_does_not_begin_either(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     faulty(sandbox, monkeypatch, "stat", f"run-1/{mark}", EVER, errno.EIO)
-    outcome = sandbox.execute(sandbox.plan(resume_how="chain"))
+    outcome = sandbox.execute(sandbox.plan(resume={"how": "chain"}))
     assert (outcome.code, outcome.started) == (75, False)
     assert not list((sandbox.run_dir / "attempts").iterdir())
 
@@ -133,5 +133,5 @@ def test_the_exit_code_of_the_agents_is_waited_for(
 ) -> None:
     tell = "" if word is None else f'echo {word} >"$LAUNCHER_RUN_DIR/attempts/0/exit_code"'
     faulty(sandbox, monkeypatch, "cat", "exit_code", times, errno.EIO)
-    outcome = sandbox.execute(sandbox.plan(setup=(tell,) if tell else ()), code=status)
+    outcome = sandbox.execute(sandbox.plan(cluster={"setup": (tell,) if tell else ()}), code=status)
     assert ended(outcome)[0] == code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from launcher.spec.plan import (
     as_dict,
     check_name,
     from_dict,
+    wrong_in,
 )
 from tests.unit.plans import SITE, make_config, plan_of
 
@@ -41,7 +43,8 @@ GIB = 1024**3
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, {"nodes": 1, "min_nodes": 1, "procs_per_node": 1, "time": 3600, "mem": None, "scheduler": "slurm"}),
+        ({}, {"nodes": 1, "min_nodes": 1, "procs_per_node": 1, "time": 3600, "mem": None,
+              "cluster.scheduler": "slurm"}),
         ({"nodes": 3}, {"nodes": 3, "min_nodes": 3, "world_size": 3}),
         ({"nodes": 3, "min_nodes": 2}, {"min_nodes": 2, "world_size": 3}),
         ({"nodes": 2, "gpus_per_node": 4}, {"procs_per_node": 4, "world_size": 8, "tasks_per_node": 1}),
@@ -49,19 +52,22 @@ GIB = 1024**3
         ({"workload": P2P("p2p", "m:f", seed=0, min_ranks=3)}, {"procs_per_node": 3}),
         ({"nodes": 2, "workload": P2P("p2p", "m:f", seed=0, min_ranks=3)}, {"procs_per_node": 2}),
         ({"procs_per_node": 2, "cpus_per_proc": 3}, {"cpus_per_node": 6}),
-        ({"procs_per_node": 2, "launch": {"mode": LaunchMode.tasks}}, {"launch": "tasks", "tasks_per_node": 2}),
+        ({"procs_per_node": 2, "launch": {"mode": LaunchMode.tasks}}, {"launch.mode": "tasks", "tasks_per_node": 2}),
         ({"mem": "16G", "time": "1:30:00"}, {"mem": 16 * GIB, "time": 5400}),
-        ({"cluster": {"scheduler": "local"}}, {"scheduler": "local"}),
-        ({"cluster": {"partition": "a,b", "qos": "q"}}, {"partition": "a,b", "account": None, "qos": "q"}),
-        ({"cluster": {"gpu_directive": GpuDirective.none}}, {"gpu_directive": "none", "gpu_type": None}),
+        ({"cluster": {"scheduler": "local"}}, {"cluster.scheduler": "local"}),
+        ({"cluster": {"partition": "a,b", "qos": "q"}},
+         {"cluster.partition": "a,b", "cluster.account": None, "cluster.qos": "q"}),
+        ({"cluster": {"gpu_directive": GpuDirective.none}},
+         {"cluster.gpu_directive": "none", "cluster.gpu_type": None}),
         ({"cluster": {"directives": {"mem_per_cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}},
-         {"directives": {"mem-per-cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}),
+         {"cluster.directives": {"mem-per-cpu": "1G", "gres": None, "exclusive": True, "nice": 5}}),
         ({"cluster": {"environment": {"A": 1, "_B2": "x y", "C": None}}},
-         {"environment": {"A": "1", "_B2": "x y", "C": None}}),
-        ({"cluster": {"port_range": "1024-65535"}}, {"port_range": (1024, 65535)}),
-        ({"cluster": {"setup": ["a\nb", "c\td"]}}, {"setup": ("a\nb", "c\td")}),
-        ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"srun_args": ("--mpi=none", "a b")}),
-        ({"workload": DDPMnist("n", "m:f", seed=1)}, {"kind": "DDPMnist", "workload": "n", "backend": "auto"}),
+         {"cluster.environment": {"A": "1", "_B2": "x y", "C": None}}),
+        ({"cluster": {"port_range": "1024-65535"}}, {"cluster.port_range": (1024, 65535)}),
+        ({"cluster": {"setup": ["a\nb", "c\td"]}}, {"cluster.setup": ("a\nb", "c\td")}),
+        ({"cluster": {"srun_args": ["--mpi=none", "a b"]}}, {"cluster.srun_args": ("--mpi=none", "a b")}),
+        ({"workload": DDPMnist("n", "m:f", seed=1)},
+         {"workload.kind": "DDPMnist", "workload.name": "n", "workload.backend": "auto"}),
         ({"cluster": {"scheduler": "slurm"}}, {"queued": True}),
         ({"cluster": {"scheduler": "allocation"}}, {"queued": False}),
         ({"name": "a" * 64}, {"name": "a" * 64}),
@@ -70,12 +76,12 @@ GIB = 1024**3
 )  # fmt: skip
 def test_good_values_become_fields(keys: dict[str, Any], expected: dict[str, Any]) -> None:
     plan = plan_of(**keys)
-    assert {name: getattr(plan, name) for name in expected} == expected
+    assert {name: attrgetter(name)(plan) for name in expected} == expected
 
 
 def test_the_workloads_keys_travel_as_plain_values() -> None:
     plan = plan_of(workload=DDPMnist("ddp", "m:f", seed=7, precision=Precision.bfloat16, lr=0.5))
-    assert {key: plan.params[key] for key in ("name", "seed", "precision", "lr", "sync")} == {
+    assert {key: plan.workload.params[key] for key in ("name", "seed", "precision", "lr", "sync")} == {
         "name": "ddp", "seed": 7, "precision": "bfloat16", "lr": 0.5, "sync": "ddp",
     }  # fmt: skip
 
@@ -208,14 +214,14 @@ def test_control_characters_are_refused_in_every_text_of_a_profile(key: str) -> 
 @pytest.mark.parametrize(
     ("keys", "path"),
     [
-        ({"cluster": {"directives": {"comment-x": "a\nb"}}}, "directives.comment-x="),
-        ({"cluster": {"environment": {"A": "a\nb"}}}, "environment.A="),
-        ({"cluster": {"srun_args": ["ok", "a\nb"]}}, "srun_args="),
-        ({"cluster": {"setup": ["ok\nok", "a\rb"]}}, "setup="),
-        ({"workload": Workload("a\nb", "m:f", seed=0)}, "workload="),
-        ({"workload": DDPMnist("w", "m:f", seed=0, data_dir="a\nb")}, "params.data_dir="),
-        ({"workload": P2P("w", "m:f", seed=0, pattern=["a\nb"])}, "params.pattern="),
-        ({"workload": Collective("w", "m:f", seed=0, op={"x": ["a\nb"]})}, "params.op.x="),
+        ({"cluster": {"directives": {"comment-x": "a\nb"}}}, "cluster.directives.comment-x="),
+        ({"cluster": {"environment": {"A": "a\nb"}}}, "cluster.environment.A="),
+        ({"cluster": {"srun_args": ["ok", "a\nb"]}}, "cluster.srun_args="),
+        ({"cluster": {"setup": ["ok\nok", "a\rb"]}}, "cluster.setup="),
+        ({"workload": Workload("a\nb", "m:f", seed=0)}, "workload.name="),
+        ({"workload": DDPMnist("w", "m:f", seed=0, data_dir="a\nb")}, "workload.data_dir="),
+        ({"workload": P2P("w", "m:f", seed=0, pattern=["a\nb"])}, "workload.pattern="),
+        ({"workload": Collective("w", "m:f", seed=0, op={"x": ["a\nb"]})}, "workload.op.x="),
     ],
 )
 def test_control_characters_are_refused_wherever_they_hide(keys: dict[str, Any], path: str) -> None:
@@ -235,11 +241,11 @@ def test_control_characters_are_refused_in_what_the_machine_adds(field: str) -> 
 @pytest.mark.parametrize("directive", GpuDirective)
 def test_gpus_are_asked_for_in_the_schedulers_words(scheduler: str, directive: GpuDirective) -> None:
     cluster = {"scheduler": scheduler, "gpu_directive": directive}
-    assert plan_of(cluster=cluster, gpus_per_node=0).gpu_directive == directive.value  # nobody is asked for any
+    assert plan_of(cluster=cluster, gpus_per_node=0).cluster.gpu_directive == directive.value  # nobody is asked for any
     of_it = registry.scheduler(scheduler)
     fitting = of_it.gpu_directives if isinstance(of_it, Queue) else tuple(GpuDirective)
     if directive in fitting:
-        assert plan_of(cluster=cluster, gpus_per_node=1).gpu_directive == directive.value
+        assert plan_of(cluster=cluster, gpus_per_node=1).cluster.gpu_directive == directive.value
         return
     with pytest.raises(ConfigError) as refusal:
         plan_of(cluster=cluster, gpus_per_node=1)
@@ -302,5 +308,4 @@ def test_a_plan_survives_its_record(
 @pytest.mark.parametrize("damage", [{"colour": "red"}, {"nodes": ...}])
 def test_a_plan_of_another_version_is_told_apart(damage: dict[str, Any]) -> None:
     values = {key: value for key, value in {**as_dict(plan_of()), **damage}.items() if value is not ...}
-    with pytest.raises(TypeError):
-        from_dict(values)
+    assert wrong_in(values) is not None

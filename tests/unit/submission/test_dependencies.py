@@ -121,7 +121,9 @@ def test_what_can_never_start_is_refused_before_it_is_submitted(monkeypatch: pyt
     assert "has no job to wait for" in refused(plan, other("ok", "queued"), monkeypatch=monkeypatch)
     itself = bare_plan(after=("ok:/runs/prep",), run_dir="/runs/prep")
     assert "cannot wait for itself" in refused(itself, other("ok", "queued", "1"), monkeypatch=monkeypatch)
-    own = bare_plan(after=("ok:/runs/prep",), run_dir="/nowhere/mine", directives={"dependency": "singleton"})
+    own = bare_plan(
+        after=("ok:/runs/prep",), run_dir="/nowhere/mine", cluster={"directives": {"dependency": "singleton"}}
+    )
     assert "exclude each other" in refused(own, other("ok", "done"), monkeypatch=monkeypatch)
 
 
@@ -234,9 +236,9 @@ def test_a_job_that_may_not_submit_waits_where_it_is(
     assert told.count("mine waits here: prep is queued") == 1
 
 
-@pytest.mark.parametrize("plan", [{"scheduler": "local"}, {"resume_how": "chain"}])
+@pytest.mark.parametrize("plan", [{"cluster": {"scheduler": "local"}}, {"resume": {"how": "chain"}}])
 def test_a_run_of_this_machine_and_a_chain_wait_where_they_are(
-    plan: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = Gate(tmp_path, monkeypatch, [[other("ok", "running", "7")], [other("ok", "done")]], **plan)
     assert gate.main() == 0
@@ -267,7 +269,7 @@ def test_a_lost_run_is_looked_at_for_a_while_before_it_is_believed(
 def test_a_run_that_is_cancelled_while_it_waits_stays_stopped(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = Gate(tmp_path, monkeypatch, [[other("ok", "running")]], scheduler="local")
+    at = Gate(tmp_path, monkeypatch, [[other("ok", "running")]], cluster={"scheduler": "local"})
     (at.run.path / name).touch()
     assert gate.main() == 75
 
@@ -324,7 +326,7 @@ def test_a_job_that_pbs_deletes_because_the_other_was_over_by_then_is_submitted_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run.create(tmp_path / "mine")
-    plan = bare_plan(run_id="mine", run_dir=str(run.path), scheduler="pbs", after=("ok:/runs/prep",))
+    plan = bare_plan(run_id="mine", run_dir=str(run.path), cluster={"scheduler": "pbs"}, after=("ok:/runs/prep",))
     executor = PBSRunExecutor(run, plan, "token", held_by=lambda: held.pop(0))
     asked: list[tuple[str, ...]] = []
 

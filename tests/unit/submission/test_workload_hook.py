@@ -39,7 +39,7 @@ class Answers(WorkloadHook):
 
 class Raises(WorkloadHook):
     def check(self, plan: JobPlan) -> None:
-        raise KeyError(plan.params["name"])
+        raise KeyError(plan.workload.params["name"])
 
 
 class Forgets(WorkloadHook):
@@ -65,7 +65,7 @@ def config_with(hook: str | None, **keys: object) -> Config:
 
 def test_its_answers_are_in_the_plan_and_in_the_notes() -> None:
     plan, notes = planned(config_with(f"{HERE}Answers"), SITE, Inputs())
-    assert (plan.params["min_ranks"], plan.world_size) == (3, 3)
+    assert (plan.workload.params["min_ranks"], plan.world_size) == (3, 3)
     assert notes[:2] == ("three at least", "3 ranks")
 
 

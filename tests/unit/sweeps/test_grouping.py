@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.schedulers import job_script
 from launcher.spec.plan import JobPlan
 from launcher.sweeps import grouping
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 
 FOLDER = Path("/runs/lr-1")
 ELEMENTS = FOLDER / "arrays" / "token"
@@ -24,11 +24,11 @@ ELEMENTS = FOLDER / "arrays" / "token"
 def plans(*points: dict[str, Any]) -> dict[int, JobPlan]:
     """Plans of points 0, 1, ... with these keys."""
     return {
-        index: dataclasses.replace(
+        index: with_fields(
             plan := plan_of(**keys),
             run_id=f"lr-1/{index}",
             run_dir=f"{FOLDER}/{index}",
-            checkpoint_dir=plan.checkpoint_dir.replace("/runs/run-1", f"{FOLDER}/{index}"),
+            checkpoint={"dir": plan.checkpoint.dir.replace("/runs/run-1", f"{FOLDER}/{index}")},
         )
         for index, keys in enumerate(points)
     }
@@ -95,11 +95,19 @@ def test_the_script_of_an_array_is_that_of_each_point_in_it(points: list[dict[st
     assert len(texts) == len(grouping.groups(own, "lr-1", FOLDER))  # two groups never have one script
 
 
-@pytest.mark.parametrize("name", grouping.FOR_RANKS)
+def keys_for_ranks() -> list[str]:
+    """The keys that FOR_RANKS names, of whole sections too."""
+    parts = {name: getattr(plan_of(), name, None) for name in grouping.FOR_RANKS}
+    inside = [f"{name}.{key.name}" for name, part in parts.items() if is_dataclass(part) for key in fields(part)]
+    return [*(name for name, part in parts.items() if not is_dataclass(part)), *inside]
+
+
+@pytest.mark.parametrize("name", keys_for_ranks())
 def test_keys_for_ranks_are_in_no_script(name: str) -> None:
     """Or two points with different values would get one script."""
     plan = plans({})[0]
-    before = getattr(plan, name)
+    section, _, key = name.rpartition(".")
+    before = getattr(getattr(plan, section) if section else plan, key)
     values: dict[type, Any] = {
         bool: not before,
         int: 77,
@@ -108,8 +116,9 @@ def test_keys_for_ranks_are_in_no_script(name: str) -> None:
         dict: {"x": "other"},
         type(None): 77,
     }
-    changed = dataclasses.replace(plan, **{name: values[type(before)]})
-    assert getattr(changed, name) != before
+    other = {key: values[type(before)]}
+    changed = with_fields(plan, **({section: other} if section else other))
+    assert changed != plan
     assert script(changed) == script(plan)
 
 
@@ -122,7 +131,7 @@ def test_folders_that_srun_mounts_are_in_the_script(runtime: Runtime, expected: 
 
 def test_a_shared_folder_of_checkpoints_is_in_the_script() -> None:
     own = plans({}, {})
-    elsewhere = {index: dataclasses.replace(plan, checkpoint_dir=f"/scratch/{index}") for index, plan in own.items()}
+    elsewhere = {index: with_fields(plan, checkpoint={"dir": f"/scratch/{index}"}) for index, plan in own.items()}
     assert [found for _, found in grouping.groups(elsewhere, "lr-1", FOLDER)] == [(0,), (1,)]
     assert '"$LAUNCHER_RUN_DIR"/checkpoints' in script(own[0])
 

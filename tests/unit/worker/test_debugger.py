@@ -40,7 +40,7 @@ from tests.unit.worker.test_debug_console import Terminal
 )
 def test_ranks_that_stop(keys: dict[str, Any], ranks: tuple[int, ...]) -> None:
     plan = plan_of(nodes=2, procs_per_node=2, debug=Debug(**keys))
-    assert (plan.debug_ranks, plan.debugs) == (ranks, bool(ranks))
+    assert (plan.debug.ranks, plan.debugs) == (ranks, bool(ranks))
     assert from_dict(json.loads(json.dumps(as_dict(plan)))) == plan
 
 
@@ -68,7 +68,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPlan]:
     monkeypatch.setattr(debugger, "_debugger", None)
     monkeypatch.setattr(debugger, "_passed", set())
     monkeypatch.setattr(debugger, "_ranks", ())
-    yield bare_plan(run_dir=str(tmp_path), debug_ranks=(0,), debug_post_mortem=True)
+    yield bare_plan(run_dir=str(tmp_path), debug={"ranks": (0,), "post_mortem": True})
     if debugger._debugger is not None:
         debugger._debugger._console.end()
     for path in sockets.iterdir():
@@ -82,7 +82,7 @@ def in_thread(plan: JobPlan, work: Callable[[], Any]) -> Callable[[], Any]:
 
     def run() -> None:
         try:
-            with debugger.Watched(plan.debug_post_mortem):
+            with debugger.Watched(plan.debug.post_mortem):
                 ended.append(work())
         except BaseException as error:
             ended.append(error)

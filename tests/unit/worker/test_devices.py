@@ -96,8 +96,8 @@ def test_the_variables_of_a_rank_come_from_the_plan(
 
 
 def test_the_key_is_kept_in_the_plan() -> None:
-    assert plan_of().visible_devices == Launch().visible_devices.value == "auto"
-    assert plan_of(launch={"visible_devices": ONE}).visible_devices == "one"
+    assert plan_of().launch.visible_devices == Launch().visible_devices.value == "auto"
+    assert plan_of(launch={"visible_devices": ONE}).launch.visible_devices == "one"
 
 
 FOUR, ONLY, NONE = Seen("cuda", 4, "2.13.0+cu126"), Seen("cuda", 1, "2.13.0+cu126"), Seen("cuda", 0, "2.13.0+cu126")

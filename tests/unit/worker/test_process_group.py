@@ -73,7 +73,7 @@ def test_the_timeout_of_the_run_is_that_of_its_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breakpoints: tuple[str, ...]
 ) -> None:
     run = Run.create(tmp_path / "run")
-    run.write_record(bare_plan(timeout=77), {}, {})
+    run.write_record(bare_plan(launch={"timeout": 77}), {}, {})
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(run.path))
     monkeypatch.setenv("LAUNCHER_ATTEMPT", "0")
     monkeypatch.setattr(type(run.plan()), "debugs", property(lambda _: bool(breakpoints)))

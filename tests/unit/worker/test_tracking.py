@@ -63,13 +63,13 @@ def tracked(**fakes: Fake) -> Tracking:
     ],
 )
 def test_trackers_of_a_config(track: Any, run_id: str, track_of: tuple[str, ...], experiment: str) -> None:
-    fields = tracking_keys.fields_of(make_config(track=track), run_id)
-    assert (fields["track"], fields["tracking_experiment"]) == (track_of, experiment)
+    config = make_config(track=track)
+    assert (tracking_keys.trackers(config.track), tracking_keys.experiment(config, run_id)) == (track_of, experiment)
 
 
 def test_a_tracker_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match="track=tensorbord: there is no such tracker"):
-        tracking_keys.fields_of(make_config(track="tensorbord"), "run-1")
+        tracking_keys.trackers("tensorbord")
 
 
 def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +77,12 @@ def test_a_missing_package_is_told_before_submission(monkeypatch: pytest.MonkeyP
     assert trackers.check(bare_plan(track=("tensorboard",))) == ()
     with pytest.raises(ConfigError, match=r"/usr/bin/python3 does not have: pip install 'launcher\[mlflow\]'"):
         trackers.check(bare_plan(track=("tensorboard", "mlflow")))
-    (note,) = trackers.check(bare_plan(track=("mlflow",), setup=("module load mlflow",)))
+    (note,) = trackers.check(bare_plan(track=("mlflow",), cluster={"setup": ("module load mlflow",)}))
     assert "pip install 'launcher[mlflow]'" in note  # the set-up lines may bring it
-    for key in ("modules", "env_setup"):
-        assert len(trackers.check(bare_plan(track=("mlflow",), **{key: ("x",)}))) == 1
+    for key in ("modules", "setup"):
+        assert len(trackers.check(bare_plan(track=("mlflow",), env={key: ("x",)}))) == 1
     for key in ("activate", "archive", "container"):
-        (note,) = trackers.check(bare_plan(track=("mlflow",), **{key: "/other"}))
+        (note,) = trackers.check(bare_plan(track=("mlflow",), env={key: "/other"}))
         assert note.endswith("which is not installed here; /other has to have it")
 
 

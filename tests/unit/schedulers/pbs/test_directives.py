@@ -436,9 +436,18 @@ EVIL = ["two  words", "it's", '"so"', "$(touch pwned)", "`id`", "a\\", "\\'", "-
 @pytest.mark.parametrize("text", EVIL)
 def test_the_options_of_a_script_are_those_of_the_plan(text: str) -> None:
     plan = bare_plan(
-        scheduler="pbs", starter="pbsdsh", nodes=2, run_dir=f"/runs/{text}", account=text, project=text, queue="gpu",
-        resources={"filesystems": "$HOME:`id`;#"}, directives={"M": [text, "b"], "h": True},
-    )  # fmt: skip
+        cluster={
+            "scheduler": "pbs",
+            "account": text,
+            "project": text,
+            "queue": "gpu",
+            "resources": {"filesystems": "$HOME:`id`;#"},
+            "directives": {"M": [text, "b"], "h": True},
+        },
+        starter="pbsdsh",
+        nodes=2,
+        run_dir=f"/runs/{text}",
+    )
     for array, elements in ((None, None), ("0-9%2", Path(plan.run_dir, "arrays/token"))):
         script = job_script.script(plan, token="token", array=array, elements=elements)
         assert read(script) == options(of_plan(plan, "token", array, elements and str(elements.parent)))

@@ -14,7 +14,7 @@ from launcher.schedulers.slurm import facts as slurm_facts
 from launcher.schedulers.slurm import pending, suggestions
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
 from launcher.schedulers.slurm.pending_reasons import Kind, in_words
-from tests.unit.plans import plan_of
+from tests.unit.plans import plan_of, with_fields
 
 # All reasons of job_state_reason.c (26.05), and what 22.05 printed besides.
 RESOURCES = ("BB", "Billing", "Energy", "GRES", "License", "Unknown")
@@ -270,7 +270,7 @@ def test_changes_are_tried_from_the_smallest_on(
 def test_fewer_nodes_are_not_offered_below_what_the_user_or_the_workload_wants() -> None:
     plan = plan_of(nodes=4)
     job = Pending("1", "PENDING", "Resources", partition="gpu", nodes=4)
-    for given, fixed in ((plan, True), (replace(plan, params={"min_ranks": 4}), False)):
+    for given, fixed in ((plan, True), (with_fields(plan, workload={"params": {"min_ranks": 4}}), False)):
         found = suggestions.changes(given, job, [GPU], BUSY, [], now=NOW, fixed_nodes=fixed)
         assert not any("nodes=" in each.overrides[0] for each in found)
 
