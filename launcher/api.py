@@ -18,7 +18,7 @@ from launcher.config.hydra_text import element
 from launcher.config.keys import opened
 from launcher.errors import ConfigError, UnavailableError
 from launcher.files.ownership import require_own
-from launcher.monitoring.live import Live, look
+from launcher.monitoring.live import JobMonitor, status_of
 from launcher.monitoring.state import RunState
 from launcher.paths import GROUPS, default_runs_dir
 from launcher.runs import directory, lookup
@@ -81,7 +81,7 @@ class Run:
         Raises:
             RunError: the run's record cannot be read.
         """
-        return look(self._run, Live(share=True)).state
+        return status_of(self._run, JobMonitor(share=True)).state
 
     def wait(self, timeout: float | None = None) -> RunState:
         """Waits until the run is over, including attempts that follow by requeue or resubmission.
@@ -95,11 +95,11 @@ class Run:
         Raises:
             RunError: the run's record is damaged.
         """
-        live, pause = Live(share=True), FIRST
+        live, pause = JobMonitor(share=True), FIRST
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                state = look(self._run, live).state
+                state = status_of(self._run, live).state
             except UnavailableError:  # transient: a later poll may be able to read it
                 state = RunState.UNKNOWN
             left = pause if until is None else until - time.monotonic()
@@ -119,8 +119,8 @@ class Run:
         if sweep := sweep_of(self._run):
             control.cancel(sweep, [int(self.path.name)])
             return
-        live = Live()
-        if not look(self._run, live).state.over:
+        live = JobMonitor()
+        if not status_of(self._run, live).state.over:
             live.cancel(self._run)
 
     def resume(self, overrides: Overrides = (), *, new_snapshot: bool = False, **keys: Any) -> Run:

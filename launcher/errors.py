@@ -52,7 +52,7 @@ class UnavailableError(RunError, OSError):
     """A file that the run's machines share cannot be read now. Whether it exists, and what it holds, is unknown.
 
     Callers wait and try again where they can. Otherwise an attempt ends with RESUME, and a command reports the error.
-    It is an OSError as well, for callers that go on after those (a checkpoint's fence: there will be a next save).
+    It is an OSError as well, for callers that ignore those (a checkpoint's fence: there will be a next save).
     """
 
     code = UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What an earlier run measured, for a benchmark that is compared with it."""
+"""Reads the results of an earlier run, with which a benchmark is compared."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def read(path: str | None, env: Env) -> results.Results | None:
-    """The results in a file, which rank 0 alone reads, on all ranks; None: there is no baseline.
+    """The results in a file, on all ranks; None if there is no baseline. Only rank 0 reads the file.
 
     Raises:
-        WorkloadError: it cannot be read.
+        WorkloadError: the file cannot be read.
     """
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""What the communication workloads share: test values, comparing, timing by the slowest rank, tables."""
+"""Shared by the communication workloads: test values, comparisons, timing by the slowest rank, tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXACT = {
     torch.int32: 2**31 - 1,
     torch.int8: 2**7 - 1,
 }
-_PERIOD = 2**30 - 1  # the values of a key repeat after so many
+_PERIOD = 2**30 - 1  # the values of a key repeat after this many
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -44,9 +44,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Values:
-    """Makes whole-numbered test data, different for every key (source, destination, iteration, ...).
+    """Makes test data of whole numbers, different for every key (source, destination, iteration, ...).
 
-    All ranks can make the data of any other rank, and so know what they should receive.
+    Every rank can make the data of any other rank, and so knows what it should receive.
     """
 
     dtype: torch.dtype
@@ -54,11 +54,11 @@ class Values:
     seed: int
 
     def make(self, count: int, *key: object, start: int = 0, most: int | None = None) -> Tensor:
-        """The values of a key from number `start` on, [count]: whole numbers from 0 to `most` or, where that is not one
-        less than a power of two, to the next such number below. Without `most`, as far as the type is exact."""
+        """The values of a key from number `start` on, [count]: whole numbers from 0 to `most`, or to the next lower
+        number that is one less than a power of two. Without `most`, as far as the type is exact."""
         mask = (1 << ((self.limit if most is None else most) + 1).bit_length() - 1) - 1
         mark = zlib.crc32(repr((self.seed, *key)).encode()) & _PERIOD
-        # 32-bit arithmetic that wraps around, in place: this is most of what verifying large buffers costs.
+        # In place, with 32-bit arithmetic that wraps around: this takes most of the time of verifying large buffers.
         mixed = torch.arange(count, dtype=torch.int32, device=self.device)
         mixed.add_((start + mark) & _PERIOD).bitwise_and_(_PERIOD)
         mixed.mul_(-1640531535).bitwise_xor_(mixed >> 15)
@@ -71,17 +71,17 @@ class Values:
         return _EXACT[self.dtype]
 
     def poison(self, count: int) -> Tensor:
-        """A buffer to receive into, [count], filled with a value that `make` never gives."""
+        """A buffer to receive into, [count], filled with a value that `make` never returns."""
         return torch.full((count,), -1, dtype=self.dtype, device=self.device)
 
 
 def count_wrong(got: Tensor, expected: Tensor) -> int:
-    """How many elements differ; not-a-number is always wrong."""
+    """How many elements differ; NaN is always wrong."""
     return int((got != expected).sum())
 
 
 def timed(device: torch.device, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
-    """Seconds that one call takes on this rank, up to the end of what it started on the device."""
+    """Seconds that a call takes on this rank, until the work that it started on the device is done."""
     _finish(device)
     started = time.perf_counter()
     function(*args, **kwargs)
@@ -95,10 +95,10 @@ def _finish(device: torch.device) -> None:
 
 
 def time_calls(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls by this process's clock, each begun when `meet` (a barrier) lets go.
+    """Seconds of each of `count` calls by this process's clock, each started after `meet` (a barrier) returns.
 
-    For operations that are over when the call returns. The loop does nothing else: it is what
-    benchmarks/fabric.py compares with a hand-written one.
+    For operations that are done when the call returns. The loop does nothing else: benchmarks/fabric.py compares it
+    with a hand-written one.
     """
     clock = time.perf_counter
     seconds = []
@@ -107,15 +107,15 @@ def time_calls(call: Callable[[], object], meet: Callable[[], object], count: in
         began = clock()
         done = call()
         seconds.append(clock() - began)
-        del done  # what it returned costs time to free, which is none of the operation's
+        del done  # freeing the result takes time, which is not the operation's
     return seconds
 
 
 def time_on_device(call: Callable[[], object], meet: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls by events on the current CUDA stream, behind one barrier.
+    """Seconds of each of `count` calls by events on the current CUDA stream, after one barrier.
 
-    For operations that are over when the stream is: the calls are queued one behind the other, and the clock is the
-    GPU's.
+    For operations that are done when the stream is: the calls are queued one after the other, and the GPU's clock
+    is used.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     meet()
@@ -129,7 +129,7 @@ def time_on_device(call: Callable[[], object], meet: Callable[[], object], count
 
 
 def slowest(seconds: Sequence[float], env: Env) -> list[float]:
-    """Of each iteration its time on the rank where it took longest, in seconds. All ranks must call it, with equally
+    """The time of each iteration on the rank where it took longest, in seconds. All ranks must call it, with equally
     many."""
     times = torch.tensor(seconds, dtype=torch.float64, device=env.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
@@ -137,7 +137,7 @@ def slowest(seconds: Sequence[float], env: Env) -> list[float]:
 
 
 class Table:
-    """Lines of a table with fixed columns, made one at a time so that they can be printed as they come.
+    """A table with fixed columns, formatted line by line, so that lines can be printed as they come.
 
     `columns` are (title, width); a negative width aligns to the left. A text longer than its column is not cut.
     """
@@ -156,5 +156,5 @@ class Table:
 
 
 def microseconds(seconds: float) -> str:
-    """`1234.5`, as benchmarks of communication print times."""
+    """`1234.5`, the form in which benchmarks of communication print times."""
     return f"{seconds * 1e6:.1f}"

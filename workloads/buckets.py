@@ -1,4 +1,4 @@
-"""Averaging gradients over ranks by hand: what DistributedDataParallel does, without the overlap."""
+"""Averages gradients over ranks by hand, like DistributedDataParallel but without overlapping the backward pass."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 
 class GradientBuckets:
-    """Averages the gradients of some parameters over all ranks, one all_reduce per bucket.
+    """Averages the gradients of some parameters over all ranks, with one all_reduce per bucket.
 
-    Parameters are taken from the last to the first, as the backward pass finishes them, and put together by type and
-    device until a bucket holds `bucket_mb` MiB. Each gradient is multiplied by 1 / world size before it is summed, as
-    DistributedDataParallel does, so two ranks get bitwise the same weights by either way. With more ranks the sums may
-    be taken in another order.
+    Parameters are taken from the last to the first, as the backward pass finishes them, and grouped by type and device
+    until a bucket holds `bucket_mb` MiB. Each gradient is multiplied by 1 / world size before it is summed, like in
+    DistributedDataParallel, so that two ranks get bitwise the same weights either way. With more ranks the order of the
+    sums may differ.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_mb: float) -> None:
         if bucket_mb <= 0:
-            raise ValueError(f"workload.bucket_mb={bucket_mb} is no size of a bucket: set it to 1 or so")
+            raise ValueError(f"workload.bucket_mb={bucket_mb} is not above 0: set it to 1 or so")
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         self.buckets = [_Bucket(group) for group in _groups(wanted[::-1], bucket_mb * 2**20)]
 
@@ -34,7 +34,7 @@ class GradientBuckets:
 
 
 class _Bucket:
-    """Some parameters of one type and device, and one flat tensor for all their gradients."""
+    """Some parameters of one type and device, and a flat tensor for all their gradients."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -60,19 +60,19 @@ class _Bucket:
 
 
 def _groups(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
-    """Neighbours of one type and device, as many as fit into `limit` bytes and at least one."""
+    """Neighbours of one type and device, as many as fit into `limit` bytes, but at least one."""
     groups: list[list[nn.Parameter]] = []
-    held = 0
+    filled = 0
     for parameter in parameters:
         size = parameter.numel() * parameter.element_size()
         last = groups[-1][-1] if groups else None
-        fits = last is not None and held + size <= limit and _kind(last) == _kind(parameter)
+        fits = last is not None and filled + size <= limit and _kind(last) == _kind(parameter)
         if fits:
             groups[-1].append(parameter)
-            held += size
+            filled += size
         else:
             groups.append([parameter])
-            held = size
+            filled = size
     return groups
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import Collective
 
-WIDTH = 76  # columns of a terminal of 80 beside the rank
-FAULTS = 10  # that an error tells; the table has them all
+WIDTH = 76  # columns: those of a terminal of 80 without the rank's prefix
+FAULTS = 10  # most faults in an error; the table has all of them
 
 
 class Report:
-    """What rank 0 says and writes while the others only measure."""
+    """Rank 0's output, on the terminal and in files."""
 
     def __init__(self, config: Collective, settings: Settings, env: Env) -> None:
         self.settings, self.env = settings, env
@@ -37,12 +37,12 @@ class Report:
             for line in lines:
                 say(line)
 
-    def tell(self, text: str) -> None:
-        """A sentence, in as many lines as it takes."""
+    def say_wrapped(self, text: str) -> None:
+        """Prints a sentence, wrapped."""
         self.say(*textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 
     def begin(self, sweep: Sweep) -> None:
-        """The title of a table, and its head where it is not the one above."""
+        """Prints the title of a table, and its head if it differs from the last one's."""
         settings, row = self.settings, sweep.identity(0, "")
         if len(settings.sizes) > 1 or not self.headed:
             self.say(*[""] * self.headed, *tables.head())
@@ -51,20 +51,20 @@ class Report:
         self.say(tables.title(row["op"], row["group"], row["ranks"], *of))
 
     def add(self, rows: tuple[Row, ...]) -> None:
-        """One size is done."""
+        """Adds the rows of one size."""
         self.table += rows
         self.results.add(*rows)
         where = {row["place"]: row for row in rows}
         self.say(tables.line(where.get("out"), where.get("in")))
 
     def end(self, groups: Groups) -> None:
-        """The last line of a table."""
+        """Prints the last line of a table."""
         if text := tables.summary(self.table, *self._roof_of(groups)):
             self.say(text)
 
     def _roof_of(self, groups: Groups) -> tuple[float | None, str]:
-        """The hardware's speed below a group, in bytes a second, and what it is of. Within a node NCCL uses no socket,
-        and the socket that was measured joins two nodes."""
+        """The hardware's speed below a group, in bytes/s, and what that is the speed of. Within a node NCCL uses no
+        sockets, and the measured socket joins two nodes."""
         env = self.env
         nodes = max(len({env.node_of(rank) for rank in ranks}) for ranks in groups.members)
         if nodes > 1 or (env.backend != "nccl" and env.nnodes == 1):
@@ -72,21 +72,21 @@ class Report:
         return self.roof.memory, "memory"
 
     def stop(self, reason: str) -> None:
-        """Something that was asked for cannot be measured."""
+        """Records why something cannot be measured."""
         self.results.reason = "; ".join(filter(None, [self.results.reason, reason]))
         self.results.write()
-        self.tell(reason)
+        self.say_wrapped(reason)
 
 
 def main(config: Collective, env: Env) -> dict[str, float | int | str]:
-    """Measure and verify the chosen operations. The metrics are, of each operation on each kind of group,
-    `OP/GROUP/busbw` (the best, in 10^9 bytes a second) and `OP/GROUP/us` (the smallest size's median), and
-    `operations`, `checked` (elements that were compared) and `wrong`.
+    """Measures and verifies the chosen operations. The metrics are, for each operation on each kind of group,
+    `OP/GROUP/busbw` (the best, in 10^9 bytes/s) and `OP/GROUP/us` (the smallest size's median), and
+    `operations`, `checked` (elements compared) and `wrong`.
 
     Raises:
-        WorkloadError: a result was wrong or slower than the baseline allows (everything has been measured by then),
-            the backend lacks an operation that was chosen by name, the first size does not fit into memory, or the
-            config makes no sense.
+        WorkloadError: a result was wrong or slower than the baseline allows (raised after measuring everything), the
+            backend lacks an operation that was chosen by name, the first size does not fit into memory, or the config
+            is not valid.
     """
     try:
         settings = Settings.of(config)
@@ -106,13 +106,13 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
                 done += 1
                 if env.rank == 0:
                     progress(done, total, op=name, group=kind)
-    except ValueError as error:  # the config's; groups can be seen on the ranks only
+    except ValueError as error:  # from the config: groups are only known on the ranks
         raise WorkloadError(str(error)) from error
     return conclude(report, faults, baseline, config)
 
 
 def run(sweep: Sweep, report: Report) -> list[str]:
-    """All sizes of one operation on one kind of group; returns what was wrong. All ranks must call it.
+    """Measures all sizes of one operation on one kind of group; returns the faults. All ranks must call it.
 
     Raises:
         WorkloadError: the backend lacks an operation that was chosen by name, or the first size does not fit.
@@ -122,7 +122,7 @@ def run(sweep: Sweep, report: Report) -> list[str]:
     if missing := sweep.missing():
         if not report.settings.everything:
             raise WorkloadError(f"{name} cannot be run: {missing}")
-        report.tell(f"  left out: {missing}")
+        report.say_wrapped(f"  left out: {missing}")
         report.results.add({**sweep.identity(0, sweep.settings.place), **_NOTHING, "missing": missing})
         return []
     faults: list[str] = []
@@ -145,19 +145,19 @@ _NOTHING: Row = {
 
 
 def raise_rank_0s(error: str | None, env: Env) -> None:
-    """Raise on every rank what rank 0 alone knows of.
+    """Raises rank 0's error, if any, on every rank.
 
     Raises:
-        WorkloadError: it has an error.
+        WorkloadError: with that error.
     """
-    if told := gather(error, env)[0]:
-        raise WorkloadError(told)
+    if found := gather(error, env)[0]:
+        raise WorkloadError(found)
 
 
 def conclude(
     report: Report, faults: list[str], baseline: results.Results | None, config: Collective
 ) -> dict[str, float | int | str]:
-    """The last words, the comparison, and the metrics. All ranks must call it.
+    """Writes the results, compares them with the baseline, and returns the metrics. All ranks must call it.
 
     Raises:
         WorkloadError: something was wrong, or slower than the baseline allows.
@@ -174,7 +174,7 @@ def conclude(
     report.say(f"{operations} operations, every result verified: all right")
     slower = None
     if baseline is not None:
-        slower = results.against(written.rows, baseline, config.tolerance, report.tell, str(config.baseline))
+        slower = results.against(written.rows, baseline, config.tolerance, report.say_wrapped, str(config.baseline))
     raise_rank_0s(slower, env)
     metrics: dict[str, float | int | str] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Data in memory: IDX files as tensors."""
+"""Loads image data sets (IDX files) as tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A whole data set on one device. `mean` and `std` are those of the training pixels (0 to 255)."""
+    """A data set on one device. `mean` and `std` are those of the training pixels (0 to 255)."""
 
     name: str
     classes: int
@@ -43,8 +43,8 @@ class Data:
     def batch(self, split: Split, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """The chosen samples: normalised float32 images [n, 1, height, width] and int64 labels [n].
 
-        The images stay bytes until they are used: a quarter of the memory, and turning a batch into floats costs less
-        than a microsecond an image.
+        The images are stored as bytes: a quarter of the memory, and converting a batch to floats takes less than a
+        microsecond per image.
         """
         if isinstance(chosen, slice):
             images, labels = split.images[chosen], split.labels[chosen]
@@ -54,10 +54,10 @@ class Data:
 
 
 def read_idx(path: Path) -> Tensor:
-    """An IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
+    """Reads an IDX file of bytes, plain or gzipped (`.gz`), as a uint8 tensor of 1 or 3 dimensions.
 
     Raises:
-        DatasetError: it cannot be read, is no such file, or is not as long as its header says.
+        DatasetError: it cannot be read, is not an IDX file, or its length does not match its header.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -72,15 +72,15 @@ def read_idx(path: Path) -> Tensor:
     if len(content) != length:
         raise DatasetError(f"{path} has {len(content)} bytes, and its header says {length}")
     if length == start:
-        raise DatasetError(f"{path} holds no samples")
+        raise DatasetError(f"{path} contains no samples")
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).view(shape)
 
 
 def load(found: Found, device: torch.device | str = "cpu") -> Data:
-    """Read the data set onto the device.
+    """Reads a data set onto a device.
 
     Raises:
-        DatasetError: a file is damaged, or images and labels do not belong together.
+        DatasetError: a file is damaged, or images and labels do not match.
     """
     classes = found.dataset.classes
     splits = []
@@ -101,7 +101,7 @@ def load(found: Found, device: torch.device | str = "cpu") -> Data:
 
 
 def _moments(images: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of the pixels; from whole counts, so equal wherever they are computed."""
+    """Mean and standard deviation of the pixels; from integer counts, so the same on every machine."""
     counts = torch.bincount(images.flatten().cpu(), minlength=256)
     values = torch.arange(256)
     number = int(counts.sum())

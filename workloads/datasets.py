@@ -1,8 +1,8 @@
-"""The data sets that ddp_mnist can train on: what they are, where they may be, whether they are whole, how to get them.
+"""The data sets that ddp_mnist can train on: a table of them, and functions to find, verify and download them.
 
 A data set is four IDX files (training and test images and labels), each either gzipped as published or unpacked.
-Gzipped files are recognised by their SHA-256, unpacked ones by header, length and range of labels. Nothing here
-imports torch: the login node runs it before it submits.
+Gzipped files are verified by their SHA-256, unpacked ones by header, length and range of labels. Nothing here
+imports torch, since the login node uses this before a submission.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from launcher.errors import ConfigError, near
 from launcher.files.checksum import digest_of
 
 AUTO = "auto"
-BROUGHT = "part of the launcher"
-TIMEOUT = 30  # seconds without a byte until a mirror is given up
-ROUNDS = 2  # times that every mirror is tried
+BUNDLED = "part of the launcher"
+TIMEOUT = 30  # seconds without data after which a mirror is given up
+ROUNDS = 2  # how often every mirror is tried
 PAUSE = 1  # seconds between two rounds
 _BLOCK = 1 << 18
 
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in 
 
 
 class DatasetError(ConfigError):
-    """A data set is not there, not whole, or could not be fetched; the text names the file and the cure."""
+    """A data set is missing, damaged, or could not be fetched; the text names the file and what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class IdxFile:
 
     @property
     def length(self) -> int:
-        """Bytes of the unpacked file: the header and one byte a value."""
+        """Bytes of the unpacked file: the header, and one byte per value."""
         values = 1
         for size in self.shape:
             values *= size
@@ -63,7 +63,7 @@ class Dataset:
     """A known data set.
 
     `accuracy` is the test accuracy (0 to 1) that training reaches with the default settings in `epochs` passes.
-    `folders` are places where a system package puts it, each with the package's name.
+    `folders` are where system packages install it, each with the package's name.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Dataset:
     epochs: int
     classes: int = 10
     folders: tuple[tuple[str, str], ...] = ()
-    subfolders: tuple[str, ...] = ()  # names by which other programs keep it below a data folder
+    subfolders: tuple[str, ...] = ()  # where other programs keep it below a data folder
 
     def find(self, data_dir: Path | None) -> Found | None:
-        """It on this machine, verified; None: it is not there.
+        """Finds the data set on this machine and verifies it; None if it is not there.
 
         Raises:
             DatasetError: one of its files is missing or damaged.
@@ -91,7 +91,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Found:
-    """A whole data set on this machine: its name, folder, how it was found, and its files in the order of Dataset."""
+    """A verified data set on this machine: name, folder, how it was found, and its files in the order of Dataset."""
 
     name: str
     dir: Path
@@ -100,7 +100,7 @@ class Found:
 
     @property
     def dataset(self) -> Dataset:
-        """The table's entry for it."""
+        """The table's entry for this data set."""
         return KNOWN[self.name]
 
 
@@ -170,15 +170,15 @@ DIGITS = Dataset(
     mirrors=(),
     accuracy=0.97,
     epochs=30,
-    folders=((str(Path(__file__).resolve().parent / "digits"), BROUGHT),),
+    folders=((str(Path(__file__).resolve().parent / "digits"), BUNDLED),),
 )
 # fmt: on
-KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in auto's order
+KNOWN: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, FASHION, DIGITS)}  # in the order of `auto`
 NAMES = (AUTO, *KNOWN)
 
 
 def default_data_dir() -> Path:
-    """`datasets` in the platform's per-user data folder; a data set is in a folder of its own name below it."""
+    """`datasets` in the platform's per-user data folder; each data set is in a subfolder with its name."""
     # Lazily: 5 ms, and only the default folder needs it
     import platformdirs
 
@@ -186,14 +186,14 @@ def default_data_dir() -> Path:
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found:
-    """The data set `name`, verified; `auto` is the first of mnist, fashion-mnist and digits that is there.
+    """Finds and verifies the data set `name`; `auto` takes the first of mnist, fashion-mnist and digits that exists.
 
     Looks below `data_dir` (default: the per-user data folder), in `data_dir` itself if the data set is named, and
-    where system packages install. A data set that is there but damaged is an error, also for `auto`: training on
-    another one than the user put there would be a surprise.
+    where system packages install. A damaged data set is an error, for `auto` as well: training on another one than the
+    user has put there would be a surprise.
 
     Raises:
-        DatasetError: the name is unknown, the data set is not there, or one of its files is missing or damaged.
+        DatasetError: the name is unknown, the data set does not exist, or one of its files is missing or damaged.
     """
     for dataset in KNOWN.values() if name == AUTO else [_known(name)]:
         if found := _find(dataset, data_dir, named=name != AUTO):
@@ -213,14 +213,14 @@ def fetch(
     mirrors: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Download what is missing of the data set into `data_dir`/`name` and return it, verified.
+    """Downloads the missing files of a data set into `data_dir`/`name` and returns it, verified.
 
-    `mirrors` are base URLs (`http`, `https` or `file`), tried in turn; default: the table's. Every file is written
-    beside its place, verified and then renamed, so an interrupted or a second simultaneous fetch does no harm.
+    `mirrors` are base URLs (`http`, `https` or `file`), tried in turn; default: the table's. Every file is written to
+    a temporary name, verified and renamed, so an interrupted or a second simultaneous fetch does no harm.
 
     Raises:
-        DatasetError: the name is unknown, no mirror had a right file (each one's failure is in the text), or the
-            folder cannot be written.
+        DatasetError: the name is unknown, no mirror had a valid file (the text has each mirror's error), or the folder
+            cannot be written.
     """
     dataset = _known(name)
     if not dataset.mirrors and mirrors is None:
@@ -238,7 +238,7 @@ def fetch(
 
 
 def read_header(head: bytes, path: Path) -> tuple[int, ...]:
-    """The sizes of an IDX file of bytes, from its first bytes: (samples, rows, columns) or (samples,).
+    """The shape in the header of an IDX file of bytes: (samples, rows, columns) or (samples,).
 
     Raises:
         DatasetError: it is not such a file.
@@ -267,18 +267,18 @@ def _fetch_line(name: str, data_dir: str | Path | None) -> str:
 
 
 def _present(file: IdxFile, folder: Path) -> Path | None:
-    for path in (folder / f"{file.name}.gz", folder / file.name):  # packed first: its checksum proves it
-        with suppress(PermissionError):  # what may not be looked at is not there
+    for path in (folder / f"{file.name}.gz", folder / file.name):  # gzipped first, which a checksum verifies
+        with suppress(PermissionError):  # counts as missing
             if path.is_file():
                 return path
     return None
 
 
 def _folder(dataset: Dataset, data_dir: str | Path | None, named: bool) -> tuple[Path, str] | None:
-    """The first folder that holds at least one of the files, and how it was found."""
+    """The first folder that contains at least one of the files, and how it was found."""
     base = _base(data_dir)
     below = [(base / sub, "in the data folder") for sub in (dataset.name, *dataset.subfolders)]
-    # The files of mnist and fashion-mnist have the same names, so the folder itself counts only for a named set.
+    # The files of mnist and fashion-mnist have the same names, so `base` itself counts only for a named data set.
     places = {Path(path): how for path, how in dataset.folders}
     own = [(base, places.get(base, "in the data folder"))] if named else []
     for folder, how in (*below, *own, *places.items()):
@@ -294,16 +294,16 @@ def _find(dataset: Dataset, data_dir: str | Path | None, named: bool) -> Found |
 
 def _verified(dataset: Dataset, folder: Path, how: str, data_dir: str | Path | None) -> Found:
     cure = f"Delete it and run: {_fetch_line(dataset.name, data_dir)}"
-    brought = any(how == BROUGHT for _, how in dataset.folders)
-    if brought:
-        cure = f"Delete {folder}: the launcher brings its own"
+    bundled = any(how == BUNDLED for _, how in dataset.folders)
+    if bundled:
+        cure = f"Delete {folder}: the launcher contains a copy"
     paths = []
     for file in dataset.files:
         path = _present(file, folder)
         if path is None:
             raise DatasetError(
-                f"{folder} holds only a part of {dataset.name}: {file.name}.gz is missing. "
-                + (f"Run: {_fetch_line(dataset.name, data_dir)}" if not brought else cure)
+                f"{folder} contains only a part of {dataset.name}: {file.name}.gz is missing. "
+                + (f"Run: {_fetch_line(dataset.name, data_dir)}" if not bundled else cure)
             )
         try:
             wrong = _packed_fault(file, path, dataset) if path.suffix == ".gz" else _plain_fault(file, path, dataset)
@@ -340,7 +340,7 @@ def _plain_fault(file: IdxFile, path: Path, dataset: Dataset) -> str:
 
 
 class _UselessError(Exception):
-    """This mirror will not have the file at a second try either."""
+    """This mirror would fail at a second try as well."""
 
 
 def _download(file: IdxFile, target: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
@@ -381,7 +381,7 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
         raise _UselessError(f"HTTP {error.code} {error.reason}") from error
     except ValueError as error:
         raise _UselessError(str(error)) from error
-    with response, _beside(target) as (temporary, stream):
+    with response, _temporary_file(target) as (temporary, stream):
         while block := response.read(_BLOCK):
             done += len(block)
             if done > file.size + (1 << 16):
@@ -400,8 +400,8 @@ def _download_from(url: str, file: IdxFile, target: Path, progress: Progress | N
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file next to `target`, gone afterwards unless it was renamed."""
+def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file next to `target`; removed at the end unless it was renamed."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb") as stream:

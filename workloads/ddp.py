@@ -32,8 +32,8 @@ CHANNELS = 12
 class Net(nn.Module):
     """One convolution and one linear layer for square images: [n, 1, side, side] -> scores [n, classes].
 
-    Small on purpose: it learns digits in a second, and makes the launcher, not the arithmetic, what is measured. It
-    has no batch normalisation, whose statistics would make the result depend on how the batch is shared out.
+    Small on purpose: it learns digits in a second, so that the launcher is measured and not the arithmetic. It has no
+    batch normalisation, whose statistics would make the result depend on how the batch is split.
     """
 
     def __init__(self, side: int, classes: int) -> None:
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """One training run on this rank: `run` reads like the run goes, the other methods are its parts."""
+    """One training run on this rank. `run` is the outline; the other methods are its parts."""
 
     def __init__(self, config: DDPMnist, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
@@ -61,7 +61,7 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[datasets.Found, Data]:
-        """The data set, the same one on every rank.
+        """Finds and loads the data set, the same one on every rank.
 
         Raises:
             WorkloadError: it is missing or damaged on some rank, or `auto` finds different ones.
@@ -73,13 +73,13 @@ class Trainer:
         except datasets.DatasetError as failure:
             error = str(failure)
         raise_together(error, self.env)
-        assert found is not None and data is not None  # else some rank had an error, and all have raised it
+        assert found is not None and data is not None  # otherwise some rank had an error, which all ranks have raised
         same_everywhere("the data set (choose one with workload.dataset=...)", found.name, self.env)
         same_everywhere("the training data", (len(data.train), len(data.test), data.mean, data.std), self.env)
         return found, data
 
     def build(self) -> None:
-        """Sampler, model, optimizer, what averages gradients, and what survives the attempt."""
+        """Makes the sampler, the model, the optimizer, what averages gradients, and the Resumable."""
         config, env = self.config, self.env
         leaves = self.settings.micro_batches if self.settings.invariant else None
         try:
@@ -91,7 +91,7 @@ class Trainer:
         self.total_steps = self.epochs * self.sampler.steps_per_epoch
         self.check_memory()
         self.model = Net(self.data.side, self.data.classes).to(env.device)
-        # Before DDP, which would overwrite other ranks' weights with rank 0's and hide that they differ.
+        # Before DDP, which would overwrite other ranks' weights with rank 0's, and hide a difference.
         same_everywhere("the initial weights", training.weights_sha256(self.model), env)
         self.parallel: nn.Module = self.model
         self.buckets: GradientBuckets | None = None
@@ -114,7 +114,7 @@ class Trainer:
         self.weight = torch.tensor(self.sampler.weight if leaves is None else 1 / config.batch_size, device=env.device)
         parts = (env.world_size, env.rank) if self.leaves is None else (self.settings.micro_batches, self.leaves.first)
         self.losses = training.LossLog(config.batch_size, *parts)
-        self.steps = self.finished = 0  # steps that are done; epochs whose evaluation is done, too
+        self.steps = self.finished = 0  # steps done; epochs done, including their evaluation
         self.scores: training.Scores | None = None  # of the last evaluation
         self.resumable = Resumable(
             env, state=self.state, position=self.position, identity=self.identity(), unlike=self.unlike(),
@@ -125,9 +125,10 @@ class Trainer:
             self.resumable.pace.units = self.leaves.last - self.leaves.first
 
     def check_memory(self) -> None:
-        """
+        """Checks workload.micro_batch_size against train.invariant.
+
         Raises:
-            WorkloadError: a forward pass cannot be as small as the user wants.
+            WorkloadError: train.invariant needs larger micro-batches.
         """
         most, largest = self.config.micro_batch_size, max(self.sampler.sizes)
         if most is not None and self.settings.invariant and largest > most:
@@ -137,10 +138,10 @@ class Trainer:
             )
 
     def settle_buckets(self) -> None:
-        """Two passes that are thrown away, for DistributedDataParallel makes its buckets anew after the first one.
+        """Runs two passes whose gradients are discarded, since DistributedDataParallel rebuilds its buckets after one.
 
-        It would do so after each resume, sum in another order in one step, and so, with three ranks or more, come to
-        other weights than a run that was never stopped.
+        Otherwise it would do so after each resume, sum in another order in one step, and so, with three ranks or more,
+        get other weights than a run that was never stopped.
         """
         before = generators(self.env.device)
         for _ in range(2):
@@ -150,16 +151,16 @@ class Trainer:
         restore_generators(before, self.env.device)
 
     def state(self) -> dict[str, Any]:
-        """The tensors that a checkpoint holds. The learning rate is a function of the step."""
+        """The tensors for a checkpoint. The learning rate is a function of the step, and needs none."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"]}
 
     def position(self) -> dict[str, Any]:
-        """Where the training is, besides the steps. All ranks must call it."""
+        """The position of the training besides the number of steps. All ranks must call it."""
         scores = None if self.scores is None else dataclasses.asdict(self.scores)
         return {"finished": self.finished, "losses": self.losses.state(), "scores": scores}
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this training: a checkpoint of another one is refused."""
+        """Facts that identify this training: a checkpoint with others is refused."""
         config = self.config
         return {
             "model": {name: list(tensor.shape) for name, tensor in self.model.state_dict().items()},
@@ -176,7 +177,7 @@ class Trainer:
         }
 
     def unlike(self) -> dict[str, Any]:
-        """What may change the order of sums, and so their last bits."""
+        """Settings that may change the order of sums, and so their last bits."""
         if self.settings.invariant:
             return {}
         config = self.config
@@ -187,7 +188,7 @@ class Trainer:
         }
 
     def resume(self) -> None:
-        """Go on where an earlier attempt has saved, if one has."""
+        """Continues from the newest checkpoint, if there is one."""
         if (loaded := self.resumable.load(self.optimizer)) is not None:
             position = loaded.extra["position"]
             self.steps, self.finished = loaded.step, position["finished"]
@@ -195,11 +196,11 @@ class Trainer:
             self.losses.restore(position["losses"])
 
     def precision(self) -> AbstractContextManager[object]:
-        """The arithmetic of the forward pass."""
+        """The context manager for the arithmetic of the forward pass."""
         return torch.autocast(self.env.device.type, self.dtype) if self.dtype else nullcontext()
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """One optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
+        """Does one optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.total_steps, self.config.lr)
         sums = self.average(chosen) if self.leaves is None else self.add_up(self.leaves, step, chosen)
@@ -208,13 +209,13 @@ class Trainer:
         self.steps = step + 1
 
     def average(self, chosen: Tensor) -> list[Tensor]:
-        """Gradients of the global batch as the mean over ranks; the sum of this rank's losses."""
+        """Computes the gradients of the global batch as the mean over ranks; returns the sum of this rank's losses."""
         most = self.config.micro_batch_size
         pieces = (chosen,) if most is None else chosen.tensor_split(-(-len(chosen) // most))
         self.optimizer.zero_grad()
         sums = []
         for number, piece in enumerate(pieces, 1):
-            more = number < len(pieces)  # gradients are averaged with those of the last piece
+            more = number < len(pieces)  # gradients are averaged once, after the last piece
             parallel = self.parallel
             with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
                 sums.append(self.backward(piece))
@@ -223,7 +224,8 @@ class Trainer:
         return [sums[0] if len(sums) == 1 else torch.stack(sums).sum()]
 
     def add_up(self, leaves: InvariantGradients, step: int, chosen: Tensor) -> list[Tensor]:
-        """Gradients of the global batch, the same bits at any world size; the sums of losses of each micro-batch."""
+        """Computes the gradients of the global batch, bitwise the same at any world size; returns the losses' sums,
+        one for each micro-batch."""
         sums = []
         leaves.begin()
         for number, piece in enumerate(chosen.split(self.sampler.sizes), leaves.first):
@@ -234,7 +236,7 @@ class Trainer:
         return sums
 
     def backward(self, chosen: Tensor) -> Tensor:
-        """Adds the gradients of some samples to those that are there; the sum of their losses."""
+        """Adds the gradients of some samples to the existing ones; returns the sum of their losses."""
         images, labels = self.data.batch(self.data.train, chosen)
         with self.precision():
             scores = self.parallel(images)
@@ -243,7 +245,7 @@ class Trainer:
         return summed.detach()
 
     def log(self, step: int, epoch: int) -> tuple[float, float]:
-        """(loss, images/s) since the last call, shown by rank 0. All ranks must call it.
+        """Returns (loss, images/s) since the last call; rank 0 prints them. All ranks must call it.
 
         Raises:
             WorkloadError: the loss of a step was not finite.
@@ -258,7 +260,7 @@ class Trainer:
         return loss, speed
 
     def evaluate(self, epoch: int) -> training.Scores:
-        """Accuracy and loss on the test set, shown by rank 0. All ranks must call it."""
+        """Returns accuracy and loss on the test set; rank 0 prints them. All ranks must call it."""
         scores = training.evaluate(
             self.model, self.data, self.env, between=lambda: self.resumable.boundary(self.steps)
         )  # fmt: skip
@@ -269,7 +271,7 @@ class Trainer:
         return scores
 
     def train(self, epoch: int) -> None:
-        """What is left of an epoch's steps."""
+        """Does the remaining steps of an epoch."""
         done = self.steps - epoch * self.sampler.steps_per_epoch
         if done == 0:
             self.losses.begin_epoch()
@@ -282,7 +284,7 @@ class Trainer:
             self.resumable.boundary(step + 1)
 
     def run(self) -> dict[str, float | int | str]:
-        """Train for all epochs, or for those that are left; the metrics of the run."""
+        """Trains for all remaining epochs; returns the metrics of the run."""
         started = time.perf_counter()
         training_time = 0.0
         self.announce()
@@ -313,7 +315,7 @@ class Trainer:
         }
 
     def announce(self) -> None:
-        """What is trained on what; the ranks' lines come first."""
+        """Prints what is trained on what; the lines of all ranks come first."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -331,7 +333,7 @@ class Trainer:
             )
 
     def conclude(self, accuracy: float) -> None:
-        """Rank 0's last line: the accuracy against the one to expect."""
+        """Prints, on rank 0, the accuracy and the one to expect."""
         known = self.found.dataset
         if self.env.rank == 0:
             verdict = "reached" if accuracy >= known.accuracy else "not reached"
@@ -342,8 +344,8 @@ class Trainer:
 
 
 def main(config: DDPMnist, env: Env) -> dict[str, float | int | str]:
-    """Train and return accuracy, loss, images_per_s, epochs, steps, dataset, seconds, weights_sha256 and test_loss.
+    """Trains; returns accuracy, loss, images_per_s, epochs, steps, dataset, seconds, weights_sha256 and test_loss.
 
-    images_per_s and seconds are of the last attempt, all else of the run.
+    images_per_s and seconds are of the last attempt, all others of the run.
     """
     return Trainer(config, env).run()

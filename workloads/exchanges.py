@@ -1,4 +1,4 @@
-"""Transfers in which all ranks take part: who sends what to whom, and what should arrive."""
+"""Transfer patterns in which all ranks take part: who sends what to whom, and what should arrive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from workloads import bench
 
-AT_ONCE = 8  # most peers that one rank exchanges data with at the same time, which bounds its buffers
+AT_ONCE = 8  # most peers of one rank at the same time, which limits its buffers
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A buffer to receive into from a peer, and what should be in it afterwards."""
+    """A buffer to receive into from a peer, and its expected content."""
 
     peer: int
     buffer: Tensor
@@ -24,9 +24,9 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank does at once: `run` sends and receives, and then the receipts are compared.
+    """The transfers of one rank that run at the same time: `run` sends and receives, then the receipts are compared.
 
-    A pattern gives all ranks equally many of them, so that they can start each one together.
+    A pattern yields the same number of exchanges on all ranks, so that they can start each one together.
     """
 
     run: Callable[[Exchange], object]
@@ -36,7 +36,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a pattern on this rank: messages of `count` elements, which depend on who sends what to whom when."""
+    """One run of a pattern on this rank, with messages of `count` elements that depend on sender, receiver and run."""
 
     rank: int
     world_size: int
@@ -101,7 +101,7 @@ def batched(case: Case) -> Iterator[Exchange]:
 
 
 def ring(case: Case) -> Iterator[Exchange]:
-    """Each rank to the next, all at once, and what arrives is sent on until it is back where it came from."""
+    """Each rank to the next, all at once; what arrives is passed on until it is back at its origin."""
     after, before = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
     carried = case.message(case.rank, case.rank)
     for hop in range(1, case.world_size + 1):
@@ -112,7 +112,7 @@ def ring(case: Case) -> Iterator[Exchange]:
 
 
 def _idle(exchange: Exchange) -> None:
-    """This rank has no part in it."""
+    """This rank does not take part."""
 
 
 def _blocking_first(exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ doc/PERFORMANCE.md.
 | all_to_all_v | bytes that a rank sends, and as many as it receives | (n-1)/n |
 | barrier | none | time only |
 
-Of all_to_all_v a rank keeps another part of its buffer than the next, an n-th on average.
+In all_to_all_v ranks keep different parts of their buffers, an n-th on average.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHERS = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather
 
 
 def bus_factor(operation: str, n: int) -> float | None:
-    """busbw / algbw of an operation on n ranks; None where there is no such speed: barriers, and one rank alone.
+    """busbw / algbw of an operation on n ranks; None for barriers, and for a single rank.
 
     Raises:
         KeyError: there is no such operation.
@@ -38,7 +38,7 @@ def bus_factor(operation: str, n: int) -> float | None:
 
 
 def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float | None, float | None]:
-    """(algbw, busbw) in bytes a second of an operation of `size` bytes on n ranks; None where there is none."""
+    """(algbw, busbw) in bytes/s of an operation of `size` bytes on n ranks; None where it is not defined."""
     if operation == "barrier" or seconds <= 0:
         return None, None
     algbw = size / seconds
@@ -47,7 +47,7 @@ def bandwidths(operation: str, n: int, size: int, seconds: float) -> tuple[float
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """min, median, p99 (the time that 99 % of all are not over) and mean of the times of iterations, at least one."""
+    """min, median, p99 (the time within which 99 % of the iterations are) and mean of at least one time."""
     ordered = sorted(seconds)
     return {
         "min": ordered[0],

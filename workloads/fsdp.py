@@ -1,7 +1,7 @@
-"""Train a small language model whose weights, gradients and optimizer state are divided over the ranks: `fsdp_lm`.
+"""Trains a small language model whose weights, gradients and optimizer state are sharded over the ranks: `fsdp_lm`.
 
-Each rank holds a part of every weight. FSDP2 gathers the weights of one block when it is computed, and adds up its
-gradients so that each rank gets the part that it keeps.
+Each rank has a shard of every weight. FSDP2 gathers the weights of a block when it is computed, and reduces its
+gradients so that each rank gets those of its shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type to compute in, or None for float32; unlike autocast, bfloat16 may be asked for on any CPU.
+    """The type to compute in, or None for float32. Unlike autocast, this allows bfloat16 on any CPU.
 
     Raises:
         WorkloadError: bfloat16 is asked for, and the GPU does not have it.
@@ -42,12 +42,12 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def perplexity(loss: float) -> float:
-    """Among how many equally likely bytes a model with this loss chooses: e to the loss, or infinity."""
+    """e to the loss, or infinity: among how many equally likely bytes a model with this loss chooses."""
     return float(torch.tensor(loss, dtype=torch.float64).exp())
 
 
 class Trainer:
-    """One training run on this rank: `run` reads like the run goes, the other methods are its parts."""
+    """One training run on this rank. `run` is the outline; the other methods are its parts."""
 
     def __init__(self, config: FSDPLm, env: Env, run: Settings | None = None) -> None:
         self.config, self.env = config, env
@@ -64,10 +64,10 @@ class Trainer:
         self.build()
 
     def load(self) -> tuple[texts.Text, text.Corpus]:
-        """The text, the same one on every rank, after all keys were checked.
+        """Finds and loads the text, the same one on every rank, after checking all settings.
 
         Raises:
-            WorkloadError: a key cannot be used, or the text is missing or damaged on some rank, or differs.
+            WorkloadError: a setting is not valid, or the text is missing, damaged, or different on some rank.
         """
         found, corpus, error = None, None, None
         try:
@@ -77,12 +77,12 @@ class Trainer:
         except ConfigError as failure:
             error = str(failure)
         raise_together(error, self.env)
-        assert found is not None and corpus is not None  # else some rank had an error, and all have raised it
+        assert found is not None and corpus is not None  # otherwise some rank had an error, which all ranks have raised
         same_everywhere("the text", corpus.sha256, self.env)
         return found, corpus
 
     def build(self) -> None:
-        """Model, optimizer, and the order of samples."""
+        """Makes the sampler, the model, the optimizer and the Resumable."""
         config, env = self.config, self.env
         try:
             self.sampler = GlobalBatchSampler(
@@ -97,7 +97,7 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model = gpt.shard(model, DeviceMesh(env.device.type, torch.arange(env.world_size)), self.dtype)
         gpt.initialise(self.model, config.seed, env.device)
-        seed_generators(config.seed, 0, env.rank)  # ranks have different samples, and so different dropout
+        seed_generators(config.seed, 0, env.rank)  # each rank has other samples, and so needs other dropout
         groups: list[dict[str, Any]] = [
             {"params": [each for each in self.model.parameters() if each.dim() > 1]},
             {"params": [each for each in self.model.parameters() if each.dim() == 1], "weight_decay": 0.0},
@@ -109,7 +109,7 @@ class Trainer:
         self.losses = training.LossLog(config.batch_size * config.context, env.world_size, env.rank)
         self.loss: float | None = None  # mean of the last log line
         self.val_loss: float | None = None  # of the last evaluation
-        self.evaluated = 0  # the steps that were done then
+        self.evaluated = 0  # steps done at the last evaluation
         self.resumable = Resumable(
             env,
             state=self.state,
@@ -125,7 +125,7 @@ class Trainer:
         self.resumable.pace.watch_blocks(self.model, self.model.blocks)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with this training."""
+        """Facts that identify this training: a checkpoint with others is refused."""
         keys = (
             "layers", "heads", "width", "context", "dropout", "steps", "batch_size", "lr", "warm_up", "weight_decay",
             "clip", "seed",
@@ -133,22 +133,22 @@ class Trainer:
         return {f"workload.{key}": getattr(self.config, key) for key in keys} | {"text": self.corpus.sha256}
 
     def state(self) -> dict[str, Any]:
-        """What is saved and loaded into: DTensors, of which this rank holds its part."""
-        self.model.reshard()  # within an evaluation the root's weights are gathered, which the optimizer does not know
+        """The state to save and to load into: DTensors, with this rank's shards."""
+        self.model.reshard()  # during an evaluation the root's weights are gathered, and the optimizer has shards
         optimizer = {name: dict(self.optimizer.state[weights]) for name, weights in self.model.named_parameters()}
         return {"model": self.model.state_dict(), "optimizer": optimizer}
 
     def position(self) -> dict[str, Any]:
-        """Where the training is, besides the steps. All ranks must call it."""
-        told = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
-        return told | {"losses": self.losses.state()}
+        """The position of the training besides the number of steps. All ranks must call it."""
+        last = {"loss": self.loss, "val_loss": self.val_loss, "evaluated": self.evaluated}
+        return last | {"losses": self.losses.state()}
 
     def passes_for(self, windows: int) -> int:
-        """In how many passes through the model the ranks share these; the same on all, for each gathers the weights."""
+        """Forward passes per rank for this many windows; the same on all ranks, since each pass gathers weights."""
         return math.ceil(math.ceil(windows / self.env.world_size) / self.at_once)
 
     def step(self, step: int, chosen: Tensor) -> None:
-        """One optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
+        """Does one optimizer step on this rank's share of the global batch; `step` counts from the start of the run."""
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(step, self.config.steps, self.config.lr, self.config.warm_up)
         self.optimizer.zero_grad()
@@ -162,13 +162,13 @@ class Trainer:
         self.losses.add(step, total)
 
     def summed_loss(self, part: text.Part, chosen: Tensor) -> Tensor:
-        """Sum of the losses of all tokens of the chosen windows; 0 for none. All ranks must call it.
+        """Sum of the losses of all tokens of the chosen windows; 0 if there are none. All ranks must call it.
 
-        FSDP takes the mean over ranks of their gradients; multiplied with the sampler's weight before, these sums
-        become the mean over the global batch, also where ranks have unequal shares.
+        FSDP takes the mean over ranks of their gradients. Multiplied with the sampler's weight, these sums become the
+        mean over the global batch, even if ranks have unequal shares.
         """
         none = len(chosen) == 0
-        # A rank without windows takes part with one that does not count: the others need its part of the weights.
+        # A rank without windows computes one that does not count: the others need its shard of the weights.
         inputs, targets = part.batch(chosen.new_zeros(1) if none else chosen)
         scores = self.model(inputs).float()
         summed = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -176,7 +176,7 @@ class Trainer:
 
     @torch.no_grad()
     def clip(self) -> None:
-        """Limits the norm of the gradient of all weights on all ranks."""
+        """Limits the norm of the gradient of all weights."""
         if not self.config.clip:
             return
         gradients = [part.grad.to_local() for part in self.model.parameters() if isinstance(part.grad, DTensor)]
@@ -186,7 +186,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> None:
-        """Mean loss over windows that are spread over the validation part, shown by rank 0. All ranks must call it."""
+        """Computes the mean loss over windows spread over the validation part; rank 0 prints it. All ranks must call
+        it."""
         config, env, part = self.config, self.env, self.corpus.validation
         count = min(config.eval_windows, len(part))
         first, last = share(count, env.rank, env.world_size)
@@ -200,7 +201,7 @@ class Trainer:
             sums[1] += len(chosen)
             self.resumable.boundary(step)
         self.model.train()
-        self.model.reshard()  # the root's weights stay gathered after a forward pass
+        self.model.reshard()  # the root's weights stay gathered after a forward pass otherwise
         dist.all_reduce(sums)
         total, windows = sums.tolist()
         if windows != count:
@@ -216,7 +217,7 @@ class Trainer:
         self.resumable.evaluated(step, {"val_loss": loss, "perplexity": perplexity(loss)})
 
     def log(self, done: int) -> None:
-        """Shows on rank 0 the mean loss since the last log line, after `done` steps. All ranks must call it.
+        """Prints, on rank 0, the mean loss since the last log line, after `done` steps. All ranks must call it.
 
         Raises:
             WorkloadError: the loss of a step was not finite.
@@ -229,7 +230,7 @@ class Trainer:
             progress(done, self.config.steps, **values)
 
     def announce(self) -> None:
-        """What is trained on what; the ranks' lines come first."""
+        """Prints what is trained on what; the lines of all ranks come first."""
         introduce(self.env)
         gather(None, self.env)
         if self.env.rank == 0:
@@ -249,7 +250,7 @@ class Trainer:
             )
 
     def conclude(self) -> None:
-        """The trained model writes a little, which rank 0 shows. All ranks must call it."""
+        """Prints, on rank 0, a text that the trained model writes. All ranks must call it."""
         if not self.config.sample:
             return
         self.model.eval()
@@ -262,7 +263,7 @@ class Trainer:
             say(f"the model writes:\n{text.printable(written)}")
 
     def run(self) -> dict[str, float | int | str]:
-        """Train for all steps, or for what an earlier attempt has left of them; the metrics of the run."""
+        """Trains for all remaining steps; returns the metrics of the run."""
         config = self.config
         started, evaluating = time.perf_counter(), 0.0
         self.announce()
@@ -300,7 +301,7 @@ class Trainer:
         }
 
     def load_checkpoint(self) -> int:
-        """Go on from the newest checkpoint, if there is one; the steps that are done."""
+        """Continues from the newest checkpoint, if there is one; returns the steps that are done."""
         loaded = self.resumable.load(self.optimizer)
         if loaded is None:
             return 0
@@ -311,5 +312,5 @@ class Trainer:
 
 
 def main(config: FSDPLm, env: Env) -> dict[str, Any]:
-    """Train and return loss, val_loss, perplexity, tokens_per_s, steps, parameters, text, seconds, weights_sha256."""
+    """Trains; returns loss, val_loss, perplexity, tokens_per_s, steps, parameters, text, seconds, weights_sha256."""
     return Trainer(config, env).run()

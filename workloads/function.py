@@ -1,7 +1,7 @@
-"""Any function that can be imported, called in every rank: workload=function workload.target=package.module:function.
+"""Calls any importable function in every rank: workload=function workload.target=package.module:function.
 
-It gets `workload.kwargs` and nothing else; what it returns on rank 0 are the run's metrics. What it has to know of its
-rank and its run it asks `launcher`.
+The function gets `workload.kwargs` and nothing else. The dict that it returns on rank 0 becomes the run's metrics. It
+can ask `launcher` for its rank and its run.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
     """Calls the target.
 
     Args:
-        config: what to call, and with which arguments.
-        env: this rank; None where no process group was wanted. The target may ask `launcher.init()` for it.
+        config: the target and its arguments.
+        env: this rank; None if the config asks for no process group. The target may call `launcher.init()`.
 
     Raises:
-        WorkloadError: it returned something that is neither a dict of metrics nor None.
+        WorkloadError: the target returned something else than a dict of metrics or None.
     """
-    assert config.target is not None, "the login node has looked"
+    assert config.target is not None, "checked before the submission"
     result = target(config.target)(**config.kwargs)
     if result is None:
         return {}
@@ -40,6 +40,6 @@ def main(config: Function, env: Env | None) -> dict[str, Any]:
 
 
 def target(name: str) -> Any:
-    """What `package.module:function` names; behind the colon there may be dots (`Trainer.run`)."""
+    """The object that `package.module:function` names; the part after the colon may have dots (`Trainer.run`)."""
     module, _, path = name.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))

@@ -1,4 +1,4 @@
-"""A GPT-like language model over bytes, divided over the ranks by FSDP2; its first weights do not depend on how.
+"""A GPT-like language model over bytes, sharded over the ranks by FSDP2; its first weights do not depend on that.
 
 Pre-norm blocks of causal attention and MLP as in GPT-2 (Radford et al., 2019), with learned positions and no biases.
 """
@@ -22,7 +22,7 @@ SPREAD = 0.02  # standard deviation of the initial weights
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to what came in: [n, tokens, width] -> the same shape."""
+    """Attention and MLP, each added to its input: [n, tokens, width] -> the same shape."""
 
     def __init__(self, width: int, heads: int, drop: float = 0.0, recompute: bool = False) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        # Inside of what FSDP wraps, so that computing it again needs no second gathering of the weights.
+        # Inside the module that FSDP wraps, so that recomputing does not gather the weights a second time.
         if self.recompute and torch.is_grad_enabled():
             again: Tensor = checkpoint(self._forward, features, use_reentrant=False)
             return again
@@ -79,16 +79,16 @@ class GPT(nn.Module):
 
 
 class Sharded(GPT, FSDPModule):
-    """What `shard` returns: fully_shard changes the class of a module to one like this."""
+    """The type of `shard`'s result: fully_shard changes the class of a module to one like this."""
 
 
 def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
-    """Divides the weights of each block, and of what is outside of blocks, over the ranks of `mesh`; in place.
+    """Shards the weights of each block, and those outside of blocks, over the ranks of `mesh`; in place.
 
     Args:
-        model: without memory of its own (made on the meta device); fill it with `initialise`.
+        model: made on the meta device, without memory; fill it with `initialise`.
         mesh: one dimension, all ranks.
-        compute: the type to compute in; None: the weights' own float32. Sums over ranks are float32 in any case.
+        compute: the type to compute in; None: the weights' float32. Sums over ranks are float32 in any case.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -102,9 +102,10 @@ def shard(model: GPT, mesh: DeviceMesh, compute: torch.dtype | None) -> Sharded:
 def initialise(model: Sharded, seed: int, device: torch.device) -> None:
     """Gives a model on the meta device its memory and its first weights, the same at any number of ranks.
 
-    Every rank draws each whole parameter on the CPU, from a generator of the seed and the parameter's name, and keeps
-    its part. So neither the sharding nor the device changes the weights, no rank ever holds the whole model, and
-    nothing is sent. As in GPT-2, what ends in a sum over layers begins smaller, by the square root of their number.
+    Every rank draws each whole parameter on the CPU, from a generator seeded with the seed and the parameter's name,
+    and keeps its shard. So neither the sharding nor the device changes the weights, no rank ever holds the whole model,
+    and nothing is sent. As in GPT-2, weights whose results are summed over layers start smaller, by the square root of
+    their number.
     """
     model.to_empty(device=device)
     residuals = 2 * len(model.blocks)
@@ -121,16 +122,15 @@ def initialise(model: Sharded, seed: int, device: torch.device) -> None:
 
 
 def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole value on the CPU of one parameter after the other. All ranks must take every one."""
+    """Yields the name and the whole value, on the CPU, of each parameter. All ranks must take every one."""
     for name, value in sorted(model.state_dict().items()):
         yield name, (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().contiguous()
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of all whole parameters; all ranks must call it.
+    """SHA-256 over names, types, shapes and bytes of all whole parameters. All ranks must call it.
 
-    It does not depend on how the weights are divided, and is that of workloads.training.weights_sha256 for a model
-    that is not.
+    It does not depend on the sharding, and equals that of workloads.training.weights_sha256 for an unsharded model.
     """
     digest = hashlib.sha256()
     for name, value in whole_parameters(model):
@@ -141,7 +141,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 @torch.no_grad()
 def write(model: nn.Module, context: int, start: bytes, count: int, seed: int, device: torch.device) -> bytes:
-    """`count` bytes that the model finds likely after `start`, drawn at temperature 0.8. All ranks must call it."""
+    """Draws `count` bytes that the model predicts after `start`, at temperature 0.8. All ranks must call it."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(start)
     for _ in range(count):

@@ -14,11 +14,11 @@ _RANKS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 
 
 def parse_groups(value: object) -> tuple[str, ...]:
-    """The kinds of groups in a config, each once: names (`world`, `node`, `stride`, `all` for these three), and groups
-    of explicit ranks, such as `0-1/2-3` or `0,2/1,3`.
+    """The kinds of groups in a config, without duplicates: names (`world`, `node`, `stride`, `all` for these three),
+    and groups of explicit ranks, such as `0-1/2-3` or `0,2/1,3`.
 
     Raises:
-        ValueError: a name is unknown, or what begins with a digit is no groups of ranks.
+        ValueError: a name is unknown, or a text that begins with a digit does not list groups of ranks.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     kinds: list[str] = []
@@ -34,11 +34,11 @@ def parse_groups(value: object) -> tuple[str, ...]:
 
 
 def explicit(text: str) -> Members:
-    """The ranks of each group in `0-1/2-3` (two groups of two) or `0,2,5` (one of three), in their order, for that is
-    how torch numbers them in a group.
+    """The ranks of each group in `0-1/2-3` (two groups of two) or `0,2,5` (one of three), in ascending order, in which
+    torch numbers them in a group.
 
     Raises:
-        ValueError: it is not written like this, or a rank is in it twice.
+        ValueError: the text has another form, or contains a rank twice.
     """
     groups = []
     for part in text.replace(" ", "").split("/"):
@@ -56,11 +56,11 @@ def explicit(text: str) -> Members:
 def members_of(kind: str, node_of: Sequence[int]) -> Members:
     """The ranks of each group of a kind.
 
-    `world` is all ranks, `node` those of a node, `stride` those with the same local rank, one per node; every rank is
-    in one of them. With explicit ranks some may be in none.
+    `world` contains all ranks, `node` those of a node, `stride` those with the same local rank, one per node. Every
+    rank is in one of these groups; with explicit ranks some may be in none.
 
     Args:
-        kind: as `parse_groups` returns them.
+        kind: from `parse_groups`.
         node_of: node rank of each rank.
 
     Raises:
@@ -82,7 +82,7 @@ def members_of(kind: str, node_of: Sequence[int]) -> Members:
 
 
 def check_ranks(kind: str, world_size: int) -> None:
-    """Whether the explicit ranks of a kind exist.
+    """Checks that the explicit ranks of a kind exist.
 
     Raises:
         ValueError: one does not.
@@ -96,7 +96,7 @@ def check_ranks(kind: str, world_size: int) -> None:
 
 
 def in_words(members: Members) -> str:
-    """`4` ranks, or `2 x 3`: 2 groups of 3 ranks."""
+    """`4` for a group of 4 ranks, `2 x 3` for 2 groups of 3 ranks."""
     sizes = sorted({len(ranks) for ranks in members})
     size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
     return size if len(members) == 1 else f"{len(members)} x {size}"

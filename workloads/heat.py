@@ -1,4 +1,4 @@
-"""A matrix of links as text, for a terminal. Pure."""
+"""Formats a matrix of links as text for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Collection, Sequence
 
-ROWS = 24  # most rows that are shown
+ROWS = 24  # most rows
 LABEL = 16  # most characters of a row's name
-CELL = 5  # characters of a cell with a percentage in it
+CELL = 5  # characters of a cell with a percentage
 
 Shares = Sequence[Sequence[float | None]]
 
@@ -16,14 +16,14 @@ Shares = Sequence[Sequence[float | None]]
 def heat_map(
     labels: Sequence[str], shares: Shares, slow: Collection[tuple[int, int]], of: str, width: int = 76
 ) -> list[str]:
-    """The lines of a heat map, each at most `width` characters, the first of which say what they are.
+    """The lines of a heat map, each at most `width` characters; the first ones are its legend.
 
-    As long as they fit, cells are percentages, with a `!` at those of slow pairs. Else a cell is one digit, tens of
-    percent, and only the worst rows and columns are shown.
+    If there is room, cells are percentages, with a `!` for slow pairs. Otherwise a cell is one digit, tens of percent,
+    and only the worst rows and columns are shown.
 
     Args:
         labels: name of each row.
-        shares: what row sends to column, as a part of what is usual; None where nothing was measured.
+        shares: the bandwidth from row to column, as a part of the usual one; None where nothing was measured.
         slow: pairs (a, b), a < b.
         of: what 100 % are, in words.
         width: of the terminal.
@@ -70,7 +70,7 @@ def _digit(share: float | None) -> str:
 
 
 def _mean(shares: Shares, row: int) -> float:
-    """Of all that it sends and receives; infinite if nothing was measured."""
+    """The mean share of all that a row sends and receives; infinite if nothing was measured."""
     values = [value for other in range(len(shares)) for value in (shares[row][other], shares[other][row])]
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else math.inf

@@ -1,18 +1,18 @@
-"""Weights that are bitwise the same at any world size: micro-batches and a reduction tree that do not know of ranks.
+"""Weights that are bitwise the same at any world size: micro-batches and a reduction tree that ignore the ranks.
 
-A floating-point sum depends on the order in which it is taken, and the result of a matrix product on the shape of the
-batch. So the global batch is cut into M logical micro-batches (leaves), whatever the number of ranks; each leaf's
-gradients are computed alone; and they are added along one fixed binary tree over the leaves:
+The value of a floating-point sum depends on its order, and the result of a matrix product on the shape of the batch.
+So the global batch is cut into M logical micro-batches (leaves), whatever the number of ranks; each leaf's
+gradients are computed separately; and they are added along one fixed binary tree over the leaves:
 
                  [0,8)                    a node [a,b) is the sum of [a,m) and [m,b), with m = (a + b) // 2
             [0,4)     [4,8)
          [0,2) [2,4) [4,6) [6,8)
          0   1 2   3 4   5 6   7
 
-Each rank holds a range of neighbouring leaves. It adds what it can alone: the largest subtrees inside of its range.
-What is left is added together with the other ranks. Where each of them holds one subtree (4 ranks of 8 leaves),
-they meet in pairs. Otherwise each rank collects one slice of all subtrees' sums, adds them along the tree and gives the
-result to all others.
+Each rank has a range of neighbouring leaves. It adds what it can alone: the largest subtrees inside its range.
+The rest is added together with the other ranks. If each of them has one subtree (4 ranks of 8 leaves), they exchange in
+pairs. Otherwise each rank collects one slice of all subtrees' sums, adds them along the tree and sends the result to
+all others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from launcher.worker.global_batch import share
 T = TypeVar("T")
 Node = tuple[int, int]  # the half-open range of leaves under it
 
-SMALL = 1 << 20  # bytes up to which ranks that meet in pairs exchange all of it: fewer messages, more bytes
+SMALL = 1 << 20  # bytes up to which pairs exchange whole vectors: fewer messages, more bytes
 
 
 def subtrees(first: int, last: int, leaves: int) -> list[Node]:
-    """The fewest nodes of the tree over `leaves` leaves with just the leaves `first` to before `last`. Pure."""
+    """The fewest nodes of the tree over `leaves` leaves that cover exactly the leaves from `first` to `last` - 1.
+    Pure."""
     return _cover((0, leaves), first, last)
 
 
@@ -49,7 +50,7 @@ def _cover(node: Node, first: int, last: int) -> list[Node]:
 
 
 def inner_nodes(node: Node) -> list[Node]:
-    """A node and all nodes below it that are no leaves, each after those below it. Pure."""
+    """A node and all nodes below it that are not leaves, each after the nodes below it. Pure."""
     begin, end = node
     if end - begin == 1:
         return []
@@ -58,7 +59,7 @@ def inner_nodes(node: Node) -> list[Node]:
 
 
 def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], T]) -> T:
-    """The sum of a node: what is `known`, else the sums of its two halves, added. Asked from left to right."""
+    """The sum of a node: its value if `known`, else the sums of its two halves, added. Visits nodes left to right."""
     if (value := known(node)) is not None:
         return value
     begin, end = node
@@ -68,9 +69,9 @@ def add_up(node: Node, known: Callable[[Node], T | None], add: Callable[[T, T], 
 
 
 def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
-    """Whether the tree is that of neighbours that add theirs, then pairs of neighbours, and so on. Pure.
+    """Whether neighbours can add their sums, then pairs of neighbours, and so on up the tree. Pure.
 
-    So it is where the ranks and the leaves are powers of two, and in many other cases.
+    True if the numbers of ranks and leaves are powers of two, and in many other cases.
 
     Args:
         parts: the subtrees of each rank.
@@ -87,7 +88,7 @@ def meets_in_pairs(parts: Sequence[Sequence[Node]]) -> bool:
 
 
 class TreeReduction:
-    """The sum of vectors of all leaves, added along the tree, on every rank: the same bits at any number of ranks.
+    """Sums vectors of all leaves along the tree, on every rank: bitwise the same at any number of ranks.
 
     Args:
         leaves: M, the number of leaves; at least as many as there are ranks.
@@ -106,30 +107,29 @@ class TreeReduction:
                 f"begin a new run with train.micro_batches={self.world_size} or more (the weights depend on it)"
             )
         self.first, self.last = share(leaves, self.rank, self.world_size)
-        # Of each rank, in order; together they are the leaves of what is left of the tree.
+        # The subtrees of each rank, in order; together they are the leaves of the upper part of the tree.
         self.parts = [subtrees(*share(leaves, rank, self.world_size), leaves) for rank in range(self.world_size)]
         self.mine = self.parts[self.rank]
         self.pairs = meets_in_pairs(self.parts)
         self._buffers: dict[str, Tensor] = {}
 
     def reduce(self, sums: Sequence[Tensor]) -> Tensor:
-        """The sum over all leaves, [n], from this rank's sums of the subtrees `mine`, each [n]. All ranks must call it.
-
-        `sums` may be overwritten, and the result is good until the next call.
+        """The sum over all leaves, [n], from this rank's sums of its subtrees (`mine`), each [n]. All ranks must call
+        it. `sums` may be overwritten, and the result is valid until the next call.
         """
         if self.world_size == 1:
             return sums[0]
-        # gloo's point-to-point and all_to_all take no tensors of a GPU.
+        # gloo's point-to-point and all_to_all do not take GPU tensors.
         through_cpu = sums[0].is_cuda and "nccl" not in dist.get_backend(self.group)
         here = [one.cpu() for one in sums] if through_cpu else list(sums)
         total = self._in_pairs(here[0]) if self.pairs else self._in_slices(here)
         return total.to(sums[0].device) if through_cpu else total
 
     def _in_pairs(self, total: Tensor) -> Tensor:
-        """Rank r and r ^ 1 add theirs, then r and r ^ 2, ...: level by level of the tree, in place.
+        """Ranks r and r ^ 1 add their sums, then r and r ^ 2, ...: level by level of the tree, in place.
 
-        Adding is commutative in every bit, so both partners come to the same. Large vectors are halved at each level
-        and put together again afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp, "Optimization of
+        Addition is commutative in every bit, so both partners get the same. Large vectors are halved at each level and
+        put together again afterwards (recursive halving and doubling; Thakur, Rabenseifner, Gropp, "Optimization of
         collective communication operations in MPICH", 2005).
         """
         halve = total.numel() * total.element_size() > SMALL
@@ -163,7 +163,7 @@ class TreeReduction:
             work.wait()
 
     def _in_slices(self, sums: Sequence[Tensor]) -> Tensor:
-        """Each rank gets its slice of all subtrees' sums, adds them along the tree, and gives the result to all."""
+        """Each rank gets its slice of all subtrees' sums, adds them along the tree, and sends the result to all."""
         count, number = sums[0].numel(), len(sums)
         size = -(-count // self.world_size)
         nodes = [node for parts in self.parts for node in parts]
@@ -185,7 +185,7 @@ class TreeReduction:
         return total.view(-1)[:count]
 
     def _buffer(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The same memory at each step: finding fresh pages takes as long as adding."""
+        """A buffer that is reused at each step: getting new memory pages takes as long as adding."""
         known = self._buffers.get(name)
         if known is None or known.shape != shape or known.dtype != like.dtype or known.device != like.device:
             known = self._buffers[name] = like.new_zeros(shape)
@@ -203,12 +203,12 @@ class InvariantGradients:
         gradients.end()
 
     Args:
-        parameters: of the model; those without requires_grad are left alone.
+        parameters: of the model; those without requires_grad are ignored.
         leaves: M.
         group: of the ranks that share them; None: all.
 
     Raises:
-        ValueError: fewer leaves than ranks, or parameters of more than one type or device.
+        ValueError: there are fewer leaves than ranks, or parameters of more than one type or device.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], leaves: int, group: dist.ProcessGroup | None = None) -> None:
@@ -216,12 +216,12 @@ class InvariantGradients:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
         if len(kinds) != 1:
-            kinds_told = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
-            raise ValueError(f"train.invariant needs parameters of one type on one device, and there are {kinds_told}")
-        # One flat vector for each subtree that this rank gives to the others.
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+            raise ValueError(f"train.invariant needs parameters of one type on one device, and there are {found}")
+        # A flat vector for each of this rank's subtrees.
         count = sum(parameter.numel() for parameter in self.parameters)
         self._flat = [self.parameters[0].detach().new_zeros(count) for _ in self.tree.mine]
-        # By the number of leaves that are done: the nodes which that completes, from the leaves up.
+        # By the number of leaves done: the nodes that are complete then, from the leaves up.
         self._completed: dict[int, list[Node]] = {}
         for node in (inner for root in self.tree.mine for inner in inner_nodes(root)):
             self._completed.setdefault(node[1], []).append(node)
@@ -235,18 +235,18 @@ class InvariantGradients:
 
     @property
     def last(self) -> int:
-        """The one after the last of this rank's leaves."""
+        """The number after the last of this rank's leaves."""
         return self.tree.last
 
     def begin(self) -> None:
-        """Before the first leaf of a step."""
+        """Call before the first leaf of a step."""
         self._sums.clear()
         self._leaf = self.first
         for parameter in self.parameters:
             parameter.grad = None
 
     def leaf_done(self) -> None:
-        """After the backward pass of each leaf; adds up what this completes."""
+        """Call after the backward pass of each leaf; adds up completed nodes."""
         self._sums[self._leaf, self._leaf + 1] = self._take()
         self._leaf += 1
         for begin, end in self._completed.get(self._leaf, ()):
@@ -256,7 +256,7 @@ class InvariantGradients:
             self._sums[begin, end] = left
 
     def end(self) -> None:
-        """After the last leaf: the sum over all ranks becomes the gradient. All ranks must call it."""
+        """Call after the last leaf: the sum over all ranks becomes the gradient. All ranks must call it."""
         for flat, node in zip(self._flat, self.tree.mine, strict=True):
             torch._foreach_copy_(self._views(flat), self._sums.pop(node))
         total = self.tree.reduce(self._flat)
@@ -264,10 +264,10 @@ class InvariantGradients:
             parameter.grad = view
 
     def _take(self) -> list[Tensor]:
-        """The gradients of one leaf; autograd makes new ones for the next."""
+        """Takes the gradients of one leaf; autograd makes new ones for the next."""
         taken = []
         for parameter in self.parameters:
-            # Zeros where a leaf does not use a parameter.
+            # Zeros if a leaf does not use a parameter.
             taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
         return taken

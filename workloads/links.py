@@ -1,6 +1,6 @@
-"""Links between nodes: who is measured with whom when, which links are slow, and which nodes explain them. Pure.
+"""Links between nodes: the order of measurements, which links are slow, and which nodes explain that. Pure.
 
-Free of torch. A matrix is a list of rows, with None where nothing was measured; `matrix[a][b]` is what a sends to b.
+Free of torch. A matrix is a list of rows, with None where nothing was measured; `matrix[a][b]` is from a to b.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from itertools import combinations, product
 Matrix = Sequence[Sequence[float | None]]
 Pair = tuple[int, int]
 
-FEW = 8  # nodes up to which one bad node is in so many of the pairs that it would move their median
+FEW = 8  # up to this many nodes, one bad node is in so many pairs that it would shift their median
 
 
 def tournament(players: int) -> list[list[Pair]]:
-    """Rounds in which each of `players` meets each other one exactly once, and nobody is in two pairs of a round.
+    """Rounds in which each of `players` meets each other one exactly once, and is in at most one pair per round.
 
-    The circle method: one sits still, the others move on by one seat a round. `players` - 1 rounds, or `players` if
-    that is odd, since then one of them rests in each round.
+    The circle method: one stays, the others move on by one seat per round. `players` - 1 rounds, or `players` if
+    that is odd, since then one of them pauses in each round.
     """
-    seats = list(range(players + players % 2))  # the last one is an empty chair if the number is odd
+    seats = list(range(players + players % 2))  # with an empty seat at the end if the number is odd
     rounds = []
     for _ in seats[1:] if players > 1 else []:
         half = len(seats) // 2
@@ -35,10 +35,10 @@ def tournament(players: int) -> list[list[Pair]]:
 
 
 def rounds_of(nodes: Sequence[Sequence[int]]) -> Iterator[list[Pair]]:
-    """All pairs of ranks in rounds that never share a node, from the ranks of each node.
+    """All pairs of ranks in rounds whose pairs share no node, from the ranks of each node.
 
     With one rank on each of n nodes these are the n - 1 (n if odd) rounds of the tournament. With more, each of its
-    rounds is gone through once per pair of their ranks, and at the end each node measures itself.
+    rounds is repeated for each pair of their ranks, and at the end each node measures itself.
     """
     for met in tournament(len(nodes)):
         yield from _in_turns([list(product(nodes[a], nodes[b])) for a, b in met])
@@ -52,10 +52,10 @@ def _in_turns(pairs: Sequence[Sequence[Pair]]) -> Iterator[list[Pair]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured between some ranks.
+    """Measurements between some ranks.
 
     Attributes:
-        nodes: node of each of them, a number; what follows has one row and one column for each.
+        nodes: the node number of each rank; the matrices have one row and one column for each.
         latency: seconds.
         bandwidth: bytes/s.
     """
@@ -65,7 +65,7 @@ class Measured:
     bandwidth: Matrix
 
     def pairs(self) -> dict[Pair, tuple[float, float]]:
-        """(latency, bandwidth) of each pair that was measured, the worse of its two directions."""
+        """(latency, bandwidth) of each measured pair, each the worse of its two directions."""
         found = {}
         for a, b in combinations(range(len(self.nodes)), 2):
             times = [value for value in (self.latency[a][b], self.latency[b][a]) if value is not None]
@@ -75,13 +75,13 @@ class Measured:
         return found
 
     def within(self, pair: Pair) -> bool:
-        """Whether both are on one node: such pairs are compared with their like only."""
+        """Whether both ranks are on one node; such pairs are compared only with each other."""
         return self.nodes[pair[0]] == self.nodes[pair[1]]
 
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual among pairs of one kind: seconds, and bytes/s."""
+    """The usual values among pairs of one kind: seconds, and bytes/s."""
 
     latency: float
     bandwidth: float
@@ -89,14 +89,14 @@ class Usual:
 
 @dataclass(frozen=True)
 class Slow:
-    """A pair that is slow.
+    """A slow pair.
 
     Attributes:
-        pair: the two.
-        latency, bandwidth: what was measured, in seconds and bytes/s.
-        measure: which of the two is bad, `latency` or `bandwidth`; the worse one.
-        ratio: how good that is as a part of what was expected, below 1.
-        against: by what it was expected.
+        pair: its two rows in the matrix.
+        latency, bandwidth: measured, in seconds and bytes/s.
+        measure: the worse of the two, `latency` or `bandwidth`.
+        ratio: its value as a part of the expected one, below 1.
+        against: where the expected value is from.
     """
 
     pair: Pair
@@ -112,15 +112,15 @@ class Limits:
     """When a pair counts as slow.
 
     Attributes:
-        bandwidth: with less than this part of the usual bandwidth.
-        latency: with more than this many times the usual latency.
+        bandwidth: below this part of the usual bandwidth.
+        latency: above this multiple of the usual latency.
     """
 
     bandwidth: float
     latency: float
 
     def worst(self, latency: float, bandwidth: float, usual: Usual) -> tuple[float, str] | None:
-        """How much of what is usual a pair has in what it is slow in, and what that is; None when it is not slow."""
+        """The lower one of a pair's ratios to the usual values, and its name; None if the pair is not slow."""
         slow = []
         if bandwidth < self.bandwidth * usual.bandwidth:
             slow.append((bandwidth / usual.bandwidth, "bandwidth"))
@@ -130,11 +130,11 @@ class Limits:
 
 
 def usual(measured: Measured, within: bool = False) -> Usual | None:
-    """The medians over the pairs between nodes, or over those `within` nodes; None where there are none.
+    """The medians over the pairs between nodes, or over those `within` nodes; None if there are none.
 
-    With few nodes one bad node is in a large part of the pairs (in 2 of 3, in 3 of 6, ...), and the median would be its
-    own. So up to FEW nodes the medians are those without the node that spoils them most. Of an even number of values
-    the better one of the middle two is taken.
+    With few nodes one bad node is in a large part of the pairs (in 2 of 3, in 3 of 6, ...), and would determine the
+    median. So up to FEW nodes the medians exclude the node that worsens them most. Of an even number of values the
+    better one of the middle two is taken.
     """
     pairs = {pair: values for pair, values in measured.pairs().items() if measured.within(pair) == within}
     if not pairs:
@@ -152,13 +152,13 @@ def usual(measured: Measured, within: bool = False) -> Usual | None:
 
 
 def slow_pairs(measured: Measured, limits: Limits) -> list[Slow]:
-    """The pairs that are slow against the medians of their kind, the slowest first."""
+    """The pairs that are slow compared with the medians of their kind, the slowest first."""
     expected = {within: usual(measured, within) for within in (False, True)}
     return _slow(measured, limits, lambda pair: expected[measured.within(pair)], "median")
 
 
 def slow_since(measured: Measured, before: Mapping[Pair, Usual], limits: Limits) -> list[Slow]:
-    """The pairs that are slow against an earlier run, the slowest first; pairs that it did not measure are not."""
+    """The pairs that are slow compared with an earlier run, the slowest first; only pairs that it measured."""
     return _slow(measured, limits, before.get, "baseline")
 
 
@@ -174,12 +174,13 @@ def _slow(measured: Measured, limits: Limits, expected: Callable[[Pair], Usual |
 def suspects(measured: Measured, slow: Iterable[Slow]) -> list[int]:
     """The nodes that explain slow pairs, the most suspicious first.
 
-    | a node's slow pairs | it is |
+    | a node's slow pairs | result |
     |---|---|
-    | more than half of its pairs with nodes that are no suspects, and at least two | a suspect |
-    | less | not: the link is slow |
+    | more than half of its pairs with nodes that are not suspects, and at least two | a suspect |
+    | fewer | not a suspect: the link is slow |
 
-    One suspect is taken at a time, the one with the largest part, and its pairs no longer speak against the others.
+    Suspects are found one at a time, the one with the largest part first; its pairs then no longer count for the
+    others.
     """
     nodes = measured.nodes
     pairs = {pair for pair in measured.pairs() if not measured.within(pair)}
@@ -204,10 +205,10 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """Host names as Slurm writes lists of them (`node[3,7-9],login1`), each host once.
+    """Host names in Slurm's form (`node[3,7-9],login1`), without duplicates.
 
-    The last number of a name is what is put into brackets. Numbers of one width with a zero in front (`n08`, `n10`) are
-    kept apart from those without.
+    The last number of a name is put into brackets. Numbers of one width with a leading zero (`n08`, `n10`) are kept
+    apart from those without.
     """
     numbered: dict[tuple[str, str], list[str]] = {}
     plain: list[str] = []

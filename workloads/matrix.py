@@ -1,8 +1,8 @@
-"""The matrix of p2p: every link between nodes measured, slow ones named, and the nodes that explain them.
+"""The matrix of p2p: measures every link between nodes, and finds slow ones and the nodes that explain them.
 
-All pairs are measured in rounds that never share a node, so that no pair waits for another one's link. Those that look
-slow are measured again, up to AGAIN times and with nobody else on the network but their like; the best values count, so
-a moment's noise is not taken for a bad link.
+All pairs are measured in rounds whose pairs share no node, so that no pair waits for another one's link. Pairs that
+look slow are measured up to AGAIN more times, with only such pairs on the network. The best values count, so that a
+moment's noise is not mistaken for a bad link.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 AGAIN = 3  # how often slow pairs are measured again
 TRIPS, WINDOWS = 20, 5  # most round trips and windows of one measurement of a pair
-ROOM = 8 * 2**20  # bytes of buffers that a rank has for them
+ROOM = 8 * 2**20  # bytes of buffers on each rank
 
 
 @dataclass
-class Seen:
-    """What one rank has measured: by (source, destination) latency in seconds and bandwidth in bytes/s, and what was
-    wrong with what it received."""
+class Measurements:
+    """The measurements of one rank: by (source, destination) latency in seconds and bandwidth in bytes/s, and how many
+    received elements were wrong."""
 
     latency: dict[links.Pair, float] = field(default_factory=dict)
     bandwidth: dict[links.Pair, float] = field(default_factory=dict)
     checked: int = 0
     wrong: Counter[links.Pair] = field(default_factory=Counter)
 
-    def add(self, other: Seen) -> None:
-        """The better one of two measurements of the same counts."""
+    def add(self, other: Measurements) -> None:
+        """Merges other measurements, keeping the better values."""
         for key, latency in other.latency.items():
             self.latency[key] = min(latency, self.latency.get(key, latency))
         for key, bandwidth in other.bandwidth.items():
@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Elements of a message for latencies and of one for bandwidths, and how many of these are sent at once."""
+    """Elements of a message for latency and for bandwidth, and how many of the latter are sent at once."""
 
     small: int
     large: int
@@ -59,18 +59,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix, and what it tells.
+    """A matrix, and the conclusions from it.
 
     Attributes:
         ranks: those that were measured, one row each.
-        labels: a name for each that no other has: its host, or host and rank.
+        labels: a unique name for each: its host, or host and rank.
         hosts: their hosts.
-        seen: what was measured, by rows.
-        sizes: of the messages in bytes: for latencies, and for bandwidths.
+        seen: the measurements, by rows.
+        sizes: of the messages in bytes: for latency, and for bandwidth.
         slow: the slow pairs, by rows.
-        suspects: nodes that explain them.
-        rounds: in how many rounds all pairs were measured.
-        checked, wrong: elements of messages that were compared, and those that were wrong, by (to, from) rank.
+        suspects: the nodes that explain them.
+        rounds: number of rounds for all pairs.
+        checked, wrong: how many elements were compared; how many were wrong, by (to, from) rank.
         note: why there is no comparison with the baseline, if one was asked for.
     """
 
@@ -88,14 +88,14 @@ class Matrix:
 
     @property
     def suspected(self) -> list[str]:
-        """The suspects' hosts (where several simulated nodes have one name: their labels)."""
+        """The suspects' hosts (their labels, if several simulated nodes have one name)."""
         return [self.labels[list(self.seen.nodes).index(node)].partition(":")[0] for node in self.suspects]
 
     @property
     def exclude(self) -> str:
-        """The suspects as a list in Slurm's form; empty where names do not tell nodes apart."""
-        told_apart = len(set(zip(self.hosts, self.seen.nodes, strict=True))) == len(set(self.hosts))
-        return links.compress(self.suspected) if told_apart else ""
+        """The suspects in Slurm's form; empty if several nodes have one name."""
+        unique = len(set(zip(self.hosts, self.seen.nodes, strict=True))) == len(set(self.hosts))
+        return links.compress(self.suspected) if unique else ""
 
     def as_dict(self) -> dict[str, Any]:
         """For results.json."""
@@ -128,13 +128,13 @@ class Matrix:
 
 
 def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None, env: Env) -> Matrix:
-    """Measure the links between all nodes, or all ranks. All ranks must call it.
+    """Measures the links between all nodes, or all ranks. All ranks must call it.
 
     Args:
         config: of the workload.
-        sizes: bytes of messages; the least is taken for latencies, the largest for bandwidths.
-        before: the matrix of an earlier run, as `Matrix.as_dict` makes it.
-        env: this rank's place.
+        sizes: bytes of messages; the smallest is used for latency, the largest for bandwidth.
+        before: the matrix of an earlier run, from `Matrix.as_dict`.
+        env: this rank.
     """
     nodes: dict[int, list[int]] = {}
     for rank in range(env.world_size):
@@ -153,10 +153,10 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
     limits = links.Limits(config.slow, config.slow_latency)
     since = links.Limits(1 - config.tolerance, config.slow_latency)
 
-    everything, rounds = Seen(), list(links.rounds_of(by_node))
+    everything, rounds = Measurements(), list(links.rounds_of(by_node))
     wanted, slow, seen = rounds, [], None
     for _ in range(1 + AGAIN):
-        mine = Seen()
+        mine = Measurements()
         for met in wanted:
             dist.barrier()
             for a, b in met:
@@ -170,16 +170,16 @@ def measure(config: P2P, sizes: Sequence[int], before: Mapping[str, Any] | None,
         wanted = [left for met in rounds if (left := [pair for pair in met if pair in again])]
         if not wanted:
             break
-    assert seen is not None  # the loop above runs
+    assert seen is not None  # set in the loop
     return Matrix(
         ranks, labels, hosts, seen, in_bytes, slow, links.suspects(seen, slow), len(rounds), everything.checked,
         everything.wrong, note,
     )  # fmt: skip
 
 
-def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Seen:
-    """Latency of a pair, and bandwidth in either direction; on its two ranks only."""
-    seen = Seen()
+def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env: Env) -> Measurements:
+    """Measures the latency of a pair, and its bandwidth in both directions. Called on its two ranks only."""
+    seen = Measurements()
     peer = b if env.rank == a else a
     trips = pairs.Runs(min(config.iterations, TRIPS), config.warmup, more=False)
     windows = pairs.Runs(min(config.iterations, WINDOWS), min(config.warmup, 1), window=sizes.window, more=False)
@@ -201,7 +201,7 @@ def between(a: int, b: int, sizes: Sizes, config: P2P, values: bench.Values, env
 
 
 def _labels(ranks: Sequence[int], hosts: Sequence[str], nodes: Sequence[int]) -> list[str]:
-    """Hosts; with the node's number where nodes share a name, and with the rank where they have several."""
+    """Hosts; with the node's number if nodes share a name, and with the rank if a node has several."""
     shared = len(set(zip(hosts, nodes, strict=True))) > len(set(hosts))
     names = [f"{host}#{node}" if shared else host for host, node in zip(hosts, nodes, strict=True)]
     several = len(set(nodes)) < len(ranks)
@@ -215,7 +215,7 @@ def _square(ranks: Sequence[int], found: Mapping[links.Pair, float]) -> list[lis
 def _earlier(
     before: Mapping[str, Any] | None, labels: Sequence[str], sizes: tuple[int, int]
 ) -> tuple[dict[links.Pair, links.Usual], str]:
-    """What an earlier run measured between the same hosts, by rows of this one; and why there is nothing."""
+    """An earlier run's values for the same hosts, by rows of this matrix; and why there are none."""
     if before is None:
         return {}, ""
     if (before["latency_size"], before["size"]) != sizes:
@@ -233,7 +233,7 @@ def _earlier(
 
 
 def faults(matrix: Matrix, all_hosts: Iterable[str]) -> list[str]:
-    """What was wrong, in words."""
+    """Describes what was wrong."""
     hosts = list(all_hosts)
     return [
         f"matrix: {count} wrong elements arrived on rank {to} on {hosts[to]} from rank {source} on {hosts[source]}"

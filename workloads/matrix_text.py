@@ -1,4 +1,4 @@
-"""A matrix of links in words: the heat map, the slow pairs, the suspects and how to do without them. Pure."""
+"""Describes a matrix of links: the heat map, the slow pairs, the suspects and how to exclude them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.matrix import Matrix
 if TYPE_CHECKING:
     from launcher.config.schema import P2P
 
-NAMED = 10  # most slow pairs that are printed
+NAMED = 10  # most slow pairs to print
 
 
 def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
@@ -21,7 +21,7 @@ def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
     small, large = (format_size(size) for size in matrix.sizes)
     whose = "ranks" if config.matrix.value == "ranks" else "nodes"
     rounds = "1 round" if matrix.rounds == 1 else f"{matrix.rounds} rounds"
-    told = [
+    found = [
         f"matrix: {len(matrix.ranks)} {whose} in {rounds}, latency of {small}, bandwidth of {config.window} x {large}"
     ]
     usual = {within: links.usual(matrix.seen, within) for within in (False, True)}
@@ -30,17 +30,17 @@ def lines(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[str]:
         for within, one in usual.items()
         if one
     )
-    told += heat_map(matrix.labels, shares(matrix), {slow.pair for slow in matrix.slow}, f"the median ({words})")
+    found += heat_map(matrix.labels, shares(matrix), {slow.pair for slow in matrix.slow}, f"the median ({words})")
     if one := usual[False]:
         times = {pair: latency for pair, (latency, _) in matrix.seen.pairs().items() if not matrix.seen.within(pair)}
         worst = max(times, key=lambda pair: times[pair])
-        told.append(
+        found.append(
             f"latency between nodes: median {bench.microseconds(one.latency)} us, most "
             f"{bench.microseconds(times[worst])} us ({pair_in_words(worst, matrix)})"
         )
     if matrix.note:
-        told.append(matrix.note)
-    return [*told, *_verdict(matrix, config, environ)]
+        found.append(matrix.note)
+    return [*found, *_verdict(matrix, config, environ)]
 
 
 def shares(matrix: Matrix) -> list[list[float | None]]:
@@ -66,16 +66,16 @@ def _verdict(matrix: Matrix, config: P2P, environ: Mapping[str, str]) -> list[st
         return [
             f"no slow pair (below {config.slow * 100:g} % of the median, or over {config.slow_latency:g} x its latency)"
         ]
-    told = [f"slow: {pair_in_words(slow.pair, matrix)}: {_slow_in_words(slow)}" for slow in matrix.slow[:NAMED]]
+    found = [f"slow: {pair_in_words(slow.pair, matrix)}: {_slow_in_words(slow)}" for slow in matrix.slow[:NAMED]]
     if more := len(matrix.slow) - NAMED:
-        told += [f"slow: {more} more pairs, in results.json"] if more > 0 else []
+        found += [f"slow: {more} more pairs, in results.json"] if more > 0 else []
     if not matrix.suspects:
-        return [*told, "no node is slow with most of its partners: links are slow, and no node"]
-    return [*told, f"suspects: {', '.join(matrix.suspected)}", *advice(matrix.exclude, environ)]
+        return [*found, "no node is slow with most of its partners: links are slow, and no node"]
+    return [*found, f"suspects: {', '.join(matrix.suspected)}", *advice(matrix.exclude, environ)]
 
 
 def _slow_in_words(slow: links.Slow) -> str:
-    """The bad one first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
+    """The bad value first: `0.31 GB/s, 17 % of the median (110.2 us)`."""
     speed, time = f"{slow.bandwidth / 1e9:.2f} GB/s", f"{bench.microseconds(slow.latency)} us"
     if slow.measure == "bandwidth":
         return f"{speed}, {slow.ratio * 100:.0f} % of the {slow.against} ({time})"
@@ -83,7 +83,7 @@ def _slow_in_words(slow: links.Slow) -> str:
 
 
 def advice(exclude: str, environ: Mapping[str, str]) -> list[str]:
-    """How to run without the nodes of a list.
+    """How to run without these nodes.
 
     | scheduler | advice |
     |---|---|

@@ -1,4 +1,4 @@
-"""How much memory a rank can still have, before it asks for it: on a CPU, too much ends in a kill, not in an error."""
+"""How much memory a rank can still allocate; on a CPU, allocating too much ends in a kill, not in an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Read = Callable[[str], str]
 
 
 def available(env: Env) -> int | None:
-    """Bytes that this rank can have: an equal share of what its node has, or what its GPU has; None: unknown."""
+    """Bytes that this rank can allocate: an equal share of its node's memory, or its GPU's; None if unknown."""
     if env.device.type == "cuda":
         # Lazily: torch takes a second, and checks on the login node need none of it
         import torch
@@ -24,10 +24,11 @@ def available(env: Env) -> int | None:
 
 
 def on_node(read: Read) -> int | None:
-    """Bytes that processes of this process's control groups can still have; None: unknown. Pure, but for `read`.
+    """Bytes that the processes in this process's control groups can still allocate; None if unknown. Pure, except for
+    `read`.
 
-    The least of MemAvailable and, for each control group of the process and each above it, its limit less what it uses
-    and could not give back (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+    The minimum of MemAvailable and, for each control group of the process and each of its parents, its limit minus its
+    usage without caches (proc(5); Linux: admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
     """
     found = []
     for line in _lines(read, "/proc/meminfo"):
@@ -44,7 +45,7 @@ def on_node(read: Read) -> int | None:
 
 
 def _free(read: Read, root: str, path: str, limit: str, usage: str, cache: str) -> list[int]:
-    """Of the control group and of each above it that has a limit."""
+    """Free bytes in the control group and in each of its parents, as far as they have a limit."""
     free = []
     parts = [part for part in path.split("/") if part and part != ".."]
     for depth in range(len(parts), -1, -1):

@@ -1,5 +1,5 @@
-"""The names that a config may use for operations, patterns, groups and types. Free of torch, so that the login node can
-check them before anything is submitted."""
+"""The names of operations, patterns, groups and types in a config. Free of torch, so that the login node can check them
+before a submission."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ GROUPS = ("world", "node", "stride")
 REDOPS = ("sum", "prod", "min", "max", "avg")
 PLACES = ("both", "out", "in")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-IN_PLACE_ONLY = ("all_reduce", "broadcast", "reduce")  # torch.distributed has them with one buffer
+IN_PLACE_ONLY = ("all_reduce", "broadcast", "reduce")  # torch.distributed has one buffer for these
 OUT_OF_PLACE_ONLY = ("all_to_all", "all_to_all_v", "barrier", "send_recv")
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "int8")
 ALL = "all"
 
 
 def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The chosen ones of the `known` names: `all`, a comma-separated text, or several texts; doubles count once.
+    """The chosen names: `all`, a comma-separated text, or several texts; without duplicates.
 
     Raises:
-        ValueError: nothing is chosen, or a name is unknown; the text has the nearest known names.
+        ValueError: nothing is chosen, or a name is unknown; the text suggests similar known names.
     """
     names = _names(chosen)
     if not names:
@@ -48,7 +48,7 @@ def choose(what: str, chosen: str | Iterable[str], known: Sequence[str]) -> tupl
 
 
 def chooses_all(chosen: str | Iterable[str]) -> bool:
-    """Whether it is `all` that is chosen, so that nothing is by its own name alone."""
+    """Whether `all` is chosen, so that nothing was chosen by its own name."""
     return ALL in _names(chosen)
 
 
@@ -58,7 +58,7 @@ def _names(chosen: str | Iterable[str]) -> list[str]:
 
 
 def choose_one(what: str, name: str, known: Sequence[str]) -> str:
-    """The same for a key that takes exactly one name.
+    """Checks the name in a key that takes exactly one, and returns it.
 
     Raises:
         ValueError: the name is unknown.
@@ -69,7 +69,7 @@ def choose_one(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def places_of(operation: str, place: str) -> tuple[str, ...]:
-    """`out` and `in`, those of `place` (both, out or in) that an operation has in torch.distributed."""
+    """`out` and `in`: those that an operation has in torch.distributed, and that `place` (both, out or in) includes."""
     has = ("in",) if operation in IN_PLACE_ONLY else ("out",) if operation in OUT_OF_PLACE_ONLY else ("out", "in")
     return tuple(each for each in has if place in ("both", each))
 

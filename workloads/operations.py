@@ -1,7 +1,7 @@
-"""The collective operations: for each, its buffers on a rank, how it is run, and what must come out by its definition.
+"""The collective operations: for each, its buffers on a rank, its call, and its result by definition.
 
-In the definitions below, n ranks have numbers 0 to n-1 in their group, `root` is one of these numbers, and x(i) is what
-rank i puts in. `count` is the number of elements that the size of the operation stands for; a block is an n-th of it.
+In the definitions below, n ranks have numbers 0 to n-1 in their group, `root` is one of these numbers, and x(i) is
+the input of rank i. `count` is the number of elements for the operation's size; a block is an n-th of it.
 
 | operation | in | out |
 |---|---|---|
@@ -15,9 +15,9 @@ rank i puts in. `count` is the number of elements that the size of the operation
 | all_to_all | x(i), n blocks | block i of every x in the order of ranks, on rank i |
 | all_to_all_v | x(i), count in uneven parts | part i of every x in the order of ranks, on rank i |
 | send_recv | x(i), count | x(i-1): each rank sends to the next and receives from the one before |
-| barrier | nothing | nobody leaves before all have come |
+| barrier | nothing | nobody leaves before all have arrived |
 
-Data is made and compared in pieces, so that verifying needs no memory to speak of beside the buffers.
+Data is made and compared in pieces, so that verifying needs hardly any memory besides the buffers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
     """One operation of one size on this rank.
 
     `group` is the process group, `ranks` the global ranks in it, `me` and `root` numbers in it, `count` the elements
-    of the operation. `key` tells this data from that of every other case.
+    of the operation. `key` makes this case's data different from any other's.
     """
 
     group: dist.ProcessGroup
@@ -75,8 +75,8 @@ class Case:
         return replace(self, key=(*self.key, *key))
 
     def part(self, source: int, destination: int) -> int:
-        """Elements that all_to_all_v moves from one rank to another: 1, 2, ... n shares of count, turned by a place
-        from rank to rank, so that everybody sends and receives `count` in all."""
+        """Elements that all_to_all_v moves from one rank to another: 1, 2, ... n shares of count, rotated by one from
+        rank to rank, so that every rank sends and receives `count` in total."""
         share = (source + destination) % self.n
         shares = self.n * (self.n + 1) // 2
         rest = self.count - sum(self.count * (each + 1) // shares for each in range(self.n))
@@ -85,8 +85,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements that belong one behind the other: `length` of x(source) from `offset` on; without a source, of the
-    reduction of all x."""
+    """Consecutive elements: `length` of x(source) from `offset` on; without a source, of the reduction of all x."""
 
     source: int | None
     offset: int
@@ -95,7 +94,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffers:
-    """What a rank puts in and gets; in place they share memory."""
+    """A rank's input and output; in place they share memory."""
 
     data: Tensor
     out: Tensor
@@ -105,9 +104,9 @@ class Buffers:
 class Operation:
     """An operation.
 
-    `takes` is how many elements this rank puts in, `gives` what it gets. `bind` makes the call, with everything that
-    can be made before the clock starts; a true third argument makes it asynchronous. `shared` gives the two buffers
-    within one, in place.
+    `takes` returns the number of this rank's input elements, `gives` its expected output. `bind` makes the call, with
+    everything that can be prepared before the clock starts; a true third argument makes it asynchronous. `shared`
+    returns the two buffers within one, for in-place calls.
     """
 
     name: str
@@ -129,12 +128,12 @@ class Operation:
         return sum(piece.length for piece in self.gives(case))
 
     def elements(self, case: Case, place: str) -> tuple[int, int]:
-        """Elements of (both buffers, the larger one) on this rank."""
+        """Elements on this rank of (both buffers together, the larger one)."""
         takes, gives = (case.count, case.count) if self.one_buffer else (self.takes(case), self.received(case))
         return (max(takes, gives) if place == "in" else takes + gives), max(takes, gives)
 
     def allocate(self, case: Case, place: str) -> Buffers:
-        """Buffers with anything in them."""
+        """Uninitialised buffers."""
         values = case.values
         make = partial(torch.empty, dtype=values.dtype, device=values.device)
         if place == "out":
@@ -143,14 +142,14 @@ class Operation:
         return Buffers(whole, whole) if self.one_buffer or not self.shared else self.shared(case, whole)
 
     def fill(self, case: Case, buffers: Buffers) -> None:
-        """Put in this rank's x, and something that no result has where the result will be."""
+        """Fills the input with this rank's x, and the output with a value that no result has."""
         buffers.out.fill_(-1)
         mine = buffers.data[: self.takes(case)]
         for start, piece in _pieces(mine):
             piece.copy_(_element(case, None if self.reduces else case.me, start, len(piece), put_in=True))
 
     def check(self, case: Case, buffers: Buffers) -> tuple[int, int]:
-        """(wrong, compared) elements of what this rank got."""
+        """(wrong, compared) elements of this rank's output."""
         wrong = at = 0
         for due in self.gives(case):
             for start, got in _pieces(buffers.out[at : at + due.length]):
@@ -161,13 +160,13 @@ class Operation:
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(number of its first element, piece) of a tensor."""
+    """Yields a tensor in pieces, each with the number of its first element."""
     for start in range(0, len(tensor), PIECE):
         yield start, tensor[start : start + PIECE]
 
 
 def _element(case: Case, source: int | None, start: int, count: int, *, put_in: bool = False) -> Tensor:
-    """Elements of x(source); of the reduction of all x; or, for a reduction, of what this rank puts in."""
+    """Elements of x(source); of the reduction of all x; or, for a reduction, of this rank's input."""
     if source is not None:
         return case.values.make(count, *case.key, case.ranks[source], start=start)
     key = (*case.key, case.ranks)
@@ -177,7 +176,7 @@ def _element(case: Case, source: int | None, start: int, count: int, *, put_in: 
 
 
 def _bound(function: Work, wait: bool, *arguments: object, **options: object) -> Call:
-    """A call of a function of torch.distributed; with `wait`, started asynchronously and waited for."""
+    """A call of a torch.distributed function; with `wait`, started asynchronously and then waited for."""
     call = partial(function, *arguments, **options)
     if not wait:
         return call
@@ -201,7 +200,7 @@ def _one_block(case: Case) -> int:
 
 
 def _everyone(case: Case) -> list[Piece]:
-    """A block of every rank."""
+    """One block of every rank."""
     return [Piece(rank, 0, case.block) for rank in range(case.n)]
 
 
@@ -268,7 +267,7 @@ def _parts_for_me(case: Case) -> list[Piece]:
 
 
 def _send_recv(case: Case, buffers: Buffers, wait: bool) -> Call:
-    """Always started together and waited for, whatever `wait` is: torch has no other way to exchange."""
+    """Starts both together and waits for them, whatever `wait` is: torch has no other way to exchange."""
     after, before = case.ranks[(case.me + 1) % case.n], case.ranks[case.me - 1]
     both = [
         dist.P2POp(dist.isend, buffers.data, after, case.group),
@@ -340,6 +339,6 @@ IN_BLOCKS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all") 
 
 
 def count_of(operation: str, size: int, itemsize: int, n: int) -> int:
-    """Elements of an operation of `size` bytes: whole blocks where there are blocks, and at least one element."""
+    """Elements of an operation of `size` bytes: whole blocks if it has blocks, and at least one element."""
     count = max(1, size // itemsize)
     return max(1, count // n) * n if operation in IN_BLOCKS else count

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from launcher import Env
     from launcher.config.schema import P2P
 
-FAULTS = 10  # that an error tells; the table has them all
+FAULTS = 10  # most faults in an error; the table has all of them
 
 
 def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -> float | None:
-    """Bytes/s that the hardware has for a pattern, where that was measured for such a link.
+    """The hardware's bytes/s for a pattern, if such a link was measured; otherwise None.
 
     | pattern | between two nodes, or gloo on one node | nccl, within a node | else |
     |---|---|---|---|
@@ -37,16 +37,16 @@ def top_of(pattern: str, pair: tuple[int, int], measured: roof.Roof, env: Env) -
 
 
 def main(config: P2P, env: Env) -> dict[str, float | int | str]:
-    """Measure and verify the chosen patterns.
+    """Measures and verifies the chosen patterns.
 
-    The metrics are, of each pattern, `PATTERN/us` (median time of the smallest size; of pingpong half the round trip)
-    and `PATTERN/mb_per_s` (the best, in 10^6 bytes a second), `matrix/slow` (pairs), `matrix/exclude` (suspects in
-    Slurm's form, if there are any), `patterns`, and `checked` (elements that were compared).
+    The metrics are, for each pattern, `PATTERN/us` (median time of the smallest size; for pingpong half the round trip)
+    and `PATTERN/mb_per_s` (the best, in 10^6 bytes/s), `matrix/slow` (pairs), `matrix/exclude` (suspects in Slurm's
+    form, if there are any), `patterns`, and `checked` (elements compared).
 
     Raises:
         WorkloadError: a received value was wrong, something is slower than the baseline allows, or pairs are slow and
-            `fail_on_slow` is set (everything has been measured by then); there is only one rank, the first size does
-            not fit into memory, or the config makes no sense.
+            `fail_on_slow` is set (raised after measuring everything); there is only one rank, the first size does not
+            fit into memory, or the config is not valid.
     """
     if env.world_size < 2:
         raise WorkloadError("p2p needs at least 2 ranks: set nodes=2 or procs_per_node=2")
@@ -61,22 +61,22 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     this = Transfers(config, env)
     folder = run_dir() if env.rank == 0 else None
     written = results.Results("p2p", results.conditions(config, env), vars(measured), folder)
-    tell = say if env.rank == 0 else _silent
+    write = say if env.rank == 0 else _silent
     for line in measured.lines():
-        tell(line)
+        write(line)
     ordered = [pattern for pattern in chosen if pattern != patterns.MATRIX]
     if ordered:
-        tell(TABLE.head())
+        write(TABLE.head())
     faults: list[str] = []
     done, total = 0, len(ordered) * len(this.counts()) + (patterns.MATRIX in chosen)
     for pattern in ordered:
         top = top_of(pattern, this.pair, measured, env)
         for count in this.counts():
             if missing := this.missing(pattern, count):
-                _stop(f"{pattern} ends before {missing}", written, tell)
+                _stop(f"{pattern} ends before {missing}", written, write)
                 break
             found = this.measure(pattern, count)
-            tell(found.line(top))
+            write(found.line(top))
             written.add(found.row)
             faults += found.faults
             done += 1
@@ -85,12 +85,12 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
     links = None
     if patterns.MATRIX in chosen:
         if missing := this.missing(patterns.MATRIX, max(this.counts())):
-            _stop(f"matrix is left out at {missing}", written, tell)
+            _stop(f"matrix is left out at {missing}", written, write)
         else:
             links = matrix.measure(config, this.sizes, baseline.matrix if baseline else None, env)
             written.matrix = links.as_dict()
             for line in matrix_text.lines(links, config, os.environ):
-                tell(line)
+                write(line)
             faults += matrix.faults(links, this.hosts)
             if env.rank == 0:
                 progress(total, total, pattern=patterns.MATRIX)
@@ -101,11 +101,11 @@ def main(config: P2P, env: Env) -> dict[str, float | int | str]:
 
 
 def _silent(line: str) -> None:
-    """What all ranks but the first one say."""
+    """Replaces `say` on all ranks but rank 0."""
 
 
-def _stop(reason: str, written: results.Results, tell: Callable[[str], object]) -> None:
-    """Something that was asked for cannot be measured.
+def _stop(reason: str, written: results.Results, write: Callable[[str], object]) -> None:
+    """Records and prints why something cannot be measured.
 
     Raises:
         WorkloadError: nothing has been measured so far.
@@ -113,7 +113,7 @@ def _stop(reason: str, written: results.Results, tell: Callable[[str], object]) 
     if not written.rows:
         raise WorkloadError(f"{reason}: use smaller workload.sizes")
     written.reason = "; ".join(filter(None, [written.reason, reason]))
-    tell(reason)
+    write(reason)
 
 
 def _judge(
@@ -124,18 +124,19 @@ def _judge(
     config: P2P,
     env: Env,
 ) -> None:
-    """
+    """Raises if the results fail the run.
+
     Raises:
-        WorkloadError: what was found fails the run.
+        WorkloadError: with the reasons.
     """
     if faults:
         more = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
         raise WorkloadError("; ".join([*faults[:FAULTS], *more]))
     slower = []
     if baseline is not None:
-        tell = say if env.rank == 0 else _silent
+        write = say if env.rank == 0 else _silent
         if written.rows:
-            slower.append(results.against(written.rows, baseline, config.tolerance, tell, str(config.baseline)))
+            slower.append(results.against(written.rows, baseline, config.tolerance, write, str(config.baseline)))
         if since := [slow for slow in (links.slow if links else ()) if slow.against == "baseline"]:
             slower.append(
                 f"{len(since)} links are slower than baseline={config.baseline} allows (tolerance={config.tolerance:g})"
@@ -143,8 +144,8 @@ def _judge(
     if config.fail_on_slow and links and links.slow:
         worst = matrix_text.pair_in_words(links.slow[0].pair, links)
         slower.append(f"workload.fail_on_slow: {len(links.slow)} slow links, {worst} the worst")
-    if told := [each for each in slower if each]:
-        raise WorkloadError("; ".join(told))
+    if reasons := [each for each in slower if each]:
+        raise WorkloadError("; ".join(reasons))
 
 
 def _metrics(rows: Sequence[results.Row], links: matrix.Matrix | None) -> dict[str, float | int | str]:

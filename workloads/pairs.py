@@ -1,7 +1,7 @@
-"""Transfers between two ranks, as the OSU micro-benchmarks define them: latency, and bandwidth of a window of messages.
+"""Transfers between two ranks as in the OSU micro-benchmarks: latency, and bandwidth of a window of messages.
 
 Source: OSU Micro-Benchmarks, c/mpi/pt2pt/standard: osu_latency, osu_bw, osu_bibw. The clock is that of the first of the
-two ranks, `a`. Other ranks have no part in it, and meanwhile wait in the collective that comes next.
+two ranks, `a`. Other ranks wait in the next collective meanwhile.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch import Tensor
 
 from workloads import bench
 
-ROOM = 32 * 2**20  # bytes of the buffers that a rank has for messages on their way, as long as one message fits
+ROOM = 32 * 2**20  # bytes of a rank's message buffers, unless one message is larger
 BURST = 100  # round trips between two comparisons
-MOST = 100_000  # iterations that a budget of time may come to
-SMALL = 8 * 1024  # bytes up to which more iterations are made, as in OSU
-MORE = 10  # times as many
+MOST = 100_000  # most iterations for a time budget
+SMALL = 8 * 1024  # bytes up to which there are more iterations, as in OSU
+MORE = 10  # factor for the iterations of small messages
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ranks and what they send each other.
+    """Two ranks, and the messages that they exchange.
 
     Attributes:
-        rank: this one; a or b.
-        a, b: the two.
+        rank: this rank; a or b.
+        a, b: the two ranks.
         count: elements of a message.
-        values: what makes them.
-        key: what tells their values from those of other transfers.
-        room: bytes of buffers that each may have.
+        values: makes the messages.
+        key: makes their values different from those of other transfers.
+        room: bytes for the buffers of each rank.
     """
 
     rank: int
@@ -54,24 +54,24 @@ class Pair:
         return self.count * self.values.dtype.itemsize
 
     def slots(self, messages: int) -> int:
-        """How many messages have buffers of their own; the others use these again."""
+        """How many messages have their own buffers; the others reuse these."""
         return max(1, min(messages, self.room // self.size))
 
     def messages(self, source: int, slots: int) -> list[Tensor]:
-        """What `source` sends, [count] each."""
+        """The messages of `source`, [count] each."""
         return [self.values.make(self.count, self.key, source, slot) for slot in range(slots)]
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How often.
+    """How many runs to make.
 
     Attributes:
         iterations: timed runs.
-        warmup: runs before.
+        warmup: runs before those.
         budget: seconds for the timed runs, instead of their number.
         window: messages of a window.
-        more: whether small messages get MORE iterations.
+        more: whether small messages get MORE times as many iterations.
     """
 
     iterations: int
@@ -83,11 +83,11 @@ class Runs:
 
 @dataclass
 class Timed:
-    """What one rank found.
+    """The result of one rank.
 
     Attributes:
-        seconds: of each iteration, by the clock of rank a; on b none.
-        checked: elements that were compared on this rank.
+        seconds: of each iteration, by the clock of rank a; empty on b.
+        checked: elements compared on this rank.
         wrong: how many of them were wrong.
     """
 
@@ -96,7 +96,7 @@ class Timed:
     wrong: int = 0
 
     def clock(self, pair: Pair, run: Callable[[], None]) -> None:
-        """Run it, and take its time on rank a."""
+        """Calls `run`, and times it on rank a."""
         if pair.rank == pair.a:
             self.seconds.append(bench.timed(pair.values.device, run))
         else:
@@ -104,26 +104,26 @@ class Timed:
 
 
 class Inbox:
-    """Buffers to receive into, and what should be in them."""
+    """Buffers to receive into, and their expected content."""
 
     def __init__(self, pair: Pair, slots: int) -> None:
         self._expected = pair.messages(pair.peer, slots)
         self.buffers = [pair.values.poison(pair.count) for _ in range(slots)]
 
     def poison(self) -> None:
-        """So that what does not arrive is noticed."""
+        """Overwrites the buffers, so that a missing message is noticed."""
         for buffer in self.buffers:
             buffer.fill_(-1)
 
     def compare(self, timed: Timed, slots: int) -> None:
-        """The first `slots` buffers with what they should hold."""
+        """Compares the first `slots` buffers with their expected content."""
         for buffer, expected in zip(self.buffers[:slots], self._expected[:slots], strict=True):
             timed.checked += expected.numel()
             timed.wrong += bench.count_wrong(buffer, expected)
 
 
 def pingpong(pair: Pair, runs: Runs) -> Timed:
-    """Round trips: a message from a to b, and another one back. Every message is compared, after each burst of them."""
+    """Round trips: a message from a to b, and one back. All messages are compared, after each burst."""
     slots = pair.slots(BURST)
     outbox, inbox = pair.messages(pair.rank, slots), Inbox(pair, slots)
 
@@ -154,7 +154,7 @@ def bandwidth(pair: Pair, runs: Runs) -> Timed:
 
 
 def bidirectional(pair: Pair, runs: Runs) -> Timed:
-    """The same, with a window from b to a at the same time."""
+    """Like `bandwidth`, with a window from b to a at the same time."""
     return _windows(pair, runs, both=True)
 
 
@@ -165,7 +165,7 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
     first, slots = pair.rank == pair.a, pair.slots(runs.window)
     outbox = pair.messages(pair.rank, slots) if first or both else []
     inbox = Inbox(pair, 0 if first and not both else slots)
-    under_way = [
+    in_flight = [
         dist.P2POp(operation, buffers[message % slots], pair.peer)
         for operation, buffers in ((dist.isend, outbox), (dist.irecv, inbox.buffers))
         if buffers
@@ -174,7 +174,7 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
     acknowledgement = _token(pair)
 
     def window() -> None:
-        for work in dist.batch_isend_irecv(under_way):
+        for work in dist.batch_isend_irecv(in_flight):
             work.wait()
         if first:
             dist.recv(acknowledgement, pair.b)
@@ -195,22 +195,22 @@ def _windows(pair: Pair, runs: Runs, *, both: bool) -> Timed:
 
 
 def _warm_up(pair: Pair, runs: Runs, run: Callable[[], None]) -> int:
-    """Runs before the clock starts, and the number of those that follow: a decides what a budget comes to."""
+    """Runs before the clock starts; returns the number of iterations, which rank a derives from a budget."""
     device = pair.values.device
     took = [bench.timed(device, run) for _ in range(max(runs.warmup, 0 if runs.budget is None else 2))]
     if runs.budget is None:
         return runs.iterations * (MORE if pair.size <= SMALL and runs.more else 1)
-    told = torch.zeros(1, dtype=torch.int64, device=device)
+    count = torch.zeros(1, dtype=torch.int64, device=device)
     if pair.rank == pair.a:
-        told.fill_(max(1, min(MOST, int(runs.budget / took[-1]))))
-        dist.send(told, pair.b)
+        count.fill_(max(1, min(MOST, int(runs.budget / took[-1]))))
+        dist.send(count, pair.b)
     else:
-        dist.recv(told, pair.a)
-    return int(told)
+        dist.recv(count, pair.a)
+    return int(count)
 
 
 def _meet(pair: Pair) -> None:
-    """Both are there before either goes on."""
+    """Waits until both ranks are here."""
     token = _token(pair)
     if pair.rank == pair.a:
         dist.send(token, pair.b)

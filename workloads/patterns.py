@@ -1,4 +1,4 @@
-"""What a config of p2p asks for, checked. Pure, and free of torch: the login node refuses what would fail later."""
+"""Checks the config of p2p. Pure, and free of torch, so that the login node refuses what would fail later."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MATRIX = "matrix"
 
 
 def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, int]:
-    """The two ranks of the patterns of pairs: the chosen ones, else the first rank of the first and of the last node,
-    or the first and the last rank of one node.
+    """The two ranks for the patterns of pairs: those of the config, else the first ranks of the first and last node,
+    or the first and last rank of a single node.
 
     Args:
         pair: `workload.pair`.
         node_of: node rank of each rank.
 
     Raises:
-        ValueError: the two do not exist, or are one.
+        ValueError: a rank does not exist, or both are the same.
     """
     last = len(node_of) - 1
     if pair is None:
@@ -39,14 +39,14 @@ def pair_of(pair: Sequence[int] | None, node_of: Sequence[int]) -> tuple[int, in
 
 
 def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
-    """The patterns to run; of `all`, the matrix only where there are nodes (or ranks) to compare.
+    """The patterns to run; `all` includes the matrix only if there are nodes (or ranks) to compare.
 
     Args:
         keys: those of `config.P2P`.
         node_of: node rank of each rank.
 
     Raises:
-        ValueError: an unknown pattern, or a matrix that was asked for by name and would have no pair.
+        ValueError: a pattern is unknown, or the matrix was chosen by name and would have no pair.
     """
     wanted = _named("pattern", lambda: names.choose("pattern", keys["pattern"], names.PATTERNS))
     of_ranks = getattr(keys["matrix"], "value", keys["matrix"]) == "ranks"
@@ -60,10 +60,10 @@ def chosen(keys: Mapping[str, Any], node_of: Sequence[int]) -> tuple[str, ...]:
 
 
 def check(keys: Mapping[str, Any], node_of: Sequence[int]) -> None:
-    """All keys of p2p, against the ranks there will be.
+    """Checks all keys of p2p against the ranks of the run.
 
     Raises:
-        ValueError: one makes no sense; the text names it.
+        ValueError: a value is not valid; the text names its key.
     """
     chosen(keys, node_of)
     pair_of(keys["pair"], node_of)

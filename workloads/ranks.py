@@ -1,6 +1,6 @@
-"""What every workload does as one of many ranks: say who it is, agree on values, fail together.
+"""Collective helpers of all workloads: introduce the ranks, compare values, raise errors on all ranks.
 
-An error that only one rank raises leaves the others waiting in their next collective. So what may fail on one rank
+An error that only one rank raises leaves the others waiting in their next collective. So whatever may fail on one rank
 alone (reading a file, checking a result) is gathered first, and then every rank raises the same error.
 """
 
@@ -21,56 +21,56 @@ V = TypeVar("V", bound=Hashable)
 
 
 class WorkloadError(RuntimeError):
-    """A workload cannot go on or found something wrong; the text names rank and host where that matters."""
+    """A workload cannot continue, or found something wrong; the text names rank and host where that matters."""
 
 
 def say(text: str) -> None:
-    """Print a line in one write, so that lines of several ranks do not run into each other."""
+    """Prints a line in one write, so that lines of several ranks do not mix."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def introduce(env: Env) -> None:
-    """Print this rank's line: who it is, where it runs, and what it communicates and computes with."""
+    """Prints a line about this rank: number, host, backend and device."""
     say(f"rank {env.rank}/{env.world_size} local {env.local_rank} on {env.host}: {env.backend}, {env.device}")
 
 
 def gather(value: T, env: Env) -> list[T]:
-    """Every rank's `value`, in the order of ranks, on every rank: keep them small."""
+    """Every rank's `value`, in order, on every rank. For small values."""
     return rank_objects.all_gather(value) if env.world_size > 1 else [value]
 
 
 def raise_together(error: str | None, env: Env) -> None:
-    """Raise on every rank if any rank has an error.
+    """Raises an error on every rank if any rank has one.
 
     Raises:
-        WorkloadError: the errors, each with its ranks and hosts; equal ones are told once.
+        WorkloadError: the errors, each with its ranks and hosts; equal ones appear once.
     """
-    told = _by_value(error, env)
-    told.pop(None, None)
-    if told:
-        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in told.items()))
+    errors = _by_value(error, env)
+    errors.pop(None, None)
+    if errors:
+        raise WorkloadError("; ".join(f"{who}: {theirs}" for theirs, who in errors.items()))
 
 
 def same_everywhere(what: str, value: str | int | float | tuple, env: Env) -> None:
-    """Check that every rank has an equal `value`.
+    """Checks that `value` is equal on all ranks.
 
     Raises:
-        WorkloadError: they differ; the text says who has which.
+        WorkloadError: it differs; the text says which ranks have which value.
     """
-    told = _by_value(value, env)
-    if len(told) > 1:
-        holders = "; ".join(f"{who}: {theirs}" for theirs, who in told.items())
+    found = _by_value(value, env)
+    if len(found) > 1:
+        holders = "; ".join(f"{who}: {theirs}" for theirs, who in found.items())
         raise WorkloadError(f"{what} should be the same on all ranks, and is not: {holders}")
 
 
 def name_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`rank 3 on node2`, or `ranks 0-1 on node1, node2`; `hosts` are those of all ranks, in their order."""
+    """`rank 3 on node2`, or `ranks 0-1 on node1, node2`; `hosts` are those of all ranks, in order."""
     return f"{formatting.name_ranks(ranks)} on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks))}"
 
 
 def _by_value(value: V, env: Env) -> dict[V, str]:
-    """Who has which value, in words."""
+    """Each value, with the ranks and hosts that have it in words."""
     everyone = gather((value, env.host), env)
     hosts = [host for _, host in everyone]
     ranks_of: dict[V, list[int]] = {}

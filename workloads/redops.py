@@ -1,8 +1,8 @@
-"""What each rank puts into a reduction, and what must come out, exactly, in every type and at any number of ranks.
+"""The input of each rank in a reduction, and the exact result, for every type and any number of ranks.
 
-Rank i puts in a window on one random stream r that begins at place i: x(i)[k] = r[k + i]. So all x differ, and a result
-costs one stream and n slices of it, not n streams. The values are small enough, or sparse enough, that no order of
-additions or multiplications rounds or overflows.
+The input of rank i is a window on one random stream r that begins at position i: x(i)[k] = r[k + i]. So all x differ,
+and a result costs one stream and n slices of it, not n streams. The values are small enough, or sparse enough, that no
+order of additions or multiplications rounds or overflows.
 
 | redop | r | result at k |
 |---|---|---|
@@ -11,7 +11,7 @@ additions or multiplications rounds or overflows.
 | min, max | 0 to limit | least or greatest of r[k] ... r[k+n-1] |
 
 avg: x(i) = base + d(i/2) for even i and base - d(i/2) for odd i (base for the last of an odd number), so the average is
-base. NCCL multiplies floats by 1/n first, which rounds; then the nearest whole number must be right.
+base. NCCL multiplies floats by 1/n first, which rounds; then the nearest whole number must match.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Key = tuple[object, ...]
 
 
 def put_in(values: Values, redop: str, key: Key, rank: int, n: int, start: int, count: int) -> Tensor:
-    """Elements `start` to `start + count` of what rank number `rank` of n puts in, [count]."""
+    """Elements `start` to `start + count` of the input of rank number `rank` of n, [count]."""
     if redop != "avg":
         return _stream(values, redop, key, n, start + rank, count)
     base = _base(values, key, n, start, count)
@@ -64,14 +64,14 @@ def answer(values: Values, redop: str, key: Key, n: int, start: int, count: int)
 
 
 def wrong(redop: str, got: Tensor, expected: Tensor) -> int:
-    """How many elements are not the answer; not-a-number never is."""
+    """How many elements are wrong; NaN always is."""
     if redop == "avg" and got.is_floating_point():
         return int((~((got - expected).abs() < 0.5)).sum())
     return int((got != expected).sum())
 
 
 def _base(values: Values, key: Key, n: int, start: int, count: int) -> Tensor:
-    # Where torch divides integers itself, it does so as float32.
+    # At most 2**24, since torch divides integers as float32 where it divides them itself.
     return values.make(count, *key, "base", start=start, most=min(values.limit, 2**24) // (2 * n))
 
 
@@ -85,7 +85,7 @@ def _stream(values: Values, redop: str, key: Key, n: int, start: int, count: int
 
 
 def _sparse(stream: Tensor, start: int, every: int, otherwise: int) -> Tensor:
-    """The stream where the place is a multiple of `every`, and `otherwise` elsewhere."""
+    """The stream at positions that are a multiple of `every`, and `otherwise` elsewhere."""
     if every == 1:
         return stream
     places = torch.arange(start, start + len(stream), device=stream.device)

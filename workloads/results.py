@@ -1,9 +1,9 @@
-"""What a benchmark measured, in RUN/results.json and RUN/results.csv, and the comparison with an earlier run.
+"""The results of a benchmark, in RUN/results.json and RUN/results.csv, and the comparison with an earlier run.
 
 The file is one JSON object: `format`, `workload`, `conditions` (everything that a number depends on), `roof`, `rows`,
-`matrix` (of p2p) and `complete`. Times are in seconds, sizes in bytes, speeds in bytes a second. It is written anew
-after each row, whole or not at all, so that a sweep that is cut off leaves what was measured. Free of torch, but for
-`conditions`: the login node and the report read these files too.
+`matrix` (of p2p) and `complete`. Times are in seconds, sizes in bytes, speeds in bytes/s. It is rewritten atomically
+after each row, so that an interrupted sweep leaves what was measured. Free of torch, except for `conditions`: the login
+node and the report read these files too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 JSON, CSV = "results.json", "results.csv"
-# What a row has measured; its other keys say what was done, and rows are compared that agree in all of them.
+# Keys of a row that were measured. Its other keys say what was done; rows are compared if all of those are equal.
 MEASURED = frozenset(
     ("seconds", "algbw", "busbw", "bandwidth", "latency", "wrong", "checked", "missing", "iterations", "messages",
      "count")
@@ -39,19 +39,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the numbers of a run depend on.
+    """The conditions that the numbers of a run depend on.
 
     Attributes:
         hosts: one per node.
         world_size, nodes, ranks_per_node: how many ranks, and where.
-        backend, backend_version: gloo, nccl or mpi; the version is NCCL's, and None elsewhere.
-        interface: network interface that the backend was told to use, if any.
+        backend, backend_version: gloo, nccl or mpi; the version is NCCL's, otherwise None.
+        interface: network interface that the backend was configured to use, if any.
         device, device_name: cpu or cuda, and its model on rank 0.
         torch, python: versions.
-        iterations, warmup: of each size.
+        iterations, warmup: for each size.
         time: when it began, in Unix seconds.
         run: id of the run; None outside of one.
-        environment: variables that change what the backend does (NCCL_*, GLOO_*).
+        environment: variables that configure the backend (NCCL_*, GLOO_*).
     """
 
     hosts: tuple[str, ...]
@@ -73,7 +73,7 @@ class Conditions:
 
 
 def conditions(config: Collective | P2P, env: Env) -> Conditions:
-    """The conditions of this run. All ranks must call it: they tell their hosts."""
+    """The conditions of this run. All ranks must call it, since it gathers their hosts."""
     # Lazily: torch takes a second, and checks on the login node need none of it
     import torch
 
@@ -122,11 +122,11 @@ class Results:
 
     Attributes:
         workload: collective or p2p.
-        conditions: what they depend on.
-        roof: `socket` and `memory` in bytes a second (None: not measured), and `how` they were measured.
+        conditions: of the run.
+        roof: `socket` and `memory` in bytes/s (None: not measured), and `how` they were measured.
         folder: where the files go; None: nowhere (another rank, or no run).
         rows, matrix: what was measured.
-        complete: whether all that was asked for was measured.
+        complete: whether everything that was asked for was measured.
         reason: why not.
     """
 
@@ -140,12 +140,12 @@ class Results:
     reason: str = ""
 
     def add(self, *rows: Row) -> None:
-        """One more size is done: all files are written anew."""
+        """Adds the rows of one size, and rewrites the files."""
         self.rows.extend(rows)
         self.write()
 
     def as_dict(self) -> dict[str, Any]:
-        """What results.json holds."""
+        """The content of results.json."""
         known = self.conditions
         return {
             "format": FORMAT,
@@ -159,7 +159,7 @@ class Results:
         }
 
     def write(self) -> None:
-        """Both files, each whole or not at all.
+        """Writes both files atomically.
 
         Raises:
             OSError: the run directory cannot be written to.
@@ -170,7 +170,7 @@ class Results:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV: a line of titles and one line for each. `seconds` becomes `seconds_min` and so on. Pure."""
+    """The rows as CSV with a header line. `seconds` becomes `seconds_min` and so on. Pure."""
     flat = [_flat(row) for row in rows]
     titles = list(dict.fromkeys(title for row in flat for title in row))
     text = io.StringIO()
@@ -220,7 +220,7 @@ class Difference:
 
     Attributes:
         what: the row in words (`all_reduce world 4 1048576 float32 sum out`).
-        measure: busbw, bandwidth (bytes a second) or time (seconds).
+        measure: busbw, bandwidth (bytes/s) or time (seconds).
         now, then: the values.
         ratio: the speed now as a part of the speed then, below 1.
     """
@@ -240,11 +240,11 @@ class Difference:
 
 
 def compare(now: Sequence[Row], baseline: Sequence[Row], tolerance: float) -> tuple[list[Difference], int]:
-    """What became slower, the worst first, and how many rows could be compared. Pure.
+    """The rows that became slower, the worst first, and how many rows were compared. Pure.
 
-    Rows are compared that agree in everything that was not measured (operation, size, type, ranks and so on): their
-    busbw or bandwidth, or the median time where there is no such speed (barriers). A row that measured nothing now, and
-    did then, counts as infinitely slower.
+    Rows are compared if everything that was not measured is equal (operation, size, type, ranks and so on): by their
+    busbw or bandwidth, or by the median time if there is no such speed (barriers). A row that measured something then,
+    and nothing now, counts as infinitely slower.
     """
     before = {_identity(row): row for row in baseline}
     compared, slower = 0, []
@@ -267,7 +267,7 @@ def _identity(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _speed(row: Row) -> tuple[str, float, float] | None:
-    """(what was measured, a speed, the value itself), or None where nothing was."""
+    """(name of the measure, speed, value), or None if nothing was measured."""
     for measure in ("busbw", "bandwidth"):
         if row.get(measure):
             return measure, float(row[measure]), float(row[measure])
@@ -276,7 +276,7 @@ def _speed(row: Row) -> tuple[str, float, float] | None:
 
 
 def label(row: Row) -> str:
-    """A row in a few words: what was done, without what was measured."""
+    """A row in a few words: what was done, without the measured values."""
     words = [
         str(value)
         for key, value in row.items()
@@ -288,14 +288,14 @@ def label(row: Row) -> str:
 def against(
     now: Sequence[Row], baseline: Results, tolerance: float, say: Callable[[str], object], where: str
 ) -> str | None:
-    """Tell how this run compares with its baseline; returns what to raise, if anything.
+    """Prints how this run compares with its baseline; returns the error text, if any.
 
     Args:
         now: this run's rows.
-        baseline: what the baseline measured.
+        baseline: the baseline's results.
         tolerance: the part of a speed that may be lost.
         say: prints a line.
-        where: the baseline, as the user would find it.
+        where: the baseline, as the user named it.
     """
     slower, compared = compare(now, baseline.rows, tolerance)
     if not compared:

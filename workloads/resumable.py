@@ -1,13 +1,13 @@
-"""The part of any training loop that survives its attempt: it loads, saves when due, and stops when all ranks agree.
+"""The part of any training loop that makes it resumable: it loads, saves when due, and stops when all ranks agree.
 
     resumable = Resumable(env, state=..., position=..., identity=...)
     loaded = resumable.load(optimizer)          # before the first step
     for step in ...:
         ...
-        resumable.boundary(step + 1)            # after each step, and now and then in an evaluation
+        resumable.boundary(step + 1)            # after each step, and now and then during an evaluation
     resumable.finish(step + 1)                  # the last checkpoint
 
-Outside of a run (no launcher, no folder for checkpoints) all of it does nothing.
+Outside of a run (no launcher, no folder for checkpoints) it does nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from workloads.ranks import WorkloadError, say
 if TYPE_CHECKING:
     from launcher import Env
 
-BETWEEN_FAULTS = 3600.0  # seconds from one interruption to the next that are assumed
-FIRST = 30.0  # seconds until the first save, which measures what a save costs
+BETWEEN_FAULTS = 3600.0  # assumed seconds between two interruptions
+FIRST = 30.0  # seconds until the first save, which measures the cost of a save
 LEAST, MOST = 10.0, 600.0  # seconds between two saves
-SHARE = 0.02  # part of the time that saving may cost at most
-BACKGROUND = 0.1  # what a second of writing in the background costs the training, in seconds
+SHARE = 0.02  # largest part of the time that saving may cost
+BACKGROUND = 0.1  # cost of a second of writing in the background, in seconds of training
 
 
 def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
-    """Seconds between two saves such that saving and repeating lost steps cost least. Pure.
+    """Seconds between two saves that minimise the cost of saving and of repeating lost steps. Pure.
 
-    Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is what a save costs, M the time between two
+    Young's formula with Daly's correction: sqrt(2 c (M + R)), where c is the cost of a save, M the time between two
     interruptions (BETWEEN_FAULTS) and R the time of a restart (J. T. Daly, "A higher order estimate of the optimum
     checkpoint interval for restart dumps", 2006, equation 20 without its last, negligible term).
 
@@ -53,11 +53,11 @@ def save_interval(blocked: float, whole: float, restart: float = 0.0) -> float:
     |---|---|
     | has not been measured | FIRST |
     | costs little | the formula's, from LEAST to MOST |
-    | costs more than SHARE of MOST | as long as it takes for saving to cost SHARE of the time |
+    | costs more than SHARE of MOST | so long that saving costs SHARE of the time |
 
     Args:
-        blocked: seconds that a save keeps training waiting.
-        whole: seconds until it is published; the part that is not waited for costs BACKGROUND of its length.
+        blocked: seconds for which a save blocks training.
+        whole: seconds until it is published; the part that does not block costs BACKGROUND of its length.
         restart: seconds from an interruption to the next step.
     """
     if whole <= 0:
@@ -74,7 +74,7 @@ def better(value: float, best: float | None, best_is: str) -> bool:
     |---|---|---|
     | not finite | any | no: NaN compares with nothing, and would stay the best for ever |
     | finite | none, or not finite | yes |
-    | finite | finite | if it is greater (`max`) or less (`min`) |
+    | finite | finite | whether it is greater (`max`) or less (`min`) |
     """
     if not math.isfinite(value):
         return False
@@ -84,16 +84,16 @@ def better(value: float, best: float | None, best_is: str) -> bool:
 
 
 def key(*parts: object) -> int:
-    """A seed of 63 bits that depends on all parts, and on nothing else (not on the process, as hash() does)."""
+    """A seed of 63 bits that depends on the parts only (unlike hash(), not on the process)."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seed_generators(*parts: object) -> None:
-    """Seed all of this rank's generators (Python's, torch's, CUDA's, numpy's if it is loaded) with `key(*parts)`."""
+    """Seeds all of this rank's generators (Python's, torch's, CUDA's, numpy's if loaded) with `key(*parts)`."""
     seed = key(*parts)
     random.seed(seed)
-    # torch.manual_seed() takes 0.2 ms: it also notes a traceback for each kind of device that is not there.
+    # torch.manual_seed() takes 0.2 ms, since it records a traceback for each kind of device that is missing.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
@@ -102,7 +102,7 @@ def seed_generators(*parts: object) -> None:
 
 
 def generators(device: torch.device) -> dict[str, Any]:
-    """The state of all of this rank's generators, as tensors and numbers."""
+    """The state of all of this rank's random number generators, as tensors and numbers."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
@@ -118,7 +118,7 @@ def generators(device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put the generators back into a state that `generators` gave."""
+    """Restores a state from `generators`."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"])
@@ -131,7 +131,7 @@ def restore_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def conditions(env: Env) -> dict[str, Any]:
-    """What may change the last bits of a result, and does not change what is computed."""
+    """Facts that may change the last bits of a result, but not what is computed."""
     cuda = env.device.type == "cuda"
     device = torch.cuda.get_device_name(env.device) if cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
@@ -144,10 +144,10 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Make the tensors of an optimizer's state, which it makes at its first step, so that they can be loaded into.
+    """Makes the tensors of an optimizer's state, which it usually makes at its first step, so that they can be loaded.
 
-    Done by a step with gradients of zero and a learning rate of zero. Call `optimizer.state.clear()` if nothing is
-    loaded after all.
+    Does a step with zero gradients and a learning rate of zero. Call `optimizer.state.clear()` if nothing is loaded
+    after all.
     """
     if optimizer.state:
         return
@@ -182,10 +182,10 @@ class Resumable:
         """
         Args:
             env: this rank.
-            state: gives the tensors as they are now (not copies), in nested dicts: what is loaded into and saved.
-            position: gives the small facts (JSON types) that say where the training is: epoch, sums of losses.
+            state: returns the current tensors (not copies), in nested dicts: what is saved and loaded into.
+            position: returns the small facts (JSON types) of the training's position: epoch, sums of losses.
                 All ranks call it, just before a save.
-            identity: what must be equal for a checkpoint to fit: the model, data, batch size, steps in all.
+            identity: facts that must be equal for a checkpoint to fit: the model, data, batch size, total steps.
                 train.invariant and its number of micro-batches are added.
             unlike: more conditions that may change the last bits, besides those of `conditions`.
             seed: the run's seed, for ranks whose generators have no saved state.
@@ -195,12 +195,12 @@ class Resumable:
             CheckpointError: the folder of the checkpoints cannot be used.
         """
         self.run = settings() if run is None else run
-        self.pace: Pace[Any] = Pace(env.device)  # tell it what to watch, and slow ranks are named
+        self.pace: Pace[Any] = Pace(env.device)  # measures step times, from which slow ranks are found
         self._env, self._state, self._position, self._seed = env, state, position, seed
         self._conditions = {"world size": env.world_size, **conditions(env), **(unlike or {})}
         self._checkpointer: Checkpointer | None = None
         self._stop: Stop | None = None
-        self._metrics: tuple[int, dict[str, float]] | None = None  # of the model after so many steps
+        self._metrics: tuple[int, dict[str, float]] | None = None  # steps done, and the model's metrics after them
         self._best: float | None = None
         self._blocked = self._restart = 0.0  # seconds
         self._began = self._last_save = time.monotonic()
@@ -220,18 +220,18 @@ class Resumable:
         self._stop = Stop(env, self.run)
 
     def load(self, *optimizers: torch.optim.Optimizer) -> Loaded | None:
-        """Load the newest sound checkpoint into the state, and restore the generators. All ranks must call it.
+        """Loads the newest sound checkpoint into the state, and restores the generators. All ranks must call it.
 
-        What is no tensor is in the result: `extra["position"]` is what `position` gave.
+        Values that are no tensors are in the result: `extra["position"]` is from `position`.
 
         Args:
             optimizers: those whose state has no tensors before their first step.
 
         Returns:
-            What belongs to the checkpoint; None: there is none, and the training begins.
+            The rest of the checkpoint; None if there is none, so that the training starts from the beginning.
 
         Raises:
-            Misfit: the checkpoint is of another training; what differs is listed.
+            Misfit: the checkpoint is of another training; the text lists the differences.
             WorkloadError: resume.strict is set, and the result could differ from that of an undisturbed run.
         """
         if self._checkpointer is None:
@@ -254,14 +254,14 @@ class Resumable:
         return loaded
 
     def boundary(self, step: int) -> None:
-        """Save if it is due or wanted; save and leave if the attempt is to stop. All ranks must call it.
+        """Saves if a save is due or requested; saves and exits if the attempt is to stop. All ranks must call it.
 
         Args:
             step: steps of the run that are done.
 
         Raises:
             SystemExit: with code 75, after the save.
-            CheckpointError: this attempt has lost the run to another one.
+            CheckpointError: another attempt owns the run now.
         """
         self._boundary(step)
         self.pace.begin()
@@ -272,12 +272,12 @@ class Resumable:
         verdict = self._stop.boundary(step, save_due=self._is_due(self._checkpointer, self._stop))
         if verdict.stop is not None:
             self._leave(step, verdict.stop)
-        steps = self.run.every_steps  # all ranks know by themselves, and at just these steps
+        steps = self.run.every_steps  # ranks need no agreement on this
         if (verdict.save or (steps is not None and step % steps == 0)) and step != self._saved_step:
             self._save(step)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Note the metrics of the model after `step` steps. With checkpoint.best, a better one is saved at once.
+        """Records the metrics of the model after `step` steps. With checkpoint.best, saves a better one at once.
 
         Raises:
             WorkloadError: checkpoint.best is not one of them.
@@ -294,7 +294,7 @@ class Resumable:
             self._save(step)
 
     def finish(self, step: int) -> None:
-        """Save what the training has come to, and wait until that is on disk. All ranks must call it.
+        """Saves the final state, and waits until it is on disk. All ranks must call it.
 
         Raises:
             SaveFailed: it could not be saved.
@@ -304,7 +304,7 @@ class Resumable:
         self.close()
 
     def close(self) -> None:
-        """Give back what was taken. All ranks must call it."""
+        """Releases all resources. All ranks must call it."""
         if self._stop is not None:
             self._stop.close()
         if self._checkpointer is not None:
@@ -312,7 +312,7 @@ class Resumable:
         self._stop = self._checkpointer = None
 
     def _is_due(self, checkpointer: Checkpointer, stop: Stop) -> bool:
-        """By the clock of rank 0."""
+        """Whether a save is due, by the clock of rank 0."""
         stop.save_took(checkpointer.cost)
         if self._env.rank != 0 or self.run.every_steps is not None:
             return False
@@ -337,7 +337,7 @@ class Resumable:
         try:
             self._save(step, wait=True)
             how = f"saved in {time.monotonic() - began:.2f} s"
-        except SaveFailed:  # which has been told; an earlier checkpoint is better than none
+        except SaveFailed:  # logged already; an earlier checkpoint is better than none
             how = "not saved"
         if self._env.rank == 0:
             say(f"stopped after step {step}: {cause}; {how}")
@@ -345,7 +345,7 @@ class Resumable:
         sys.exit(RESUME)
 
     def _compare(self, loaded: Loaded) -> None:
-        """Say what it goes on from and what has changed since, or refuse."""
+        """Prints the checkpoint that the training continues from, and what has changed since; or refuses it."""
         saved = dict(loaded.extra["conditions"])
         now = dict(self._conditions)
         same_bits: list[str] = []
@@ -355,10 +355,10 @@ class Resumable:
         if changed and self.run.strict:
             raise WorkloadError(
                 f"resume.strict=true refuses {loaded.path}: the result could differ from that of an undisturbed run, "
-                f"because of {', '.join(changed)}. Go on as before, or set resume.strict=false"
+                f"because of {', '.join(changed)}. Continue as before, or set resume.strict=false"
             )
         if self._env.rank == 0:
-            say(f"goes on after step {loaded.step} ({loaded.path.name}, saved by {ranks(loaded.world_size)})")
+            say(f"continues after step {loaded.step} ({loaded.path.name}, saved by {ranks(loaded.world_size)})")
             for change in same_bits:
                 say(f"{change}: the weights stay bitwise equal (train.invariant=true)")
             for change in changed:

@@ -1,7 +1,7 @@
-"""The roof over what a benchmark can reach here: the speed of one plain TCP stream, and of a copy in memory.
+"""The upper limit for a benchmark on this hardware: the speed of a plain TCP stream, and of a copy in memory.
 
-Neither goes through the communication library. A bus bandwidth far below the socket's is the library's or its
-settings' doing; one near to it is the network's, and no setting will help.
+Neither uses the communication library. If a bus bandwidth is far below the socket's, the library or its settings limit
+it; if it is close to it, the network does, and no setting will help.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STREAM_SECONDS = 0.4  # that the stream is filled for
+STREAM_SECONDS = 0.4  # for which the stream is filled
 BURST_SECONDS = 0.02  # of one burst; the best burst counts
 MOST_BYTES = 2**28  # of one burst
-PATIENCE = 1.0  # seconds for each step of the stream, after which a firewall is to blame
-COPY_SECONDS = 0.2  # that copies are repeated for
-COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # more than a cache holds
+STEP_TIMEOUT = 1.0  # seconds for each step of the stream; a firewall is the usual cause of a timeout
+COPY_SECONDS = 0.2  # for which copies are repeated
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # more than a cache can hold
 _CHUNK = 2**20
 _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the hardware gave without a communication library; None: could not be measured, and `how` says why.
+    """The hardware's speed without a communication library; None: not measured, and `how` says why.
 
     Attributes:
-        socket: bytes/s of one TCP stream, one way, between two nodes (two ranks where there is one node).
-        memory: bytes/s of a copy within the memory of a rank's device, the slowest rank's. Each byte counts once,
+        socket: bytes/s of one TCP stream, one way, between two nodes (two ranks if there is one node).
+        memory: bytes/s of a copy within the memory of a rank's device, on the slowest rank. Each byte counts once,
             although it is read and written.
         how: both measurements in words.
     """
@@ -56,15 +56,15 @@ class Roof:
     def lines(self) -> list[str]:
         """For a terminal: the two speeds in 10^9 bytes/s, and how they were measured."""
         speeds = (("socket", self.socket), ("memory", self.memory))
-        told = ", ".join(f"{name} " + (f"{speed / 1e9:.2f} GB/s" if speed else "unknown") for name, speed in speeds)
-        return [f"roof: {told}", *textwrap.wrap(self.how, 74, initial_indent="  ", subsequent_indent="  ")]
+        shown = ", ".join(f"{name} " + (f"{speed / 1e9:.2f} GB/s" if speed else "unknown") for name, speed in speeds)
+        return [f"roof: {shown}", *textwrap.wrap(self.how, 74, initial_indent="  ", subsequent_indent="  ")]
 
 
 def measure(env: Env) -> Roof:
-    """Measure the roof, in less than a second. All ranks must call it, and all get the same.
+    """Measures the roof, in less than a second. All ranks must call it, and all get the same.
 
-    The copy is made on all ranks at the same time, for that is how they share a node's memory when they communicate.
-    The stream is TCP on GPUs as well, and nothing else is going on meanwhile.
+    The copy is made on all ranks at the same time, since they share a node's memory when they communicate, too.
+    The stream is TCP on GPUs as well, and nothing else runs meanwhile.
     """
     gather(None, env)
     memory, memory_how = _copy_roof(env)
@@ -73,8 +73,8 @@ def measure(env: Env) -> Roof:
 
 
 def ends(env: Env) -> tuple[int, int] | None:
-    """The two ranks that the stream joins: the first ones of the first and the last node, or ranks 0 and 1 of one node;
-    None where there is one rank alone."""
+    """The two ranks that the stream connects: the first ones of the first and the last node, or ranks 0 and 1 of one
+    node; None if there is one rank only."""
     if env.world_size < 2:
         return None
     other = env.node_ranks.index(env.node_of(env.world_size - 1))
@@ -125,7 +125,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _socket_roof(env: Env) -> tuple[float | None, str]:
-    """Every rank takes part in every gather, whatever fails: the two ends only do more in between."""
+    """Measures the stream. Every rank takes part in every gather, even after an error."""
     pair = ends(env)
     if pair is None:
         return None, "socket: one rank, so there is no link"
@@ -151,16 +151,16 @@ def _socket_roof(env: Env) -> tuple[float | None, str]:
     elif server is not None:
         with server:
             _, problem = _attempt(lambda: drain(server, token))
-    told = gather((speed, problem), env)
-    speed = told[sender][0]
+    results = gather((speed, problem), env)
+    speed = results[sender][0]
     if speed is None:
-        problem = told[sender][1] or told[receiver][1]
+        problem = results[sender][1] or results[receiver][1]
         return None, f"socket: no TCP stream {way}{over}, port {address[1]} ({problem})"
     return speed, f"socket: one TCP stream {way}{over}"
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
-    """The step's result, or what went wrong: what fails on one rank alone must not keep it from the next gather."""
+    """The step's result, or its error: an error on one rank must not keep it from the next gather."""
     try:
         return step(), ""
     except OSError as error:
@@ -168,14 +168,14 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def stream(address: tuple[str, int], token: bytes) -> float:
-    """Connect, show the token, and send for STREAM_SECONDS in bursts that are acknowledged one by one; bytes/s of the
-    best. A burst begins with its length (8 bytes) and grows until it takes BURST_SECONDS.
+    """Connects, sends the token, and sends for STREAM_SECONDS in bursts that are acknowledged one by one; returns the
+    bytes/s of the best. A burst begins with its length (8 bytes) and grows until it takes BURST_SECONDS.
 
     Raises:
-        OSError: it cannot connect, or the other end took nothing for PATIENCE seconds.
+        OSError: it cannot connect, or the other end accepted nothing for STEP_TIMEOUT seconds.
     """
     data, size, best = memoryview(bytes(_CHUNK)), _CHUNK, 0.0
-    with socket.create_connection(address, timeout=PATIENCE) as connection:
+    with socket.create_connection(address, timeout=STEP_TIMEOUT) as connection:
         connection.sendall(token)
         until = time.perf_counter() + STREAM_SECONDS
         while (began := time.perf_counter()) < until:
@@ -192,24 +192,24 @@ def stream(address: tuple[str, int], token: bytes) -> float:
 
 
 def drain(server: socket.socket, token: bytes) -> None:
-    """The other end of `stream`. Connections without the token are passed over.
+    """The receiving end of `stream`. Connections without the token are dropped.
 
     Raises:
-        OSError: nobody with the token connected, or sent anything, within PATIENCE seconds.
+        OSError: nobody with the token connected, or sent anything, within STEP_TIMEOUT seconds.
     """
-    deadline = time.perf_counter() + 2 * PATIENCE
+    deadline = time.perf_counter() + 2 * STEP_TIMEOUT
     while (left := deadline - time.perf_counter()) > 0:
         server.settimeout(left)
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(PATIENCE)
+            connection.settimeout(STEP_TIMEOUT)
             if secrets.compare_digest(_receive(connection, len(token)), token):
                 return _bursts(connection)
     raise TimeoutError("timed out")
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; fewer if there are no more."""
+    """Receives `size` bytes; fewer if the connection ends."""
     received = b""
     with contextlib.suppress(OSError):
         while len(received) < size and (more := connection.recv(size - len(received))):

@@ -1,5 +1,5 @@
-"""Sizes of messages, sweeps of them, and times per size, as users write them. Pure, and free of torch, so that the
-login node can check them before anything is submitted."""
+"""Parses sizes of messages, sweeps of them, and times per size. Pure, and free of torch, so that the login node can
+check them before a submission."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from launcher.units import parse_size
 
-MOST = 1000  # sizes of one sweep
+MOST = 1000  # most sizes of a sweep
 
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min)", re.IGNORECASE)
@@ -17,14 +17,15 @@ _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "min": De
 
 
 def parse_sizes(value: object) -> tuple[int, ...]:
-    """The sizes of a sweep in bytes, in the order written, each once.
+    """The sizes of a sweep in bytes, in the order written, without duplicates.
 
     `value` is a size (`1M`), a sweep `MIN:MAX:STEP`, or a list of both. STEP is a factor if it is a plain number
     (`8:1G:2`: 8, 16, 32, ...) and an increment if it has a unit (`4M:64M:4M`, `8:64:8B`); without it, the factor is 2.
-    MAX is taken if a step meets it.
+    MAX is included if a step meets it.
 
     Raises:
-        ValueError: a size is none or zero, MIN is over MAX, a step leads nowhere, or there are more than `MOST` sizes.
+        ValueError: a size is not valid or zero, MIN is over MAX, a step leads nowhere, or there are more than `MOST`
+            sizes.
     """
     texts = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     sizes: dict[int, None] = {}
@@ -64,7 +65,7 @@ def _by_factor(text: str, least: int, most: int, factor: Decimal) -> list[int]:
     sizes: list[int] = []
     exact = Decimal(least)
     while exact <= most:
-        if len(sizes) > 2 * MOST:  # more than that are refused anyway, and small factors repeat sizes
+        if len(sizes) > 2 * MOST:  # refused anyway; more than MOST, since small factors repeat sizes
             raise ValueError(f"{text!r} is more than {MOST} sizes: take a larger factor")
         sizes.append(int(exact))
         exact *= factor
@@ -82,12 +83,12 @@ def parse_seconds(text: object) -> float:
     """Seconds in `200ms`, `1.5s` or `2m`.
 
     Raises:
-        ValueError: the text is no time, or one of zero length.
+        ValueError: the text is not a time, or is zero.
     """
     match = _TIME.fullmatch(str(text).strip())
     if not match:
         raise ValueError(f"{str(text)!r} is not a time: write it as 200ms, 2s or 1m")
     seconds = float(Decimal(match[1]) * _SECONDS[match[2].lower()])
     if seconds == 0:
-        raise ValueError(f"{str(text)!r} is no time at all: write it as 200ms, 2s or 1m")
+        raise ValueError(f"{str(text)!r} is zero: write it as 200ms, 2s or 1m")
     return seconds

@@ -1,7 +1,7 @@
-"""One collective operation over many sizes: what fits, what the backend has, how long it takes, and if it is right.
+"""Measures one collective operation over many sizes: what fits, whether the backend has it, its time, its correctness.
 
-Ranks decide nothing alone. Whether the backend has an operation, whether a size fits into memory and how many
-iterations a budget allows is agreed by all before the operation starts, so that nobody waits for a rank that left.
+Ranks decide nothing alone. Whether the backend has an operation, whether a size fits into memory, and how many
+iterations a budget allows is decided by all before the operation starts, so that no rank waits for one that left.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """A config that has been read; names as in `launcher.config.schema.Collective`, sizes in bytes, `budget` in
-    seconds."""
+    """A parsed config; names as in `launcher.config.schema.Collective`, sizes in bytes, `budget` in seconds."""
 
     operations: tuple[str, ...]
-    everything: bool  # op=all: what the backend lacks is left out, and no error
+    everything: bool  # op=all: operations that the backend lacks are left out without an error
     kinds: tuple[str, ...]
     sizes: tuple[int, ...]
     dtype: str
@@ -50,9 +49,10 @@ class Settings:
 
     @classmethod
     def of(cls, config: Collective) -> Settings:
-        """
+        """Parses a config.
+
         Raises:
-            ValueError: a name is unknown, or a number makes no sense.
+            ValueError: a name is unknown, or a number is not valid.
         """
         if config.iterations < 1 or config.warmup < 0:
             raise ValueError(
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Groups:
-    """All groups of one kind. This rank is in the one that `mine` is, which has `ranks`, or in none."""
+    """All groups of one kind. `mine` is this rank's group, with the ranks `ranks`; None if it is in none."""
 
     kind: str
     members: Members
@@ -96,7 +96,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of one size, `out` and `in`, and what was wrong; or why the size does not fit."""
+    """The rows of one size, `out` and `in`, and the faults; or why the size does not fit."""
 
     rows: tuple[Row, ...] = ()
     faults: tuple[str, ...] = ()
@@ -104,9 +104,9 @@ class Measured:
 
 
 def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
-    """The process groups of a kind. All ranks must call it, for the same kinds in the same order.
+    """Makes the process groups of a kind. All ranks must call it, for the same kinds in the same order.
 
-    For `world` that is the default group, unless it must be another one.
+    For `world` it returns the default group, unless `anew`.
 
     Raises:
         ValueError: a rank does not exist.
@@ -114,8 +114,8 @@ def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
     members = members_of(kind, env.node_ranks)
     if kind == "world" and not anew:
         return Groups(kind, members, dist.group.WORLD, members[0])
-    patience = _timeout(env)
-    made = [dist.new_group(list(ranks), timeout=patience) for ranks in members]
+    timeout = _timeout(env)
+    made = [dist.new_group(list(ranks), timeout=timeout) for ranks in members]
     for ranks, group in zip(members, made, strict=True):
         destroy_without_gil(group)
         if env.rank in ranks:
@@ -125,14 +125,14 @@ def make_groups(kind: str, env: Env, *, anew: bool = False) -> Groups:
 
 
 def _timeout(env: Env) -> timedelta | None:
-    """That of the default group (`launch.timeout`), which new groups do not take over; MPI's has none."""
+    """The timeout of the default group (`launch.timeout`), which new groups do not inherit; None with MPI."""
     assert dist.group.WORLD is not None
     options = getattr(dist.group.WORLD._get_backend(env.device), "options", None)
     return getattr(options, "_timeout", None)
 
 
 def _remade(groups: Groups, env: Env) -> Groups:
-    """Other groups of the same kind: gloo's barriers tell again of an operation that failed in their group."""
+    """New groups of the same kind: gloo's barriers repeat the error of an operation that failed in their group."""
     if groups.mine is not None and groups.mine is not dist.group.WORLD:
         dist.destroy_process_group(groups.mine)
     return make_groups(groups.kind, env, anew=True)
@@ -152,7 +152,7 @@ class Sweep:
             )
 
     def sizes(self) -> tuple[int, ...]:
-        """In bytes, each as the operation can have it: whole elements and blocks. A barrier has none."""
+        """The sizes in bytes, rounded to whole elements and blocks of the operation; (0,) for a barrier."""
         if self.operation.name == "barrier":
             return (0,)
         one = self.values.dtype.itemsize
@@ -160,7 +160,7 @@ class Sweep:
         return tuple(dict.fromkeys(count * one for count in counts))
 
     def missing(self) -> str:
-        """Why this cannot be run here, found out by running it on very little data; empty if it can."""
+        """Tries the operation on very little data; returns why it cannot be run here, or an empty text."""
         name, settings = self.operation.name, self.settings
         if not self.places:
             return f"torch.distributed has it {'in' if settings.place == 'out' else 'out of'} place only"
@@ -191,7 +191,7 @@ class Sweep:
         return next((theirs for theirs in found if theirs is not None), None)
 
     def measure(self, size: int) -> Measured:
-        """Run, time and verify one size in each place."""
+        """Runs, times and verifies one size in each place."""
         rows: list[Row] = []
         faults: list[str] = []
         for place in self.places:
@@ -253,7 +253,7 @@ class Sweep:
         return Measured((row,), faults)
 
     def identity(self, size: int, place: str) -> Row:
-        """The keys of a row that say what was done."""
+        """The keys of a row that describe what was done."""
         settings, operation = self.settings, self.operation
         return {
             "op": operation.name,
@@ -270,7 +270,7 @@ class Sweep:
         }
 
     def case(self, count: int, *key: object) -> Case:
-        """`count` elements on this rank, which must be in a group."""
+        """A case of `count` elements on this rank, which must be in a group."""
         groups = self.groups
         assert groups.mine is not None
         me = groups.ranks.index(self.env.rank)
@@ -278,7 +278,7 @@ class Sweep:
         return Case(groups.mine, groups.ranks, me, self.settings.root, count, self.values, self.settings.redop, key)
 
     def _no_room(self, case: Case, place: str) -> str:
-        """Why the buffers do not fit, estimated: on a CPU the kernel would kill the rank and not refuse the memory."""
+        """Why the buffers would not fit, estimated: on a CPU the kernel kills the rank instead of refusing memory."""
         both, larger = self.operation.elements(case, place)
         need = (both + larger) * self.values.dtype.itemsize  # the library may need as much as the larger one
         have = memory.available(self.env)
@@ -288,7 +288,7 @@ class Sweep:
 
 
 def _allocated(operation: Operation, case: Case, place: str) -> tuple[Buffers | None, str]:
-    """Buffers that are really there, or why not."""
+    """Filled buffers, or why they could not be allocated."""
     try:
         buffers = operation.allocate(case, place)
         operation.fill(case, buffers)

@@ -1,4 +1,5 @@
-"""The table of a collective sweep in a terminal of 80 columns, made a line at a time so that it can be read live. Pure.
+"""The table of a collective sweep for a terminal of 80 columns, formatted line by line so that it can be read live.
+Pure.
 
 The columns are those of nccl-tests. What is the same in all rows of a table (type, redop, root) is in its title.
 """
@@ -27,14 +28,14 @@ def title(operation: str, kind: str, ranks: str, dtype: str, redop: str, root: i
 
 
 def head() -> list[str]:
-    """Two lines: where the result is, and the columns; speeds in 10^9 bytes a second."""
+    """Two header lines: the place of the result, and the columns; speeds in 10^9 bytes/s."""
     columns = f"{'time(us)':>8} {'algbw':>5} {'busbw':>5} {'#wrong':>6}"
     return [f"{'':20} {'out-of-place, GB/s':^27} {'in-place, GB/s':^27}".rstrip(),
             f"{'size(B)':>10} {'count':>9} {columns} {columns}"]  # fmt: skip
 
 
 def line(out: Row | None, in_place: Row | None) -> str:
-    """One size, in one place or in both."""
+    """The line of one size, in one place or in both."""
     row = out or in_place
     assert row is not None
     size = (row["size"], row["count"]) if row["size"] else ("-", "-")
@@ -55,7 +56,7 @@ def _microseconds(seconds: float) -> str:
 
 
 def _speed(value: float | None) -> str:
-    """Five characters of 10^9 bytes a second, as exact as they allow."""
+    """10^9 bytes/s in five characters, as precisely as they allow."""
     if value is None:
         return "-"
     speed = value / 1e9
@@ -66,14 +67,14 @@ def _speed(value: float | None) -> str:
 
 
 def summary(rows: Sequence[Row], roof: float | None, of: str) -> str:
-    """`average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`; empty where there is none.
+    """`average busbw 0.431 GB/s; the best is 43 % of the socket's 2.4 GB/s`; empty if there is no busbw.
 
     With one row: `busbw is 43 % of the socket's 2.4 GB/s`.
 
     Args:
         rows: of one table.
-        roof: bytes a second of the hardware below, if it was measured.
-        of: what it is of: socket or memory.
+        roof: bytes/s of the hardware, if measured.
+        of: what that is the speed of: socket or memory.
     """
     speeds = [row["busbw"] for row in rows if row.get("busbw")]
     if not speeds:

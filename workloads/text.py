@@ -1,4 +1,4 @@
-"""A text as tokens in memory, and its windows: the samples of a language model."""
+"""Loads a text as tokens, and cuts it into windows: the samples of a language model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from workloads import texts
 class Part:
     """A part of a text, uint8 [length] on one device, cut into windows that share no target.
 
-    Window i holds the tokens i x context to (i + 1) x context, the last of which is only a target.
+    Window i contains the tokens i x context to (i + 1) x context; the last one is only a target.
     """
 
     tokens: Tensor
     context: int
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return texts.windows(len(self.tokens), self.context)
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is trained on and what is kept for validation; `sha256` is that of the whole text."""
+    """The training and validation parts of a text; `sha256` is that of the whole text."""
 
     train: Part
     validation: Part
@@ -42,7 +42,7 @@ class Corpus:
 
 
 def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> Corpus:
-    """Read the text onto the device.
+    """Reads a text onto a device.
 
     Raises:
         TextError: it cannot be read, or has changed.
@@ -54,6 +54,6 @@ def load(text: texts.Text, context: int, device: torch.device | str = "cpu") -> 
 
 
 def printable(text: bytes) -> str:
-    """A text that a terminal can show: lines stay, and what is no character becomes one that says so."""
+    """The text for a terminal: keeps line breaks, and replaces other unprintable characters."""
     decoded = text.decode("utf-8", errors="replace")
     return "".join(each if each == "\n" or each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in decoded)

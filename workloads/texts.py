@@ -1,7 +1,7 @@
-"""What fsdp_lm trains on: where the text is, how long it is, and whether the workload's keys go together with it.
+"""The texts that fsdp_lm can train on: where they are, how long they are, and whether the workload's settings fit.
 
-A text is read as bytes, each of which is a token, so that any language and any file will do. Nothing here imports
-torch: the login node runs it before it submits.
+A text is read as bytes, each of which is a token, so any language and any file will do. Nothing here imports torch,
+since the login node uses this before a submission.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 SHIPPED = "shakespeare"
 SHIPPED_FILE = Path(__file__).resolve().parent / "shakespeare" / "shakespeare.txt.gz"
 SHIPPED_SHA256 = "ec01df44e82107018c4403dac8155c9308b1789812529021ad7fe5788f9afaa1"  # of the text, unpacked
-VALIDATION = 0.1  # part of the text, its end, that is not trained on
+VALIDATION = 0.1  # part of the text, at its end, for validation
 ENDINGS = (".txt", ".txt.gz")
 _BLOCK = 1 << 20
 
 
 class TextError(ConfigError):
-    """A text is not there, cannot be read or is too short; the message names the key and the cure."""
+    """A text is missing, cannot be read or is too short; the message names the key and what to do."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text that was found: its files in the order in which they are read, and its length in bytes."""
+    """A text that was found: its files in reading order, and its length in bytes."""
 
     name: str
     files: tuple[Path, ...]
@@ -42,15 +42,15 @@ class Text:
 
 
 def find(text: str) -> Text:
-    """The text that ships (`shakespeare`), a file, or all `*.txt` and `*.txt.gz` of a folder in the order of names.
+    """Finds a text: the bundled one (`shakespeare`), a file, or all `*.txt` and `*.txt.gz` of a folder, by name.
 
     Raises:
-        TextError: it is not there, cannot be read, or is damaged.
+        TextError: it is missing, cannot be read, or is damaged.
     """
     if text == SHIPPED:
         return Text(SHIPPED, (SHIPPED_FILE,), _length(SHIPPED_FILE, text))
     path = Path(text).expanduser().absolute()
-    with _told(text, path):
+    with _as_text_errors(text, path):
         if path.is_dir():
             files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file()))
             if not files:
@@ -84,20 +84,20 @@ def read(text: Text) -> bytes:
 
 
 def split(length: int, context: int) -> int:
-    """Where a text of `length` bytes is cut: what comes before is trained on, the rest is for validation. Pure.
+    """Where a text of `length` bytes is cut: the part before is for training, the rest for validation. Pure.
 
-    The rest is VALIDATION of the text, but long enough for one window.
+    The rest is VALIDATION of the text, but at least one window.
     """
     return length - max(int(length * VALIDATION), context + 1)
 
 
 def windows(length: int, context: int) -> int:
-    """How many windows of `context` tokens, each with the one that follows it, `length` tokens hold. Pure."""
+    """How many windows of `context` tokens, each with the token that follows it, `length` tokens contain. Pure."""
     return max(0, (length - 1) // context)
 
 
 def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
-    """Whether the keys of the workload go together with each other and with the text.
+    """Checks the workload's settings against each other and against the text.
 
     Args:
         config: the workload.
@@ -105,7 +105,7 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
         invariant: train.invariant.
 
     Raises:
-        ConfigError: they do not; the message names the key and the fix.
+        ConfigError: they do not fit; the message names the key and the fix.
     """
     if invariant:
         raise ConfigError(
@@ -144,27 +144,27 @@ def check(config: FSDPLm, text: Text, invariant: bool = False) -> None:
 
 
 def _check_length(config: FSDPLm, length: int) -> None:
-    """Whether the text has enough windows for one batch and for validation."""
+    """Checks that the text has enough windows for one batch and for validation."""
     training = windows(split(length, config.context), config.context)
     if training >= config.batch_size:
         return
-    told = f"workload.text={config.text} has {length} bytes"
+    length_found = f"workload.text={config.text} has {length} bytes"
     if training == 0:
         raise TextError(
-            f"{told}, too few for workload.context={config.context}, for training and for validation: use a smaller "
-            "context or a longer text"
+            f"{length_found}, too few for workload.context={config.context}, for training and for validation: use a "
+            "smaller context or a longer text"
         )
     raise TextError(
-        f"{told}, of which {training} windows of workload.context={config.context} are trained on, fewer than "
+        f"{length_found}, of which {training} windows of workload.context={config.context} are trained on, fewer than "
         f"workload.batch_size={config.batch_size}: use a smaller context, batch_size={training} or a longer text"
     )
 
 
 def _length(file: Path, text: str) -> int:
     """Bytes of one file, unpacked."""
-    with _told(text, file):
+    with _as_text_errors(text, file):
         if file.suffix != ".gz":
-            with file.open("rb") as plain:  # and not only its size: may it be read?
+            with file.open("rb") as plain:  # opened, to check that it may be read
                 return plain.seek(0, 2)
     with _opened(file, text) as stream:
         length = 0
@@ -175,12 +175,13 @@ def _length(file: Path, text: str) -> int:
 
 @contextmanager
 def _opened(file: Path, text: str) -> Iterator[BinaryIO]:
-    with _told(text, file), gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+    with _as_text_errors(text, file), gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
         yield stream  # type: ignore[misc]  # GzipFile reads like a file
 
 
 @contextmanager
-def _told(text: str, file: Path) -> Iterator[None]:
+def _as_text_errors(text: str, file: Path) -> Iterator[None]:
+    """Turns errors of reading a file into TextErrors."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

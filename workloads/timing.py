@@ -1,4 +1,4 @@
-"""The runs of one size of an operation: warmed up, timed by the slowest rank, and verified off the clock."""
+"""The runs of one size of an operation: warm-up, timing by the slowest rank, and verification off the clock."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from launcher import Env
     from workloads.sweep import Settings
 
-LATE = 0.01  # seconds that one rank comes later to a barrier, so that leaving early shows
-MOST_ITERATIONS = 100_000  # that a budget allows
-_met: Counter[str] = Counter()  # barriers of a name that were verified before: the store keeps its counts
+LATE = 0.01  # seconds by which one rank comes late to a barrier, so that leaving early shows
+MOST_ITERATIONS = 100_000  # most iterations for a time budget
+_met: Counter[str] = Counter()  # barriers verified so far, by name, since the store keeps its counts
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Run:
-    """The runs of one size in one place, on this rank; a rank that is in no group only agrees with the others."""
+    """The runs of one size in one place, on this rank. A rank that is in no group only takes part in agreements."""
 
     def __init__(
         self, settings: Settings, operation: Operation, env: Env, case: Case | None, buffers: Buffers | None
@@ -53,7 +53,7 @@ class Run:
         return call_and_finish
 
     def warm_up(self) -> int:
-        """Run before the clock starts; returns the iterations to be timed, the same on all ranks."""
+        """Runs before the clock starts; returns the number of timed iterations, the same on all ranks."""
         settings = self.settings
         count = max(settings.warmup, 1) if settings.budget else settings.warmup
         began = time.perf_counter()
@@ -64,7 +64,7 @@ class Run:
         return max(2, min(MOST_ITERATIONS, int(settings.budget / max(cost, 1e-7))))
 
     def timed(self, iterations: int) -> list[float]:
-        """Seconds of each iteration. The first and the last have fresh data, which is verified off the clock."""
+        """Seconds of each iteration. The first and the last one use new data, which is verified off the clock."""
         seconds = self._verified("first")
         if iterations > 1:
             seconds += self.times(iterations - 2)
@@ -72,7 +72,7 @@ class Run:
         return seconds
 
     def times(self, count: int) -> list[float]:
-        """Seconds of so many iterations on this rank, on the data that is there."""
+        """Seconds of `count` iterations on this rank, on the current data."""
         return self._time(self._call, self._meet, count) if self.case is not None and count else [0.0] * count
 
     def _verified(self, when: str) -> list[float]:
@@ -94,8 +94,8 @@ class Run:
 
 
 def _missing_at_barrier(case: Case, barrier: Call) -> int | None:
-    """How many ranks had not come when this one had left the barrier, to which the root comes late; None: no store to
-    tell it (MPI)."""
+    """How many ranks had not arrived at the barrier when this one left it, while the root comes late; None if there is
+    no store to count them (MPI)."""
     store = dist.distributed_c10d._get_default_store()
     name = f"barrier/{case.key}/{case.ranks}"
     _met[name] += 1

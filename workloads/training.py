@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._dynamo  # 1.7 s, which DDP and optimizers would take at first use: in every rank, and after every restart
+import torch._dynamo  # takes 1.7 s; otherwise DDP and optimizers load it at first use, in every rank and restart
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -26,21 +26,21 @@ from workloads.ranks import WorkloadError
 if TYPE_CHECKING:
     from launcher import Env
 
-CHUNK = 256  # samples of the test set in one forward pass
+CHUNK = 256  # samples of the test set per forward pass
 WARM_UP = 0.2  # part of all steps in which the learning rate rises
 
 
 def learning_rate(step: int, total: int, peak: float, warm_up: float = WARM_UP) -> float:
-    """The rate of step 0 <= `step` < `total`: a straight rise to `peak`, then a straight fall to almost zero.
+    """The learning rate of step 0 <= `step` < `total`: a linear rise to `peak`, then a linear fall to almost zero.
 
-    A function of the step alone, so a resumed run needs no state for it.
+    It depends on the step alone, so a resumed run needs no state for it.
     """
     rising = max(1.0, warm_up * total)
     return peak * min((step + 1) / rising, (total - step) / max(1.0, total - rising), 1.0)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's and torch's generators, so that all ranks draw the same initial weights."""
+    """Seeds Python's and torch's generators, so that all ranks draw the same initial weights."""
     random.seed(seed)
     torch.manual_seed(seed)
 
@@ -60,19 +60,19 @@ def set_threads(threads: int | None, env: Env, invariant: bool = False) -> int:
 
 
 def be_deterministic(device: torch.device) -> None:
-    """Have a GPU compute the same bits each time; CPUs do so anyway.
+    """Makes a GPU compute the same bits each time; CPUs do so anyway.
 
     See https://docs.pytorch.org/docs/stable/notes/randomness.html.
     """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-        torch.backends.cudnn.benchmark = False  # it chooses algorithms by their speed
+        torch.backends.cudnn.benchmark = False  # it would choose algorithms by their speed
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type to compute in, or None for the weights' own float32.
+    """The type to compute in, or None for the weights' float32.
 
     Raises:
         WorkloadError: bfloat16 is asked for, and the device does not have it.
@@ -110,14 +110,14 @@ class Scores:
 def evaluate(
     model: nn.Module, data: Data, env: Env, chunk: int = CHUNK, between: Callable[[], None] = lambda: None
 ) -> Scores:
-    """Test loss and accuracy over the whole test set, each sample counted once; the same bits at any world size.
+    """Test loss and accuracy over the whole test set, each sample counted once; bitwise the same at any world size.
 
     The test set is cut into chunks of `chunk` samples, whatever the world size; every rank takes some of them.
     `between` is called equally often on all ranks, after each chunk.
     """
     count = -(-len(data.test) // chunk)
     first, last = share(count, env.rank, env.world_size)
-    # Each chunk has its own places, and whole numbers are exact: adding the zeros of other ranks changes no bit.
+    # Each chunk has its own slots, and integers are exact: adding the zeros of other ranks changes no bit.
     losses, right, samples = torch.zeros(3, count, dtype=torch.float64, device=env.device)
     model.eval()
     for number in range(first, first - (-count // env.world_size)):
@@ -138,18 +138,18 @@ def evaluate(
 
 
 class LossLog:
-    """Each step's loss over the global batch, looked at only every few steps.
+    """Each step's loss over the global batch, collected only every few steps.
 
-    Losses stay on the device and are added over ranks in one all_reduce for many steps, so that no step waits for
-    another rank's or the GPU's number. A loss that is not finite is therefore found at the next look, and on all ranks.
+    Losses stay on the device, and one all_reduce adds those of many steps over ranks, so that no step waits for another
+    rank or for the GPU. So a loss that is not finite is found at the next `look`, on all ranks.
 
-    Each part of a batch (a rank's share, or a micro-batch) has a place of its own, so the reduction adds nothing but
-    zeros, and the parts are added in float64 without rounding. When somebody looks changes no bit of any loss.
+    Each part of a batch (a rank's share, or a micro-batch) has its own slot, so the reduction adds nothing but zeros,
+    and the parts are added in float64 without rounding. The time of a `look` changes no bit of any loss.
 
     Args:
         batch_size: samples in a global batch.
-        parts: into which it is cut, over all ranks.
-        first: of them that this rank has.
+        parts: of a global batch, over all ranks.
+        first: number of this rank's first part.
     """
 
     def __init__(self, batch_size: int, parts: int = 1, first: int = 0) -> None:
@@ -162,13 +162,13 @@ class LossLog:
         self._since = time.perf_counter()
 
     def add(self, step: int, *sums: Tensor) -> None:
-        """Note the sums of per-sample losses at `step`, one of each of this rank's parts of the batch."""
+        """Records the sums of per-sample losses at `step`, one for each of this rank's parts of the batch."""
         if not self._pending:
             self._oldest = step
         self._pending.append(sums[0].detach().view(1) if len(sums) == 1 else torch.stack(sums).detach())
 
     def collect(self) -> None:
-        """Add up over ranks what is pending. All ranks must call it.
+        """Adds up the pending losses over ranks. All ranks must call it.
 
         Raises:
             WorkloadError: a loss was not finite; the text names the step, counted from 1 as in the log.
@@ -183,7 +183,7 @@ class LossLog:
             loss = math.fsum(parts) / self.batch_size if all(map(math.isfinite, parts)) else sum(parts)
             if not math.isfinite(loss):
                 raise WorkloadError(
-                    f"the loss of step {step + 1} is {loss}: training cannot go on. "
+                    f"the loss of step {step + 1} is {loss}: training cannot continue. "
                     "Try a smaller workload.lr, or workload.precision=float32"
                 )
             self._logged.add(loss)
@@ -210,26 +210,26 @@ class LossLog:
         return self._epoch.value
 
     def begin_epoch(self) -> None:
-        """Forget the losses of the epoch before."""
+        """Forgets the losses of the last epoch."""
         self._epoch = _Mean()
 
     def resume_clock(self) -> None:
-        """Start the time of the next look now, so that an evaluation in between does not count."""
+        """Restarts the clock of the next `look`, so that an evaluation in between does not count."""
         self._steps, self._since = 0, time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it (JSON types). All ranks must call it."""
+        """The state for a checkpoint (JSON types). All ranks must call it."""
         self.collect()
         return {"logged": [self._logged.sum, self._logged.steps], "epoch": [self._epoch.sum, self._epoch.steps]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restores what `state` returned."""
         self._logged, self._epoch = _Mean(*state["logged"]), _Mean(*state["epoch"])
 
 
 @dataclass
 class _Mean:
-    """Added one by one, so that a mean has the same bits however often the training was interrupted."""
+    """A mean whose terms are added one by one, so that interruptions of the training do not change its bits."""
 
     sum: float = 0.0
     steps: int = 0

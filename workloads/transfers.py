@@ -1,4 +1,4 @@
-"""One pattern of p2p at one size: run, timed, verified, and made into a row of results.json."""
+"""Runs, times and verifies one pattern of p2p at one size, and makes a row of results.json from it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TABLE = bench.Table(
 
 @dataclass(frozen=True)
 class Measured:
-    """One pattern at one size: its row in results.json, and what was wrong, in words."""
+    """The result of one pattern at one size: its row in results.json, and descriptions of faults."""
 
     row: results.Row
     faults: tuple[str, ...]
 
     def line(self, top: float | None) -> str:
-        """For the table; `top` is the speed in bytes/s that the hardware has for it."""
+        """The line of the table; `top` is the hardware's speed for it, in bytes/s."""
         row = self.row
         speed, latency = row["bandwidth"], row["latency"]
         return TABLE.row(
@@ -43,7 +43,7 @@ class Measured:
 
 
 class Transfers:
-    """What all patterns share. All ranks must call its methods together."""
+    """Measures all patterns except the matrix. All ranks must call its methods together."""
 
     def __init__(self, config: P2P, env: Env) -> None:
         self.config, self.env = config, env
@@ -54,25 +54,25 @@ class Transfers:
         self.hosts = gather(env.host, env)
 
     def counts(self) -> list[int]:
-        """Elements of a message, for each size; at least one."""
+        """Elements of a message for each size; at least one."""
         return list(dict.fromkeys(max(1, size // self.values.dtype.itemsize) for size in self.sizes))
 
     def missing(self, pattern: str, count: int) -> str:
-        """What a size needs in words, if the ranks do not have that much memory; else nothing."""
+        """A description of the memory that a size needs, if a rank does not have it; otherwise empty."""
         size = count * self.values.dtype.itemsize
         if pattern in EXCHANGES:
             messages = min(AT_ONCE, self.env.world_size - 1)
         else:
             room = matrix.ROOM if pattern == patterns.MATRIX else pairs.ROOM
             messages = max(1, min(room // size, max(pairs.BURST, self.config.window)))
-        need = 3 * messages * size + 12 * count + size  # sent, received, expected; and what makes and compares values
+        need = 3 * messages * size + 12 * count + size  # sent, received, expected; and to make and compare values
         there = [free for free in gather(memory.available(self.env), self.env) if free is not None]
         if not there or need < min(there):
             return ""
         return f"{format_size(size)}: it needs {long_size(need)} a rank, and {long_size(min(there))} are free"
 
     def measure(self, pattern: str, count: int) -> Measured:
-        """One pattern at one size."""
+        """Measures one pattern at one size."""
         return self._pair(pattern, count) if pattern in pairs.PATTERNS else self._exchange(pattern, count)
 
     def _pair(self, pattern: str, count: int) -> Measured:
@@ -118,7 +118,7 @@ class Transfers:
         return self._measured(row, sum(checked for _, checked, _ in everyone), found)
 
     def _run(self, pattern: str, count: int, run: int, wrong: dict[int, int]) -> tuple[list[float], int, int]:
-        """Seconds of each exchange of a run on this rank, messages sent and elements compared; adds to `wrong`."""
+        """Seconds of each exchange of a run on this rank, messages sent, elements compared; adds to `wrong`."""
         seconds, messages, checked = [], 0, 0
         for exchange in EXCHANGES[pattern](Case(self.env.rank, self.env.world_size, count, self.values, run)):
             dist.barrier()
@@ -138,7 +138,7 @@ class Transfers:
         }  # fmt: skip
 
     def _measured(self, row: dict[str, Any], checked: int, wrong: dict[tuple[int, int], int]) -> Measured:
-        """`wrong` elements by (receiver, sender)."""
+        """The result; `wrong`: wrong elements by (receiver, sender)."""
         faults = tuple(
             f"{row['pattern']}: {bad} wrong elements of {row['count']} a message arrived on "
             f"{name_ranks([to], self.hosts)} from {name_ranks([source], self.hosts)}"

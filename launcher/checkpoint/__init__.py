@@ -1,7 +1,7 @@
-"""Checkpoints of a training: saved in the background, published whole, loaded at any number of ranks.
+"""Checkpoints of a training: saved in the background, published atomically, loaded at any number of ranks.
 
-`Checkpointer` saves and loads, `format` and `retention` work without torch, and are what commands use. It may import
-worker, runs and what is below them. Importing this costs nothing: torch is loaded when one of the names is used.
+`Checkpointer` saves and loads. `format` and `retention` work without torch; commands use them. It may import worker,
+runs and what is below them. Importing this package loads nothing: torch is loaded when one of the names is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making a folder that torch.distributed.checkpoint wrote alone one of our checkpoints; nothing in it is executed."""
+"""Turns a folder that torch.distributed.checkpoint has written into one of our checkpoints; executes nothing in it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 def adopt(path: Path, step: int) -> Path:
-    """Gives it checksums, a manifest and the name of its step, in the folder where it is; its new path.
+    """Adds checksums and a manifest, and renames the folder to the name of its step; returns its new path.
 
-    From then on it is what was published last there.
+    It then counts as the newest checkpoint of the folder that it is in.
 
     Raises:
-        CheckpointError: it is no whole checkpoint of torch.distributed.checkpoint, is ours already, or others can write
-            to it, or its step is there.
+        CheckpointError: it is not a complete checkpoint of torch.distributed.checkpoint, is one of ours already, others
+            can write to it, or there is a checkpoint of this step.
         Unavailable: it cannot be read now.
     """
     folder = Folder(path.parent, 0, Retention(), 0.0)
@@ -44,7 +44,7 @@ def adopt(path: Path, step: int) -> Path:
         needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
     for name, least in needed.items():
         if "/" in name or reading.size_of_file(path / name) < least:
-            raise CheckpointError(f"{path / name} is not what {METADATA_FILE} says: it is cut short, or elsewhere")
+            raise CheckpointError(f"{path / name} does not match {METADATA_FILE}: it is cut short, or elsewhere")
     written = {}
     for name in names:
         if not stat.S_ISREG((path / name).lstat().st_mode):
@@ -59,7 +59,7 @@ def adopt(path: Path, step: int) -> Path:
     )  # fmt: skip
     unfinished = path / f"{MANIFEST}.tmp"
     unfinished.unlink(missing_ok=True)
-    with files.hashed(unfinished, {}) as stream:
+    with files.hashed_file(unfinished, {}) as stream:
         stream.write(manifest.text().encode())
     unfinished.rename(path / MANIFEST)
     fsync_folder(path)

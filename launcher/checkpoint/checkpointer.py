@@ -1,16 +1,16 @@
-"""Checkpoints of a training: saved in the background, published whole, loaded at any number of ranks.
+"""Checkpoints of a training: saved in the background, published atomically, loaded at any number of ranks.
 
-A save goes through these steps; all of them run in a thread of their own, so that training goes on meanwhile:
+A save runs in a thread, while training continues, in these steps:
 
-    1. the ranks agree on what is saved, and rank 0 makes a fresh temporary folder
-       (and writes state in it meanwhile, if it is small)
+    1. the ranks agree on what to save, and rank 0 makes a temporary folder
+       (small state is being written into it meanwhile)
     2. each rank copies what it will write (`staged` waits for this)
-    3. each rank writes its files; on disk, with checksums
-    4. rank 0 writes the manifest, asks the fence, renames the folder into place, removes what is not kept
-    5. all ranks learn how it went; see saving.py
+    3. each rank writes its files, with checksums, and waits until they are on disk
+    4. rank 0 writes the manifest, calls the fence, renames the folder, and removes old checkpoints
+    5. all ranks get the result; see saving.py
 
-The format is that of format.py. Large or sharded state is written by torch.distributed.checkpoint; of
-what is the same on all ranks each writes a part. Small state without a divided tensor is one file of rank 0.
+The format is described in format.py. torch.distributed.checkpoint writes large or sharded state; tensors that are the
+same on all ranks are split between the ranks. Small state without sharded tensors is one file, written by rank 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Checkpointer", "Loaded", "merge"]
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one folder. All ranks make one and call its methods in the same order."""
+    """Saves and loads the checkpoints of one folder. All ranks make one, and call its methods in the same order."""
 
     def __init__(
         self,
@@ -72,35 +72,36 @@ class Checkpointer:
         """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
 
         Args:
-            folder: where the checkpoints are; no one else may be able to write there.
+            folder: of the checkpoints; nobody else may be able to write to it.
             env: this rank.
             identity: facts (JSON types) that must be equal for the state to fit: the model's shape, the optimizer, the
-                data set. What differs is listed when a checkpoint is refused for it.
-            keep: newest sound checkpoints that are kept; 1 or more.
-            best: metric by which one more is kept.
-            best_is: which value of it is the best: `max` or `min`.
-            background: write while training goes on.
-            verify: compare checksums when loading.
+                data set. If a checkpoint is refused for a difference, the error lists it.
+            keep: how many of the newest sound checkpoints to keep; 1 or more.
+            best: metric; the checkpoint with its best value is kept as well.
+            best_is: which value of the metric is the best: `max` or `min`.
+            background: whether to write while training continues.
+            verify: whether to compare checksums when loading.
             attempt: number of the attempt.
-            fence: called on rank 0 before a checkpoint is published; raises if this attempt has lost the run.
-            read_timeout: seconds for which a read that fails is tried again.
-            start_over: begin anew where there are checkpoints and none of them is sound, instead of raising.
-            timeout: seconds for which the slowest rank is awaited in a save or a load.
-            max_failures: saves in a row that may fail; then SavesFail is raised. 0: any number.
-            check_replicas: at the first save compare what ranks hold under one name, and refuse what differs.
+            fence: called on rank 0 before a checkpoint is published; raises if another attempt owns the run now.
+            read_timeout: seconds for which a failing read is retried.
+            start_over: whether to start from the beginning, instead of raising, if all checkpoints are damaged.
+            timeout: seconds to wait for the slowest rank in a save or a load.
+            max_failures: how many saves in a row may fail before SavesFail is raised; 0: any number.
+            check_replicas: whether to compare, at the first save, the tensors that ranks have under the same name, and
+                to refuse differences.
 
         Raises:
             CheckpointError: the folder cannot be made or written to, or others can write to it.
-            Unavailable: the file system gives an error that may pass.
+            Unavailable: the file system has a transient error.
         """
         if keep < 1 or best_is not in ("max", "min"):
             raise ValueError(f"keep={keep}, best_is={best_is!r}: keep at least 1; best_is is max or min")
         self.folder = folder
-        self.cost = 0.0  # seconds from the call of the slowest save until it was published
+        self.cost = 0.0  # longest time from the call of a save until it was published, in seconds
         self._identity = _json(identity, "identity")
         self._folder = Folder(folder, attempt, Retention(keep, best, best_is), read_timeout)
         self._read_timeout, self._start_over = read_timeout, start_over
-        # MPI's ranks have no store to make another group with, and one group is not for two threads.
+        # With MPI there is no store to make another group with, and two threads must not share one group.
         own_group = env.world_size > 1 and env.backend != "mpi"
         self._background = background and (own_group or env.world_size == 1)
         self._peers = Peers(env.rank, env.world_size, timeout, own_group=own_group)
@@ -112,7 +113,7 @@ class Checkpointer:
         self._writer = Writer(self._folder, self._peers, self._identity, fence, self._events)
         self._staging = Staging()
         self._save: Save | None = None
-        self._final: str | None = None  # why no later save can do better
+        self._final: str | None = None  # why all later saves would fail
         self._hook = register_optimizer_step_pre_hook(_before_optimizers(self))
         self._peers.on_first(self._folder.prepare)
 
@@ -128,32 +129,32 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         wait: bool = False,
     ) -> float:
-        """Saves the state as it is now. All ranks must call it with the same step.
+        """Saves the current state. All ranks must call it with the same step.
 
         In the background, large tensors are still being copied when this returns: call `staged` before any of them
-        changes. Optimizers of torch.optim do so by themselves before each step, and tensors of up to 1 MiB (a batch
-        norm's, say) are copied at once, as long as they have no more than 16 MiB together.
+        changes. Optimizers of torch.optim call it before each step. Tensors of up to 1 MiB (for example of a batch
+        norm) are copied before this returns, up to 16 MiB in total.
 
-        A save that fails is told (with all ranks that failed, and as the event `save_failed`) and does not end the
-        training, unless `wait`, or it is one of `max_failures` in a row; the earlier checkpoints stay.
+        A save that fails is logged (with all ranks that failed, and as the event `save_failed`) and does not end the
+        training, unless `wait`, or `max_failures` saves in a row have failed. Earlier checkpoints stay.
 
         Args:
             step: steps of the run that are done.
-            state: nested dicts of tensors, DTensors, numbers, text, and objects with a `state_dict` and a
+            state: nested dicts of tensors, DTensors, numbers, text, and objects with `state_dict` and
                 `load_state_dict` (models, optimizers). What several ranks have under one name must be the
-                same on all of them; a name may be there on some ranks only.
-            rank_state: this rank's own (random number generators): tensors, numbers, text, lists.
+                same on all of them. A name may exist on some ranks only.
+            rank_state: state of this rank alone (random number generators): tensors, numbers, text, lists.
             extra: small facts in JSON types (the sample cursor, the epoch).
-            metrics: of the model as it is now.
-            wait: return when it is published.
+            metrics: of the current model.
+            wait: whether to return only when the checkpoint is published.
 
         Returns:
-            Seconds that training was kept waiting.
+            Seconds for which training was blocked.
 
         Raises:
-            SaveFailed: it failed, and `wait` (or not `background`).
-            SavesFail: so have the last `max_failures`.
-            CheckpointError: an earlier save found that the attempt has lost the run, or that the state cannot be saved.
+            SaveFailed: the save failed, and `wait` (or not `background`).
+            SavesFail: the last `max_failures` saves failed.
+            CheckpointError: in an earlier save, another attempt owned the run, or the state could not be saved.
         """
         began = time.perf_counter()
         self.wait()
@@ -168,8 +169,8 @@ class Checkpointer:
             save.copying = self._staging.start(save.content.tensors, still=still)
         except (TypeError, ValueError) as error:
             save.fault, save.final = str(error), True
-        except Exception as error:  # no memory, say: told to the others, who would wait for this rank
-            save.fault = files.words(error)
+        except Exception as error:  # out of memory, for example: the other ranks must not wait for this one
+            save.fault = files.one_line(error)
         self._save = save
         if still:
             with heartbeat.alive():
@@ -178,14 +179,14 @@ class Checkpointer:
             if save.failure is not None:
                 raise save.failure
         else:
-            # Not a daemon: a process that ends completes it first.
+            # Not a daemon thread, so that a process that ends completes the save first.
             save.thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
             save.thread.start()
         save.blocked += time.perf_counter() - began
         return time.perf_counter() - began
 
     def staged(self) -> float:
-        """Waits until the state of the last save may change; returns the seconds that took."""
+        """Waits until the state of the last save may change; returns the seconds that this took."""
         save = self._save
         if save is None or save.staged.is_set():
             return 0.0
@@ -196,10 +197,10 @@ class Checkpointer:
         return waited
 
     def wait(self) -> None:
-        """Waits until the last save is published, or has failed (which has been told by then).
+        """Waits until the last save is published or has failed (which is logged by then).
 
         Raises:
-            CheckpointError: no later save can do better: the attempt has lost the run, or the state cannot be saved.
+            CheckpointError: all later saves would fail: another attempt owns the run, or the state cannot be saved.
         """
         save, self._save = self._save, None
         if save is not None and save.thread is not None and save.thread.is_alive():
@@ -210,7 +211,7 @@ class Checkpointer:
             raise CheckpointError(self._final)
 
     def close(self) -> None:
-        """Waits for the last save and gives back what was taken; only `wait`'s errors."""
+        """Waits for the last save and releases all resources; raises like `wait`."""
         try:
             self.wait()
         finally:
@@ -219,43 +220,43 @@ class Checkpointer:
             self._peers.close()
 
     def _run(self, save: Save) -> None:
-        """The whole of a save; never raises."""
+        """Runs a save; never raises."""
         broken = False
         try:
             outcome = self._writer.write(save)
-        except Exception as error:  # the group failed: what other ranks have seen is known when all are through
+        except Exception as error:  # the group failed: `last_result` finds out what happened on other ranks
             broken = True
             outcome = Outcome()
             if not save.published:
-                outcome = Outcome(failure=files.words(error), exception=type(error).__name__)
+                outcome = Outcome(failure=files.one_line(error), exception=type(error).__name__)
         finally:
             save.staged.set()
         if outcome.failure is None:
             self.cost = max(self.cost, outcome.seconds)
         else:
-            told = f"the checkpoint of step {save.step} was not saved: {outcome.failure}"
-            save.failure = SaveFailed(told)
+            message = f"the checkpoint of step {save.step} was not saved: {outcome.failure}"
+            save.failure = SaveFailed(message)
             self._why = outcome.failure
             if outcome.final:
-                self._final = told
+                self._final = message
             if self._first or broken:
-                _say(told if self._first else f"rank {self._peers.rank}: {told}")
+                _log(message if self._first else f"rank {self._peers.rank}: {message}")
             if self._first:
                 self._events(
                     events.SaveFailed(
                         step=save.step, exception=outcome.exception, error=outcome.failure, final=outcome.final
                     )
                 )  # fmt: skip
-        self._peers.ended(published=outcome.failure is None, broken=broken)
+        self._peers.record_end(published=outcome.failure is None, broken=broken)
 
     def _settle(self) -> None:
-        """What all ranks do before the next save: they agree on how the last one ended.
+        """Gets the result of the last save on all ranks, before the next save.
 
         Raises:
-            SavesFail: as many in a row have failed as may.
+            SavesFail: `max_failures` saves in a row have failed.
         """
         with heartbeat.alive():
-            last = self._peers.settle()
+            last = self._peers.last_result()
         if last is None:
             return
         self._compared = self._compared or last.published
@@ -269,29 +270,29 @@ class Checkpointer:
     # -- loading
 
     def load(self, state: Mapping[str, Any], *, strict: bool = False) -> Loaded | None:
-        """Reads the checkpoint that was published last into the tensors of `state`, on each rank its own part.
+        """Reads the newest checkpoint into the tensors of `state`; each rank reads the part that it needs.
 
-        | a checkpoint | what is done |
+        | the checkpoint | result |
         |---|---|
-        | is torn, cut short, changed or not ours | named (event `passed_over`), renamed, kept; the one before is used |
-        | cannot be read now | tried again for `read_timeout` seconds, then Unavailable |
-        | is sound and does not fit | refused: going on without it would not be what its owner means |
+        | is torn, truncated, changed or not ours | logged (event `passed_over`), renamed, kept; an older one is used |
+        | cannot be read now | retried for `read_timeout` seconds, then Unavailable |
+        | is sound and does not fit | Misfit: to continue without it would hardly be what its owner wants |
 
-        Top-level parts of the state that `state` does not have are left out.
+        Top-level parts of the checkpoint that `state` does not have are ignored.
 
         Args:
-            state: nested dicts with a tensor in each place where the checkpoint has one, of the same type and shape.
-                Objects with a `state_dict` and a `load_state_dict` are given their whole state back.
-            strict: refuse a checkpoint of another world size or another version of torch: the result could differ.
+            state: nested dicts with a tensor wherever the checkpoint has one, of the same type and shape. Objects with
+                `state_dict` and `load_state_dict` get their whole state.
+            strict: whether to refuse a checkpoint of another world size or torch version, since results could differ.
 
         Returns:
-            What belongs to it; None: there is no checkpoint, or none that can be used and `start_over`.
+            The rest of the checkpoint; None if there is no checkpoint, or no sound one and `start_over`.
 
         Raises:
-            Misfit: of another model or configuration (what differs is listed), or of a newer format. No tensor has
-                been changed.
+            Misfit: the checkpoint is of another model or configuration (the text lists the differences), or of a newer
+                format. No tensor was changed.
             Unavailable: the folder or a checkpoint cannot be read now. Nothing was changed.
-            CheckpointError: others can write to it, or there are checkpoints and none of them is sound.
+            CheckpointError: others can write to the folder, or there are checkpoints and none is sound.
         """
         self.wait()
         self._settle()
@@ -305,7 +306,7 @@ class Checkpointer:
     def _load(self, content: Content, strict: bool) -> Loaded | None:
         passed_over: list[str] = []
         left: list[tuple[Path, Manifest]] = []  # on rank 0
-        changed = False  # some tensors of the state may be
+        changed = False  # whether some tensors of the state may have changed
 
         def begin() -> list[str]:
             known, wrong = self._folder.known()
@@ -318,7 +319,7 @@ class Checkpointer:
             path, manifest = left.pop(0)
             problems = checkpoints.wrong_sizes(path, manifest, self._read_timeout)
             if not problems:
-                if manifest.kind != checkpoints.DCP:  # of those nobody has said what they are of
+                if manifest.kind != checkpoints.DCP:  # those have no identity
                     files.refuse(path, checkpoints.differences(manifest.identity, self._identity))
                 if strict:
                     files.refuse(path, self._doubts(manifest))
@@ -341,7 +342,7 @@ class Checkpointer:
                         f"read it: use torch {manifest.torch}, which wrote it ({'; '.join(problems)})"
                     )
             if not problems:
-                self._folder.went_on_from(manifest)
+                self._folder.continue_from(manifest)
                 return Loaded(
                     manifest.step, path, manifest.extra, manifest.metrics, opened.rank_state, manifest.world_size,
                     opened.values, tuple(passed_over),
@@ -351,40 +352,40 @@ class Checkpointer:
         return None
 
     def _names(self, content: Content) -> set[str]:
-        """The names of the tensors of all ranks: of a pipeline each has those of its stage."""
+        """The names of the tensors of all ranks; with pipeline parallelism each rank has others."""
         if len(set(self._peers.on_all(content.digest))) == 1:
             return set(content.tensors)
         return set().union(*self._peers.on_all(lambda: list(content.tensors)))
 
     def _pass_over(self, path: Path, problems: list[str], manifest: Manifest | None = None) -> str:
-        """Rank 0: keeps one that is wrong under another name, and tells."""
+        """On rank 0: renames and keeps a damaged checkpoint, and logs it; returns the reason."""
         line = f"{path.name}: {'; '.join(problems)}"
-        done = self._folder.set_aside(path, problems, manifest)
-        _say(f"a checkpoint is passed over: {line}; {done}")
+        done = self._folder.quarantine(path, problems, manifest)
+        _log(f"a checkpoint is passed over: {line}; {done}")
         step = manifest.step if manifest else checkpoints.step_of(path.name)
         self._events(events.PassedOver(checkpoint=path.name, step=step, problems=tuple(problems)))
         return line
 
     def _require_nothing_lost(self, passed_over: list[str], changed: bool) -> None:
-        """Rank 0: a training that has saved does not begin anew because nothing of that can be used."""
-        aside = self._folder.aside()
+        """On rank 0: refuses to start from the beginning if there are checkpoints and none can be used."""
+        aside = self._folder.quarantined()
         if (not passed_over and not aside) or (self._start_over and not changed):
             return
         raise CheckpointError(
             f"no checkpoint in {self.folder} is sound:\n"
             + "".join(f"  {line}\n" for line in passed_over)
             + "".join(f"  kept: {name}\n" for name in aside)
-            + "`checkpoint verify` tells what is wrong with each. To begin anew nevertheless set "
+            + "`checkpoint verify` shows what is wrong with each. To start from the beginning nevertheless set "
             "checkpoint.start_over=true, or another checkpoint.dir"
         )
 
     def _doubts(self, manifest: Manifest) -> list[str]:
-        """Why the result could differ from that of a run that was never interrupted."""
+        """Why results could differ from those of a run that was never interrupted."""
         now = {"world_size": self._peers.world_size, "torch": torch.__version__}
         return checkpoints.differences({"world_size": manifest.world_size, "torch": manifest.torch}, now)
 
     def _damages(self, path: Path, manifest: Manifest) -> list[str]:
-        """What all ranks together find wrong with the data, each looking at its share."""
+        """What is wrong with the data; each rank checks its share, and all ranks get all results."""
         if not self._verify:
             return []
         rank, world_size = self._peers.rank, self._peers.world_size
@@ -396,9 +397,9 @@ class Checkpointer:
         return self._problems(look)
 
     def _problems(self, look: Callable[[], list[str]]) -> list[str]:
-        """What the function tells on all ranks, and what is wrong with the checkpoint on any of them."""
+        """The problems that the function finds on all ranks; an error Damaged counts as one."""
         try:
-            return [problem for told in self._peers.on_all(look) for problem in told]
+            return [problem for found in self._peers.on_all(look) for problem in found]
         except Damaged as error:
             return [str(error)]
 
@@ -413,16 +414,16 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
     return hook
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     with contextlib.suppress(OSError):  # the log may be on the disk that is full
         print(f"launcher: {text}", flush=True)
 
 
 def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """As it comes back from JSON, so that it can be compared with what was saved.
+    """The values as they come back from JSON, so that they can be compared with saved ones.
 
     Raises:
-        TypeError: it holds something else than JSON types.
+        TypeError: they contain other types than JSON's.
     """
     try:
         return dict(json.loads(json.dumps(dict(values), default=python_number)))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, written with their checksums and read without executing anything from them."""
+"""Writes the files of a checkpoint with checksums, and reads them without executing anything in them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from launcher.checkpoint.format import (
     Unavailable,
     file_of,
 )
-from launcher.checkpoint.reading import SteadyFile, read_bytes
+from launcher.checkpoint.reading import RetryingFile, read_bytes
 from launcher.formatting import name_ranks
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled", category=UserWarning
-)  # that is how we want it
+)  # checkpoints may be read without a process group
 
 _PIECE = 1 << 18  # bytes written at once
 
-# All that torch.distributed.checkpoint's own .metadata is made of.
+# All types in a .metadata of torch.distributed.checkpoint.
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -56,8 +56,8 @@ _ALLOWED = {
 }  # fmt: skip
 
 
-class Unhashed:
-    """A new file that is written from its beginning to its end."""
+class NewFile:
+    """A new file that is written sequentially."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class Unhashed:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """All of the data."""
+        """Writes all of the data."""
         view = memoryview(data).cast("B")
         total = len(view)
         while view:
@@ -84,7 +84,7 @@ class Unhashed:
 
     @contextlib.contextmanager
     def plain_errors(self) -> Iterator[None]:
-        """What the file system said; torch's writer turns it into words about positions."""
+        """Raises the file system's error, which torch's writer would turn into one about positions in the file."""
         try:
             yield
         except RuntimeError:
@@ -96,10 +96,10 @@ class Unhashed:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: nothing is buffered."""
 
     def close(self) -> None:
-        """Waits until it is on disk."""
+        """Waits until the file is on disk, and closes it."""
         try:
             if self._descriptor >= 0:
                 os.fsync(self._descriptor)
@@ -107,17 +107,17 @@ class Unhashed:
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes it as it is."""
+        """Closes the file without waiting for the disk."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-class Hashed(Unhashed):
-    """The same with checksums, which are taken while the data is in the processor's cache."""
+class HashedFile(NewFile):
+    """A new file with checksums, which are computed while the data is in the processor's cache."""
 
     def __init__(self, path: Path, files: dict[str, File]) -> None:
-        """`files` has its size and checksums as soon as it is closed, and that is on disk."""
+        """Once it is closed, and on disk, its size and checksums are added to `files`."""
         super().__init__(path)
         self._files = files
         self._crc32 = 0
@@ -141,9 +141,9 @@ class Hashed(Unhashed):
 
 
 @contextlib.contextmanager
-def hashed(path: Path, files: dict[str, File]) -> Iterator[Hashed]:
-    """A new file, on disk when the block is left; then `files` has its size and checksums."""
-    stream = Hashed(path, files)
+def hashed_file(path: Path, files: dict[str, File]) -> Iterator[HashedFile]:
+    """A new file that is on disk when the block ends; its size and checksums are then added to `files`."""
+    stream = HashedFile(path, files)
     try:
         with stream.plain_errors():
             yield stream
@@ -153,16 +153,16 @@ def hashed(path: Path, files: dict[str, File]) -> Iterator[Hashed]:
 
 
 def save_file(path: Path, value: Any, files: dict[str, File]) -> None:
-    """torch.save that can be read with weights_only=True, on disk when it returns."""
-    with hashed(path, files) as stream:
+    """Like torch.save, readable with weights_only=True; returns when the file is on disk."""
+    with hashed_file(path, files) as stream:
         torch.save(value, cast(IO[bytes], stream))
 
 
 class _Task(threading.Thread):
-    """A function in a thread of its own.
+    """A function that runs in a thread.
 
-    Not one of concurrent.futures: its executors take no more work once the program's main thread has ended, and a save
-    goes on then. Nor a daemon, for which nobody would wait.
+    Not an executor of concurrent.futures: these accept no work once the program's main thread has ended, and a save
+    continues then. Not a daemon thread, since the process must not end before it.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -179,7 +179,7 @@ class _Task(threading.Thread):
             self._error = error
 
     def result(self) -> Any:
-        """What the function returned or raised, when it has."""
+        """Waits for the function; returns its result, or raises its error."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -187,16 +187,16 @@ class _Task(threading.Thread):
 
 
 class SmallFile:
-    """A file that is written in the background, and whose checksum is taken while the disk is busy with it."""
+    """A file that is written in the background; its checksum is computed while the disk is busy with it."""
 
     def __init__(self, path: Path, make: Callable[[], Any], *, alone: bool) -> None:
-        """Starts to write what `make` returns; it may make the folder as well.
+        """Starts to write what `make` returns.
 
         Args:
             path: the file.
-            make: gives what is to be saved.
-            alone: nobody else calls torch.save meanwhile. Then torch need not take checksums of its own, which is a
-                setting of the whole process.
+            make: returns the value to save; may also make the folder.
+            alone: whether nothing else calls torch.save meanwhile. Then torch's own checksums, a setting of the whole
+                process, are switched off.
         """
         self._path, self._make, self._alone = path, make, alone
         self._synced: _Task | None = None
@@ -204,7 +204,7 @@ class SmallFile:
 
     def _write(self) -> File:
         value = self._make()
-        stream = Unhashed(self._path)
+        stream = NewFile(self._path)
         try:
             with stream.plain_errors(), torch_compat.without_crc32() if self._alone else contextlib.nullcontext():
                 torch.save(value, cast(IO[bytes], stream))
@@ -215,23 +215,23 @@ class SmallFile:
         return file_of(self._path)
 
     def file(self) -> File:
-        """Size and checksums, perhaps before it is on disk; raises what went wrong."""
+        """Size and checksums, possibly before the file is on disk; raises the error of the write."""
         return cast(File, self._written.result())
 
     def close(self) -> None:
-        """Waits until it is on disk; raises what went wrong."""
+        """Waits until the file is on disk; raises the error of the write."""
         self._written.result()
         if self._synced is not None:
             self._synced.result()
 
 
 def load_file(path: Path, timeout: float = 0.0) -> Any:
-    """What save_file has written, on the CPU; nothing in it is executed.
+    """Loads what save_file has written, to the CPU; executes nothing in it.
 
-    All of it is read first, so that an error of the file system is not taken for damage.
+    Reads the whole file first, so that an error of the file system is not mistaken for damage.
 
     Raises:
-        Damaged: it is no such file.
+        Damaged: torch.save has not written this.
         Unavailable: it cannot be read now.
     """
     data = read_bytes(path, timeout)
@@ -239,7 +239,7 @@ def load_file(path: Path, timeout: float = 0.0) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:
         raise Unavailable(f"{path} cannot be read now: there is no memory for its {len(data)} bytes") from None
-    except Exception as error:  # bytes that are no such file can raise whatever they like
+    except Exception as error:  # arbitrary bytes can raise anything
         raise Damaged(f"{path} is not what torch.save writes: {_first_line(error)}") from None
 
 
@@ -251,14 +251,14 @@ def _first_line(error: Exception) -> str:
 
 
 class HashedFiles(FileSystem):
-    """Its files have checksums, and are their owner's alone."""
+    """A file system for torch.distributed.checkpoint: its files have checksums, and mode 0600."""
 
     def __init__(self, files: dict[str, File]) -> None:
         self._files = files
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with hashed(Path(path), self._files) as stream:
+        with hashed_file(Path(path), self._files) as stream:
             yield cast(io.IOBase, stream)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -269,15 +269,15 @@ class HashedFiles(FileSystem):
 def save_sharded(
     folder: Path, state: Mapping[str, Any], group: dist.ProcessGroup | None, many: bool, files: dict[str, File]
 ) -> None:
-    """Writes this rank's part of the tensors; all ranks call it. Adds what this rank has written to `files`."""
-    writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
+    """Writes this rank's part of the tensors; all ranks call it. Adds the files of this rank to `files`."""
+    writer = FileSystemWriter(folder, sync_files=False, overwrite=False)  # hashed files sync when they are closed
     writer.fs = HashedFiles(files)
-    with _in_plain_words():
+    with _combined_errors():
         torch_compat_dcp.save(state, writer, group, no_dist=not many)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the types of torch.distributed.checkpoint's metadata and no other."""
+    """Accepts the types of torch.distributed.checkpoint's metadata only."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()) or (
@@ -288,47 +288,47 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path, timeout: float = 0.0) -> Metadata:
-    """The `.metadata` of the checkpoint in `path`; nothing in it is executed.
+    """The `.metadata` of the checkpoint in `path`; executes nothing in it.
 
     Raises:
-        Damaged: it is not such a file, or asks for anything that metadata does not need.
+        Damaged: it is not such a file, or contains other types than metadata needs.
         Unavailable: it cannot be read now.
     """
     data = read_bytes(path / METADATA_FILE, timeout)
     try:
         metadata = _Unpickler(io.BytesIO(data)).load()
-    except Exception as error:  # a pickle that is not one can raise whatever it likes
+    except Exception as error:  # arbitrary bytes can raise anything
         raise Damaged(f"{path / METADATA_FILE} is not used: {error}") from None
     if not isinstance(metadata, Metadata):
         raise Damaged(f"{path / METADATA_FILE} holds no metadata")
     return metadata
 
 
-class _SteadyFiles(FileSystem):
-    """A read of them that fails is tried again; what is wrong with them is told apart from what cannot be read."""
+class _RetryingFiles(FileSystem):
+    """Retries failing reads; distinguishes damaged files from those that cannot be read now."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with SteadyFile(Path(path), self._timeout) as file:
+        with RetryingFile(Path(path), self._timeout) as file:
             try:
                 yield io.BufferedReader(file, _PIECE)
             except Exception as error:
-                if file.failure is not None:  # torch may have made something else of it
+                if file.failure is not None:  # torch may have replaced it by another error
                     raise file.failure from None
                 if isinstance(error, CheckpointError):
                     raise
-                raise Damaged(f"{path} is not what its metadata says: {_first_line(error)}") from None
+                raise Damaged(f"{path} does not match its metadata: {_first_line(error)}") from None
 
 
 class Reader(torch_compat_dcp.PlainReader):
-    """Reads the tensors of a checkpoint, its metadata with the unpickler above."""
+    """Reads the tensors of a checkpoint, and its metadata with the unpickler above."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         super().__init__(path)
-        self.fs = _SteadyFiles(timeout)
+        self.fs = _RetryingFiles(timeout)
         self._timeout = timeout
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -338,7 +338,7 @@ class Reader(torch_compat_dcp.PlainReader):
 
 
 class _Planner(dcp.DefaultLoadPlanner):
-    """Takes tensors only: what else a checkpoint holds under these names would be unpickled."""
+    """Loads tensors only: anything else under these names would be unpickled."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         raise Damaged(f"{read_item.dest_index.fqn} is not a tensor in this checkpoint")
@@ -347,30 +347,30 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load_sharded(
     path: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, many: bool, timeout: float = 0.0
 ) -> None:
-    """Reads into these tensors, on each rank its own part; all ranks call it."""
-    with _in_plain_words():
+    """Reads into these tensors, on each rank its part; all ranks call it."""
+    with _combined_errors():
         reader, planner = Reader(path, timeout), _Planner(flatten_state_dict=False)
         torch_compat_dcp.load(tensors, reader, planner, group, no_dist=not many)
 
 
 @contextlib.contextmanager
-def _in_plain_words() -> Iterator[None]:
-    """What went wrong on the first of the ranks where something did; torch tells it with all stacks."""
+def _combined_errors() -> Iterator[None]:
+    """Combines the errors of all ranks; torch reports them with all stacks."""
     try:
         yield
-    except dcp.CheckpointException as failure:  # which is no Exception
-        raise together({rank: cause for rank, (cause, _) in failure.failures.items()}, 0) from None
+    except dcp.CheckpointException as failure:  # a BaseException
+        raise combined_error({rank: cause for rank, (cause, _) in failure.failures.items()}, 0) from None
 
 
-def together(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
-    """What went wrong on these ranks, as one error that all of them raise, and that names them. Pure.
+def combined_error(errors: Mapping[int, BaseException | str], world_size: int) -> CheckpointError:
+    """The errors of these ranks as one, which all ranks raise and which names them. Pure.
 
-    | errors | the one |
+    | errors | result |
     |---|---|
-    | all alike | it |
-    | some say that the checkpoint does not fit | Misfit |
-    | some have read it in full, and it is wrong | Damaged |
-    | some could not read it | Unavailable |
+    | all the same | that error |
+    | some are Misfit | Misfit |
+    | otherwise, some are Damaged | Damaged |
+    | otherwise, some are Unavailable | Unavailable |
     | otherwise | CheckpointError |
     """
     kinds = (Misfit, Damaged, Unavailable)
@@ -378,15 +378,15 @@ def together(errors: Mapping[int, BaseException | str], world_size: int) -> Chec
     chosen = {rank: error for rank, error in errors.items() if kind is CheckpointError or isinstance(error, kind)}
     ranks: dict[str, list[int]] = {}
     for rank, error in sorted(chosen.items()):
-        ranks.setdefault(error if isinstance(error, str) else words(error), []).append(rank)
-    agreed = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
-    if len(ranks) == 1 and (agreed or kind is not CheckpointError):  # it names the ranks itself, or they do not matter
+        ranks.setdefault(error if isinstance(error, str) else one_line(error), []).append(rank)
+    on_all = len(chosen) == world_size and all(isinstance(error, CheckpointError) for error in chosen.values())
+    if len(ranks) == 1 and (on_all or kind is not CheckpointError):  # no need to name the ranks
         return kind(next(iter(ranks)))
-    return kind("; ".join(f"{name_ranks(who)}: {said}" for said, who in ranks.items()))
+    return kind("; ".join(f"{name_ranks(who)}: {text}" for text, who in ranks.items()))
 
 
-def words(error: BaseException) -> str:
-    """What happened, in a line."""
+def one_line(error: BaseException) -> str:
+    """An error's text for the user, in one line."""
     if isinstance(error, CheckpointError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -412,16 +412,16 @@ def require_fit(
     wanted: Mapping[str, Tensor],
     everyone: Collection[str],
 ) -> None:
-    """Compares names, types and shapes of all tensors; parts of a state that are not wanted at all may be left out.
+    """Compares names, types and shapes of all tensors. The state may lack whole top-level parts of the checkpoint.
 
     Args:
         path: the checkpoint.
-        saved: what it has.
-        wanted: what this rank wants.
-        everyone: names of what any rank wants.
+        saved: its tensors.
+        wanted: the tensors of this rank's state.
+        everyone: names of the tensors of all ranks' states.
 
     Raises:
-        Misfit: they differ; the text tells how.
+        Misfit: they differ; the text lists how.
     """
     roots = {name.partition(".")[0] for name in everyone}
     lines = []
@@ -449,5 +449,5 @@ def refuse(path: Path, lines: list[str]) -> None:
         shown = "".join(f"\n  {line}" for line in lines[:20])
         raise Misfit(
             f"{path} does not fit what is trained now:{shown}{more}\n"
-            "go on with the settings it was made with, or start another run (or set another checkpoint.dir)"
+            "continue with the settings it was made with, or start another run (or set another checkpoint.dir)"
         )

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints as rank 0 sees it: what is there, what is published, what goes. Without torch."""
+"""Rank 0's view of a run's checkpoint folder: lists, publishes and removes checkpoints. Works without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.runs.directory import RunError, require_private
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a lineage stay; see retention.py."""
+    """Which checkpoints of a lineage to keep; see retention.py."""
 
     keep: int = 2
     best: str | None = None
@@ -28,7 +28,7 @@ class Retention:
 
 
 class Folder:
-    """The folder, used by one rank of one attempt."""
+    """A folder of checkpoints, used by one rank of one attempt."""
 
     def __init__(self, path: Path, attempt: int, stays: Retention, read_timeout: float) -> None:
         self.path, self.attempt, self._stays, self._timeout = path, attempt, stays, read_timeout
@@ -41,11 +41,11 @@ class Folder:
         """Makes the folder, and removes what killed saves of this attempt and of earlier ones have left there.
 
         Args:
-            remove_leftovers: False: leave them, for a save of this process may be under way.
+            remove_leftovers: False if a save of this process may be in progress.
 
         Raises:
-            CheckpointError: it cannot be made or written to, or others can write to it.
-            Unavailable: the file system gives an error that may pass.
+            CheckpointError: the folder cannot be made or written to, or others can write to it.
+            Unavailable: the file system has a transient error.
         """
 
         def make() -> None:
@@ -54,7 +54,7 @@ class Folder:
                 raise PermissionError("it cannot be written to")
 
         try:
-            reading.retried(make, self.path, self._timeout, only=TRANSIENT)
+            reading.retry(make, self.path, self._timeout, only=TRANSIENT)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint.dir={self.path}: checkpoints cannot be saved there ({error.strerror or error}): "
@@ -67,36 +67,36 @@ class Folder:
     def _remove_leftovers(self) -> None:
         there = reading.entries(self.path, self._timeout)
         for path in checkpoints.leftovers(self.path, self.attempt):
-            # Killed between two renames: then the old one of this step is the only one.
+            # If it was killed between two renames, the old checkpoint of this step is the only one.
             step = checkpoints.replaced_step(path.name)
             if step is None or checkpoints.name_of(step) in there:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            with contextlib.suppress(OSError):  # it stays as it is until the next attempt
+            with contextlib.suppress(OSError):  # the next attempt tries again
                 path.rename(self.path / checkpoints.name_of(step))
 
     def require_private(self, path: Path) -> None:
-        """Refuses a folder in which somebody else could have put what is to be read.
+        """Refuses a folder in which others could have put the files that are to be read.
 
         Raises:
-            CheckpointError: it is somebody else's, or others can write to it.
-            Unavailable: nobody can tell.
+            CheckpointError: it belongs to another user, or others can write to it.
+            Unavailable: it cannot be checked now.
         """
         try:
-            reading.retried(lambda: require_private(path), path, self._timeout)
+            reading.retry(lambda: require_private(path), path, self._timeout)
         except CheckpointError:
             raise
         except RunError as error:
             raise CheckpointError(str(error)) from None
 
-    # -- what is there
+    # -- listing
 
     def known(self) -> tuple[list[tuple[Path, Manifest]], dict[Path, str]]:
-        """The checkpoints whose manifest is whole, last published first; and what is wrong with the others.
+        """The checkpoints with a valid manifest, newest first; and, for the others, what is wrong with them.
 
         Raises:
-            Unavailable: one cannot be read, so that nobody knows which is the newest.
-            Misfit: a newer launcher wrote one.
+            Unavailable: a checkpoint cannot be read, so that the newest one is unknown.
+            Misfit: a newer version of launcher wrote one.
         """
         known, wrong = [], {}
         for path in checkpoints.candidates(self.path, self._timeout, missing_ok=False):
@@ -110,46 +110,47 @@ class Folder:
         self._sequence = max((manifest.sequence for _, manifest in known), default=0)
         return known, wrong
 
-    def went_on_from(self, manifest: Manifest) -> None:
-        """What is published from now on belongs to the lineage of this one."""
+    def continue_from(self, manifest: Manifest) -> None:
+        """Makes the checkpoints that are published from now on part of this one's lineage."""
         self._lineage, self._parent = manifest.lineage, manifest.step
 
-    def set_aside(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
-        """Renames a checkpoint that is wrong, unless another one has taken its place since; what was done, in words."""
+    def quarantine(self, path: Path, why: Sequence[str], judged: Manifest | None = None) -> str:
+        """Renames a damaged checkpoint, unless another one has replaced it since; returns what was done, as text."""
         try:
             if judged is not None and checkpoints.read(path, self._timeout) != judged:
                 return "another one has taken its place"
-            return f"kept as {checkpoints.set_aside(path, self.attempt, why).name}"
-        except (OSError, CheckpointError) as error:  # a folder that is read-only, say
+            return f"kept as {checkpoints.quarantine(path, self.attempt, why).name}"
+        except (OSError, CheckpointError) as error:  # for example, the folder is read-only
             return f"it stays where it is ({error})"
 
-    def aside(self) -> list[str]:
-        """Names of the checkpoints that were put aside."""
-        return [path.name for path in reading.retried(lambda: checkpoints.put_aside(self.path), self.path)]
+    def quarantined(self) -> list[str]:
+        """The names of the quarantined checkpoints."""
+        return [path.name for path in reading.retry(lambda: checkpoints.quarantined(self.path), self.path)]
 
     # -- publishing
 
     def describe(self, manifest: Manifest) -> Manifest:
-        """The manifest with its place in the lineage."""
-        if self._sequence is None:  # nothing was loaded; what cannot be read does not keep a training from saving
+        """Adds its place in the lineage to a manifest."""
+        if self._sequence is None:  # nothing was loaded; unreadable checkpoints must not keep a training from saving
             self._sequence = max((each.sequence for each in checkpoints.sound(self.path).values()), default=0)
         if self._lineage is None:
             self._lineage = os.urandom(8).hex()
         return replace(manifest, lineage=self._lineage, sequence=self._sequence + 1, parent=self._parent)
 
     def publish(self, temporary: Path, manifest: Manifest, fence: Callable[[], None] | None = None) -> Path:
-        """Gives a complete checkpoint its name, and begins to remove what is not kept any more; its path.
+        """Renames a complete checkpoint to its final name, and starts to remove old ones; returns its path.
 
-        One of this step that is there already makes way. It is removed if it is of the same lineage, and kept
-        otherwise.
+        An existing checkpoint of this step is replaced: it is removed if it is of the same lineage, and kept under
+        another name otherwise.
 
         Args:
             temporary: its folder so far.
-            manifest: of it.
-            fence: called again before each removal; raises if this attempt has lost the run, and then nothing goes.
+            manifest: its manifest.
+            fence: called again before each removal; raises if another attempt owns the run now: then nothing is
+                removed.
 
         Raises:
-            OSError: it could not be renamed; then the earlier one is there as before.
+            OSError: it could not be renamed; an existing checkpoint is as before.
         """
         path = self.path / checkpoints.name_of(manifest.step)
         old = None
@@ -166,11 +167,11 @@ class Folder:
             except OSError:
                 old.rename(path)
                 raise
-        self._sequence, self._parent = manifest.sequence, manifest.step  # it has its name, even if fsync fails
+        self._sequence, self._parent = manifest.sequence, manifest.step  # published, even if fsync fails
         fsync_folder(self.path)
         removed = old if old is not None and checkpoints.replaced_step(old.name) is not None else None
         self._remover = threading.Thread(
-            target=self._tidy, args=(manifest, removed, fence), name="checkpoint-retention"
+            target=self._remove_surplus, args=(manifest, removed, fence), name="checkpoint-retention"
         )
         self._remover.start()
         return path
@@ -181,10 +182,10 @@ class Folder:
         except CheckpointError:
             return False
 
-    def _tidy(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
-        """Removes what is not kept, in a thread, since giving back many blocks takes the file system a while.
+    def _remove_surplus(self, published: Manifest, old: Path | None, fence: Callable[[], None] | None) -> None:
+        """Removes old checkpoints. Runs in a thread, since freeing many blocks takes the file system a while.
 
-        What cannot be read is neither counted nor removed; what cannot be removed stays for the next time.
+        Checkpoints that cannot be read are neither counted nor removed. Failed removals are repeated by the next save.
         """
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
@@ -192,38 +193,38 @@ class Folder:
             known = checkpoints.sound(self.path)
             stays = self._stays
             for path in retention.surplus(known, published, stays.keep, stays.best, stays.best_is):
-                if not _holds(fence):
+                if not _owns_run(fence):
                     return
-                hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half of it
+                hidden = self.path / checkpoints.temporary(0, self.attempt, "gone")  # nobody finds half a checkpoint
                 path.rename(hidden)
                 shutil.rmtree(hidden, ignore_errors=True)
 
     def wait(self) -> None:
-        """Until what is not kept is gone."""
+        """Waits until old checkpoints are removed."""
         if self._remover is not None:
             self._remover.join()
             self._remover = None
 
 
-def _holds(fence: Callable[[], None] | None) -> bool:
-    """Whether this attempt still has the run, for certain. If not, the next save finds out and says so."""
+def _owns_run(fence: Callable[[], None] | None) -> bool:
+    """Whether this attempt certainly owns the run. If not, the next save reports it."""
     try:
         if fence is not None:
             fence()
-    except Exception:  # lost, or nobody can tell
+    except Exception:  # it does not, or the check failed
         return False
     return True
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Where nothing is yet: a rename onto an empty folder would replace it."""
+    """Renames to a name that is free; a plain rename would replace an empty folder."""
     if target.name in reading.entries(target.parent):
         raise FileExistsError(target)
     source.rename(target)
 
 
 def fsync_folder(path: Path) -> None:
-    """Waits until the names in it are on disk."""
+    """Waits until a folder's entries are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

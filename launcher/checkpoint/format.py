@@ -1,15 +1,15 @@
 """The format of checkpoints on disk: names, manifest, checksums. Works without torch.
 
     FOLDER/                        0700, files 0600
-      step-000001200/              complete: it was renamed to this name when everything was on disk
-        manifest.json              written last: what belongs to it, with sizes and checksums
-        state.pt                   small state that all ranks hold: tensors and the rest, by torch.save
-        ranks.pt                   with that: each rank's own state
-        .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, K-th of rank R
-        values.pt, rank-R.pt       with those: what is no tensor, and rank R's own state
-      .saving-step-...             being written, or left by a save that was killed
+      step-000001200/              complete: renamed to this name when everything was on disk
+        manifest.json              written last: describes the checkpoint, with sizes and checksums of its files
+        state.pt                   small state that all ranks share: tensors and other values, by torch.save
+        ranks.pt                   with state.pt: the rank_state of each rank
+        .metadata, __R_K.distcp    large or sharded state: torch.distributed.checkpoint's files, the K-th of rank R
+        values.pt, rank-R.pt       with these: values that are no tensors, and the rank_state of rank R
+      .saving-step-...             being written, or left behind by a killed save
       .old-..., .gone-...          about to be removed
-      .aside-step-...              wrong, or in the way of another one: kept for its owner, never removed by us
+      .aside-step-...              quarantined: damaged, or replaced by another one; kept for its owner
         why.txt                    what is wrong with it
 
 Checksums are CRC-32 (zlib's) of blocks of 64 MiB, so that several threads and ranks can share the work on one file.
@@ -30,7 +30,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.checkpoint import reading
-from launcher.checkpoint.reading import CheckpointError, Damaged, SteadyFile, Unavailable
+from launcher.checkpoint.reading import CheckpointError, Damaged, RetryingFile, Unavailable
 from launcher.files import run_files
 from launcher.files.json_types import LATEST, misfit
 
@@ -47,7 +47,7 @@ _BUFFER = 1 << 20  # bytes read at once: they stay in the processor's cache unti
 
 
 class Misfit(CheckpointError):
-    """It is sound, but of another model, configuration or version: its owner must decide."""
+    """A sound checkpoint of another model, configuration or version: its owner must decide what to do."""
 
 
 class SaveFailed(CheckpointError):
@@ -56,7 +56,7 @@ class SaveFailed(CheckpointError):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a checkpoint: its bytes, and the CRC-32 of each block of them."""
+    """A file of a checkpoint: its size in bytes, and the CRC-32 of each block."""
 
     size: int
     crc32: tuple[int, ...]
@@ -64,21 +64,21 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint says of itself.
+    """The description of a complete checkpoint.
 
     Attributes:
         step: steps of the run that were done.
-        kind: `single` (one file), `sharded` (torch.distributed.checkpoint) or `dcp` (all of it by that alone).
-        world_size, attempt: ranks that saved it, and the attempt in which they did.
+        kind: `single` (one file), `sharded` (torch.distributed.checkpoint) or `dcp` (written by that alone).
+        world_size, attempt: of the ranks that saved it.
         identity: facts that must be equal for the state to fit.
-        extra: what the workload added (JSON types).
+        extra: facts that the workload added (JSON types).
         metrics: metrics at this step.
-        files: everything that belongs to it, by name, but the manifest itself.
+        files: all files by name, except the manifest.
         time: when it was written, in seconds since the epoch.
         torch, launcher: versions that wrote it.
-        lineage: id of the training that saved it, over all of its attempts; see retention.py.
+        lineage: id of the training that saved it, the same in all of its attempts; see retention.py.
         sequence: one more than that of any checkpoint that was there before.
-        parent: step of the checkpoint that it came after; None: the training began anew.
+        parent: step of the checkpoint before it; None if the training started from the beginning.
         format: version of this format.
     """
 
@@ -104,7 +104,7 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
     def text(self) -> str:
-        """As it is written, with a checksum of itself."""
+        """The manifest as JSON, with a checksum of itself."""
         values = asdict(self)
         return json.dumps({**values, "crc32": _own_checksum(values)}, indent=1)
 
@@ -118,18 +118,18 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name; None: it is not one."""
+    """The step in a checkpoint's name; None if the name is not a checkpoint's."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def temporary(step: int, attempt: int, what: str = "saving") -> str:
-    """A fresh name for one that is not complete (`saving`), is replaced (`old`), removed (`gone`) or put `aside`."""
+    """A fresh temporary name; `what`: saving, old (being replaced), gone (being removed) or aside (quarantined)."""
     return f".{what}-{name_of(step)}-attempt-{attempt}-{os.urandom(4).hex()}"
 
 
 def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -> list[Path]:
-    """Everything in `folder` that is named like a complete checkpoint, highest step first.
+    """The folders in `folder` with a complete checkpoint's name, highest step first.
 
     Raises:
         Unavailable: the folder cannot be listed, or is not there (unless `missing_ok`).
@@ -140,8 +140,8 @@ def candidates(folder: Path, timeout: float = 0.0, *, missing_ok: bool = True) -
     return [folder / name for _, name in sorted(steps, reverse=True)]
 
 
-def set_aside(path: Path, attempt: int, why: Iterable[str]) -> Path:
-    """Gives a checkpoint that cannot be used a name under which nobody loads or removes it; its new path."""
+def quarantine(path: Path, attempt: int, why: Iterable[str]) -> Path:
+    """Renames a checkpoint that cannot be used, so that nothing loads or removes it; returns its new path."""
     aside = path.parent / temporary(step_of(path.name) or 0, attempt, "aside")
     path.rename(aside)
     with contextlib.suppress(OSError):
@@ -149,14 +149,14 @@ def set_aside(path: Path, attempt: int, why: Iterable[str]) -> Path:
     return aside
 
 
-def put_aside(folder: Path) -> dict[Path, int]:
-    """The checkpoints that were put aside, and their steps."""
+def quarantined(folder: Path) -> dict[Path, int]:
+    """The quarantined checkpoints, and their steps."""
     found = ((entry, _ASIDE.fullmatch(entry)) for entry in sorted(reading.entries(folder)))
     return {folder / entry: int(match[1]) for entry, match in found if match}
 
 
-def why_aside(path: Path) -> list[str]:
-    """What was found wrong with a checkpoint that was put aside; empty: nobody knows."""
+def quarantine_reasons(path: Path) -> list[str]:
+    """Why a checkpoint was quarantined; empty if unknown."""
     try:
         return run_files.read_whole(path / WHY).decode(errors="replace").splitlines()
     except OSError:
@@ -164,13 +164,13 @@ def why_aside(path: Path) -> list[str]:
 
 
 def leftovers(folder: Path, attempt: int) -> list[Path]:
-    """What saves of this attempt and of earlier ones have left when they were killed."""
+    """The temporary folders of killed saves of this attempt and of earlier ones."""
     found = ((entry, _TEMPORARY.fullmatch(entry)) for entry in reading.entries(folder))
     return [folder / entry for entry, match in found if match and int(match[3]) <= attempt]
 
 
 def replaced_step(name: str) -> int | None:
-    """The step of a checkpoint that was about to be replaced; None: it is not one."""
+    """The step in the temporary name of a checkpoint that is being replaced; None for other names."""
     match = _TEMPORARY.fullmatch(name)
     return int(match[2]) if match and match[1] == "old" else None
 
@@ -183,12 +183,12 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 
     Args:
         path: its folder.
-        timeout: seconds for which a read that fails is tried again.
+        timeout: seconds for which a failing read is retried.
 
     Raises:
-        Damaged: there is none, or it is not whole.
+        Damaged: there is no manifest, or it is not valid.
         Unavailable: it cannot be read now.
-        Misfit: a newer launcher wrote it.
+        Misfit: a newer version of launcher wrote it.
     """
     try:
         data = reading.read_bytes(path / MANIFEST, timeout)
@@ -196,7 +196,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
         if METADATA_FILE in reading.entries(path, timeout):
             raise Misfit(
                 f"{path} was written by torch.distributed.checkpoint alone: `launcher checkpoint adopt {path}` makes "
-                "it a checkpoint that can be gone on from; or move it elsewhere"
+                "it a checkpoint that can be resumed from; or move it elsewhere"
             ) from None
         raise Damaged(f"{path} has no {MANIFEST}: it is not a checkpoint, or not all of one") from None
     try:
@@ -226,7 +226,7 @@ def read(path: Path, timeout: float = 0.0) -> Manifest:
 
 
 def _misfit(values: dict[str, Any]) -> str | None:
-    """What of a manifest does not fit, in words; None: all of it fits. A metric may be what no number is (NaN)."""
+    """What is wrong with a manifest's values; None if nothing is. A metric may be NaN."""
     metrics = values.get("metrics")
     if not isinstance(metrics, dict) or not all(type(each) in (int, float) for each in metrics.values()):
         return "metrics are no numbers by name"
@@ -268,10 +268,10 @@ def _short(value: Any) -> str:
 
 
 def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[str]:
-    """Files of the checkpoint that are missing or have another size, in words. Cheap: no data is read.
+    """Describes the files that are missing or have another size. Cheap: reads no data.
 
     Raises:
-        Unavailable: the size of a file cannot be found out.
+        Unavailable: the size of a file cannot be read now.
     """
     problems = []
     for name, file in manifest.files.items():
@@ -281,7 +281,7 @@ def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[st
             problems.append(str(error).replace(str(path / name), name))
             continue
         if size != file.size:
-            with SteadyFile(path / name, timeout) as opened:  # of an open file NFS tells the true size
+            with RetryingFile(path / name, timeout) as opened:  # NFS reports the true size of an open file only
                 size = opened.seek(0, os.SEEK_END)
         if size != file.size:
             problems.append(f"{name} has {size} bytes instead of {file.size}")
@@ -290,7 +290,7 @@ def wrong_sizes(path: Path, manifest: Manifest, timeout: float = 0.0) -> list[st
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a file, which has a checksum of its own."""
+    """A part of a file with its own checksum."""
 
     name: str
     offset: int
@@ -302,7 +302,7 @@ def blocks(manifest: Manifest) -> list[Block]:
     """All blocks of all files, in order.
 
     Raises:
-        Damaged: a file has not as many checksums as blocks.
+        Damaged: a file's numbers of checksums and blocks differ.
     """
     found = []
     for name, file in manifest.files.items():
@@ -314,7 +314,7 @@ def blocks(manifest: Manifest) -> list[Block]:
 
 
 def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
-    """The blocks that one of several ranks compares: nearly as many bytes as the others. Pure."""
+    """The blocks that one of several ranks checks: about as many bytes as each of the others. Pure."""
     loads, mine = [0] * world_size, []
     for block in sorted(found, key=lambda block: (-block.size, block.name, block.offset)):
         least = loads.index(min(loads))
@@ -325,7 +325,7 @@ def share(found: Sequence[Block], rank: int, world_size: int) -> list[Block]:
 
 
 def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeout: float = 0.0) -> list[str]:
-    """The blocks whose bytes are not those that were written, in words.
+    """Describes the blocks whose bytes have changed since they were written.
 
     Raises:
         Unavailable: a block cannot be read.
@@ -341,17 +341,17 @@ def wrong_checksums(path: Path, found: Iterable[Block], threads: int = 1, timeou
     found = list(found)
     if threads > 1 and len(found) > 1:
         with ThreadPoolExecutor(threads) as pool:
-            told = list(pool.map(look, found))
+            found_problems = list(pool.map(look, found))
     else:
-        told = [look(block) for block in found]
-    return [problem for problem in told if problem]
+        found_problems = [look(block) for block in found]
+    return [problem for problem in found_problems if problem]
 
 
 def _checksum(path: Path, offset: int, size: int, timeout: float = 0.0) -> int:
-    """CRC-32 of a part of a file; of less than `size` bytes if the file ends before."""
+    """CRC-32 of a part of a file; shorter than `size` if the file ends before."""
     buffer = memoryview(bytearray(min(_BUFFER, size)))
     crc32 = 0
-    with SteadyFile(path, timeout) as file:
+    with RetryingFile(path, timeout) as file:
         file.seek(offset)
         while size:
             count = file.readinto(buffer[: min(size, len(buffer))])
@@ -369,11 +369,11 @@ def file_of(path: Path) -> File:
 
 
 def verify(path: Path) -> list[str]:
-    """Everything that is wrong with the checkpoint in `path`, in words; empty if it is sound.
+    """Describes everything that is wrong with the checkpoint in `path`; empty if it is sound.
 
     Raises:
         Unavailable: it cannot be read now.
-        Misfit: a newer launcher wrote it.
+        Misfit: a newer version of launcher wrote it.
     """
     try:
         manifest = read(path)
@@ -382,13 +382,13 @@ def verify(path: Path) -> list[str]:
         return [str(error)]
 
 
-# -- what is there
+# -- listing
 
 
 def sound(folder: Path) -> dict[Path, Manifest]:
-    """The checkpoints in `folder` whose manifest is whole and whose files have the right sizes, newest first.
+    """The checkpoints with a valid manifest and files of the right sizes, newest first.
 
-    What cannot be read is not among them, and neither is what a newer launcher wrote.
+    Leaves out checkpoints that cannot be read, and those of a newer version of launcher.
 
     Raises:
         Unavailable: the folder cannot be listed.
@@ -403,10 +403,10 @@ def sound(folder: Path) -> dict[Path, Manifest]:
 
 
 def newest_step(folder: Path) -> int | None:
-    """The step that a run goes on from, as far as sizes tell; None: there is none.
+    """The step from which a run would resume, judging by file sizes only; None if there is no checkpoint.
 
     Raises:
-        Unavailable: something cannot be read now, so that nobody knows.
+        Unavailable: a checkpoint cannot be read now, so that the newest one is unknown.
     """
     known = []
     for path in candidates(folder):

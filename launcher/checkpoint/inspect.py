@@ -1,4 +1,4 @@
-"""Looking into a checkpoint without a process group: what is in it, one shard of it, or the whole as a plain file."""
+"""Reads checkpoints without a process group: lists the content, extracts one shard, or the whole as one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.checkpoint.format import (
     Damaged,
     Manifest,
 )
-from launcher.checkpoint.reading import SteadyFile
+from launcher.checkpoint.reading import RetryingFile
 from launcher.checkpoint.state import nested
 from launcher.errors import near
 
@@ -34,7 +34,7 @@ _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: the rank that wrote it, where it begins in the whole, and its shape."""
+    """A part of a tensor: the rank that wrote it, its offset in the whole tensor, and its shape."""
 
     rank: int
     offset: tuple[int, ...]
@@ -52,10 +52,10 @@ class Entry:
 
 
 def entries(path: Path, manifest: Manifest) -> list[Entry]:
-    """The tensors of a checkpoint, by name; their data is not read, and nothing is executed.
+    """The tensors of a checkpoint, by name; reads no data, and executes nothing.
 
     Raises:
-        Damaged: its metadata cannot be used.
+        Damaged: its metadata is not valid.
     """
     if manifest.kind == SINGLE:
         tensors = _single(path)["tensors"]
@@ -84,14 +84,14 @@ def entries(path: Path, manifest: Manifest) -> list[Entry]:
 
 
 def values(path: Path, manifest: Manifest) -> dict[Any, Any]:
-    """What of the state is no tensor."""
+    """The values of the state that are no tensors."""
     if manifest.kind == SINGLE:
         return dict(_single(path)["values"])
     return dict(_rest(path, manifest)["values"])
 
 
 def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """What is no tensor, and the keys from the root to each tensor."""
+    """The values that are no tensors, and the keys from the root to each tensor."""
     if manifest.kind != DCP:
         return dict(files.load_file(path / VALUES_FILE))
     metadata = files.read_metadata(path)
@@ -100,16 +100,16 @@ def _rest(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any, Any]:
-    """The state as it was given to `save`, tensors and values, in CPU memory; lists of tensors as dicts by index.
+    """The state as it was given to `save`, in CPU memory; lists of tensors become dicts by index.
 
     Args:
         path: its folder.
         manifest: its manifest.
-        keys: dotted names (`model.layer.weight`), or beginnings of them (`model`); empty: everything.
+        keys: dotted names (`model.layer.weight`), or prefixes of them (`model`); empty: everything.
 
     Raises:
-        Damaged: it is not as it was written.
-        CheckpointError: it has nothing of such a name.
+        Damaged: it has changed since it was written.
+        CheckpointError: it contains nothing with such a name.
     """
     _require_sound(path, manifest, [name for name in manifest.files if not name.startswith("rank-")])
     if manifest.kind == SINGLE:
@@ -134,14 +134,14 @@ def whole(path: Path, manifest: Manifest, keys: Sequence[str] = ()) -> dict[Any,
 
 
 def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """What one rank has written.
+    """The part of a checkpoint that one rank has written.
 
     Returns:
         `shard`, `world_size` and `step`; `parts`, a list of dicts with the `name` of a tensor, the `shape` of the
-        whole, the `offset` of this part in it, and the part as `tensor`; and the rank's own `rank_state`, or None.
+        whole, the `offset` of this part in it, and the part as `tensor`; and the rank's `rank_state`, or None.
 
     Raises:
-        Damaged: its files are not as they were written.
+        Damaged: its files have changed since they were written.
         CheckpointError: there is no such rank.
     """
     if not 0 <= rank < manifest.world_size:
@@ -149,10 +149,10 @@ def shard(path: Path, manifest: Manifest, rank: int, keys: Sequence[str] = ()) -
     if manifest.kind == SINGLE:
         _require_sound(path, manifest, list(manifest.files))
         state = _single(path)
-        held = state["tensors"] if rank == 0 else {}
+        tensors = state["tensors"] if rank == 0 else {}
         parts = [
             _part(name, tensor.shape, (0,) * tensor.ndim, tensor.clone())
-            for name, tensor in held.items()
+            for name, tensor in tensors.items()
             if _wanted(name, keys)
         ]
         own_states = files.load_file(path / RANKS_FILE) if RANKS_FILE in manifest.files else {}
@@ -178,7 +178,7 @@ def _parts(path: Path, metadata: Metadata, rank: int, keys: Sequence[str]) -> An
         if not _is_of(info.relative_path, rank) or not _wanted(index.fqn, keys):
             continue
         if isinstance(entry, TensorStorageMetadata):
-            with SteadyFile(path / Path(info.relative_path).name) as file:
+            with RetryingFile(path / Path(info.relative_path).name) as file:
                 file.seek(info.offset)
                 tensor = torch.load(
                     io.BytesIO(io.BufferedReader(file).read(info.length)), map_location="cpu", weights_only=True
@@ -209,7 +209,7 @@ def _wanted(name: str, keys: Sequence[str]) -> bool:
 
 
 def _only(value: Any, keys: Sequence[str], path: tuple[Any, ...]) -> Any:
-    """The part of the values that the keys name; empty if there is none."""
+    """The part of the values that the keys name; None or empty if there is none."""
     if not keys or any(_wanted(".".join(map(str, path)), [key]) for key in keys if path):
         return value
     if isinstance(value, dict):
@@ -234,7 +234,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def save_plain(path: Path, value: Any) -> None:
-    """torch.save into a new file of the owner alone; half of one is not left behind.
+    """torch.save into a new file with mode 0600; an incomplete file is removed.
 
     Raises:
         CheckpointError: it cannot be written.

@@ -1,4 +1,4 @@
-"""One checkpoint, read into the tensors of a state by all ranks."""
+"""Reads one checkpoint into the tensors of a state, on all ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from launcher.checkpoint.state import Content, fill
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded, besides the tensors.
+    """The parts of a checkpoint that are no tensors.
 
     Attributes:
         step: steps of the run that were done when it was saved.
         path: its folder.
         extra: as given to `save`.
         metrics: as given to `save`.
-        rank_state: this rank's own; None if the number of ranks was another one.
-        world_size: ranks that saved it.
-        values: the state without its tensors; `merge(state, values)` puts it together again.
+        rank_state: this rank's; None if it was saved by another number of ranks.
+        world_size: number of ranks that saved it.
+        values: the state without its tensors; `merge(state, values)` puts both together.
         passed_over: what was wrong with newer checkpoints.
     """
 
@@ -47,17 +47,17 @@ class Opened:
         self, path: Path, manifest: Manifest, wanted: Content, everyone: Collection[str], peers: Peers, timeout: float
     ) -> None:
         self._path, self._manifest, self._wanted, self._peers = path, manifest, wanted, peers
-        self._everyone = everyone  # names of the tensors that any rank wants
+        self._everyone = everyone  # names of the tensors of all ranks' states
         self._timeout = timeout
         self._tensors: Mapping[str, torch.Tensor] | None = None
         self.values: dict[Any, Any] = {}
         self.rank_state: dict[str, Any] | None = None
 
     def open(self) -> list[str]:
-        """Reads all but the data of the tensors.
+        """Reads everything except the data of the tensors; returns an empty list of problems.
 
         Raises:
-            Damaged: it cannot be used.
+            Damaged: the checkpoint is not valid.
             Unavailable: it cannot be read now.
             Misfit: it does not fit the state.
         """
@@ -74,7 +74,7 @@ class Opened:
                 self.rank_state = files.load_file(path / RANKS_FILE, self._timeout)[rank]
         else:
             saved = files.saved_tensors(files.read_metadata(path, self._timeout))
-            if self._manifest.kind != DCP:  # of which values are pickled by whoever saved it
+            if self._manifest.kind != DCP:  # whose values its writer has pickled
                 self.values = files.load_file(path / VALUES_FILE, self._timeout)["values"]
             if same and f"rank-{rank}.pt" in self._manifest.files:
                 self.rank_state = files.load_file(path / f"rank-{rank}.pt", self._timeout)
@@ -82,10 +82,10 @@ class Opened:
         return []
 
     def read(self) -> list[str]:
-        """Fills the tensors of the state; all ranks call it.
+        """Fills the tensors of the state; all ranks call it. Returns an empty list of problems.
 
         Raises:
-            Damaged: its data is not what its metadata says.
+            Damaged: the data does not match the metadata.
             Unavailable: it cannot be read now.
         """
         if self._tensors is None:

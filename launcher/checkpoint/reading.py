@@ -1,13 +1,13 @@
-"""Reading what others have written: it is right, it is wrong, or it cannot be read now. Works without torch.
+"""Reads of checkpoint files, with three outcomes: right, wrong, or not readable now. Works without torch.
 
-| outcome | what was seen | what is done |
+| outcome | what happened | what follows |
 |---|---|---|
-| right | | it is used |
-| wrong (`Damaged`) | bytes, or a folder's listing, were read in full and do not fit | it is passed over, and kept |
-| unavailable (`Unavailable`) | the file system gave an error | it is tried again; then the attempt ends with 75 |
+| right | the file was read, and is valid | it is used |
+| wrong (`Damaged`) | the file, or a folder's listing, was read in full and is not valid | it is passed over, and kept |
+| unavailable (`Unavailable`) | the file system returned an error | retried; then the attempt ends with 75 |
 
-A file that is missing is both: NFS clients go on showing an old listing for a while. It counts as wrong when the
-listing of its folder, read in full, has not had it for LAG seconds.
+A missing file can be either: NFS clients show an old listing for a while. It counts as wrong when its folder's listing,
+read in full, has not contained it for LAG seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launcher.errors import RESUME, RunError, UnavailableError
 from launcher.files import run_files
 from launcher.files.shared_files import backoff
 
-LAG = 30.0  # seconds for which a client may show an old listing; NFS's default (acdirmin)
+LAG = 30.0  # seconds for which an NFS client may show an old listing, by default (acdirmin)
 
 T = TypeVar("T")
 
@@ -34,31 +34,31 @@ class CheckpointError(RunError):
 
 
 class Damaged(CheckpointError):
-    """It was read in full and is torn, truncated, changed, or not one of ours: the one before it can be used."""
+    """The checkpoint was read and is torn, truncated, changed, or not one of ours: an older one can be used."""
 
 
 class Unavailable(CheckpointError, UnavailableError):
-    """It cannot be read now, and may be sound: the attempt ends, and a later one tries again."""
+    """The checkpoint cannot be read now, and may be sound: the attempt ends, and a later one tries again."""
 
     exit_code = RESUME
 
 
 class _NotListed(Exception):
-    """The folder was read in full, and a file that should be in it is not."""
+    """The folder was listed in full, and the file is not in it."""
 
 
-def retried(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
-    """The operation's result; while it raises an OSError it is called again, with growing pauses.
+def retry(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, only: Collection[int] | None = None) -> T:
+    """Calls an operation, and repeats it with growing pauses while it raises an OSError.
 
     Args:
-        operation: it may be called any number of times.
-        path: what it is about.
-        timeout: seconds for which it is called again; 0: it is called once.
-        only: numbers of the errors that may pass; others are raised as they are. None: all may.
+        operation: may be called any number of times.
+        path: the file, for the error text.
+        timeout: seconds for which to repeat it; 0: it is called once.
+        only: errno values of transient errors; others are raised at once. None: all are transient.
 
     Raises:
-        Unavailable: it went on failing for `timeout` seconds.
-        Damaged: a file has not been in its folder's listing for LAG seconds, or `timeout` if that is less.
+        Unavailable: it failed for `timeout` seconds.
+        Damaged: the file has not been in its folder's listing for LAG seconds, or `timeout` if that is less.
         OSError: one that is not in `only`.
     """
     why = ""
@@ -80,7 +80,7 @@ def retried(operation: Callable[[], T], path: Path, timeout: float = 0.0, *, onl
     raise Unavailable(f"{path} could not be read{tried}: {why}")
 
 
-# The system calls, by names of their own so that tests can have them fail.
+# The system calls, as functions that tests can replace.
 def _open(path: Path) -> io.FileIO:
     return run_files.open_regular(path).detach()  # type: ignore[attr-defined]
 
@@ -95,7 +95,7 @@ def _entries(folder: Path) -> dict[str, bool]:
 
 
 def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> dict[str, bool]:
-    """What is in the folder, by name, and whether it is a folder (links are none).
+    """The names in the folder, each with whether it is a folder (False for links).
 
     Raises:
         Unavailable: it cannot be listed.
@@ -109,11 +109,11 @@ def entries(folder: Path, timeout: float = 0.0, *, missing_ok: bool = False) -> 
                 return {}
             raise
 
-    return retried(look, folder, timeout)
+    return retry(look, folder, timeout)
 
 
 def _found(operation: Callable[[], T], path: Path) -> T:
-    """The operation's result; raises _NotListed for a file that its folder does not list."""
+    """Calls the operation; raises _NotListed if the file is missing from its folder's listing."""
     try:
         return operation()
     except FileNotFoundError:
@@ -126,42 +126,42 @@ def size_of_file(path: Path, timeout: float = 0.0) -> int:
     """Bytes of a file.
 
     Raises:
-        Damaged: it is missing, or not a file.
-        Unavailable: nobody can tell.
+        Damaged: it is missing, or not a regular file.
+        Unavailable: it cannot be read now.
     """
-    status = retried(lambda: _found(lambda: _stat(path), path), path, timeout)
+    status = retry(lambda: _found(lambda: _stat(path), path), path, timeout)
     if not stat.S_ISREG(status.st_mode):
         raise Damaged(f"{path} is not a file")
     return status.st_size
 
 
 def read_bytes(path: Path, timeout: float = 0.0) -> bytes:
-    """All of a file of some kilobytes.
+    """All bytes of a small file.
 
     Raises:
-        Damaged: it is missing, not a file, or too large.
-        Unavailable: it cannot be read.
+        Damaged: it is missing, not a regular file, or larger than run_files.RECORD_LIMIT.
+        Unavailable: it cannot be read now.
     """
     size = size_of_file(path, timeout)
     if size > run_files.RECORD_LIMIT:
-        raise Damaged(f"{path} has {size} bytes, and no more than {run_files.RECORD_LIMIT} are read of such a file")
+        raise Damaged(f"{path} has {size} bytes, more than the {run_files.RECORD_LIMIT} that are read of such a file")
     buffer = bytearray(size)
     filled = 0
-    with SteadyFile(path, timeout) as file:
+    with RetryingFile(path, timeout) as file:
         while count := file.readinto(memoryview(buffer)[filled:]):
             filled += count
     return bytes(buffer[:filled]) if filled < len(buffer) else bytes(buffer)
 
 
-class SteadyFile(io.RawIOBase):
-    """A file for reading. A read that fails is tried again, with the file opened anew (its old handle may be stale)."""
+class RetryingFile(io.RawIOBase):
+    """A file for reading. Failing reads are retried on a newly opened file, since the old handle may be stale."""
 
     def __init__(self, path: Path, timeout: float = 0.0) -> None:
         self._path, self._timeout = path, timeout
         self._file: io.FileIO | None = None
         self._position = 0
-        self._there = -1  # where the open file is
-        self.failure: CheckpointError | None = None  # what a read raised; a library in between may hide it
+        self._there = -1  # position of the open file
+        self.failure: CheckpointError | None = None  # the error of a read, which a library in between may hide
 
     def readable(self) -> bool:
         return True
@@ -174,25 +174,25 @@ class SteadyFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
-        self._position = (self._steady(self._size) if start is None else start) + offset
+        self._position = (self._retry(self._size) if start is None else start) + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        if self._file is not None and self._there == self._position:  # nearly always, and without a detour
+        if self._file is not None and self._there == self._position:  # the usual case, as fast as possible
             try:
                 count = self._file.readinto(buffer) or 0
             except OSError:
                 self._forget()
-                count = self._steady(lambda: self._readinto(buffer))
+                count = self._retry(lambda: self._readinto(buffer))
         else:
-            count = self._steady(lambda: self._readinto(buffer))
+            count = self._retry(lambda: self._readinto(buffer))
         self._position += count
         self._there = self._position
         return count
 
-    def _steady(self, operation: Callable[[], T]) -> T:
+    def _retry(self, operation: Callable[[], T]) -> T:
         try:
-            return retried(lambda: _found(operation, self._path), self._path, self._timeout)
+            return retry(lambda: _found(operation, self._path), self._path, self._timeout)
         except CheckpointError as error:
             self.failure = error
             raise

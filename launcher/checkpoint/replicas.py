@@ -1,8 +1,8 @@
-"""What several ranks hold under one name must be the same: only one of them writes it.
+"""Checks that tensors with one name are the same on all ranks that have it, since only one of them writes it.
 
-A tensor that is no DTensor is taken for a replica of those of that name on other ranks. Where it is not (tensor
-parallelism by hand, experts, a sharded optimizer) all but one rank's would be lost, so ranks compare what they hold at
-the first save of a process. Names that only some ranks have (stages of a pipeline) are fine.
+A tensor that is not a DTensor counts as a replica of the tensors with its name on other ranks. Where that is wrong
+(manual tensor parallelism, experts, a sharded optimizer), all but one rank's would be lost. So ranks compare their
+tensors at the first save of a process. Names that only some ranks have (pipeline stages) are fine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from launcher.checkpoint.state import local_part
 from launcher.formatting import name_ranks
 from launcher.torch_compat import DTensor, compute_local_shape_and_global_offset
 
-_PIECE = 1 << 24  # elements of a tensor on a device that are hashed at once: the working memory is a few times that
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the places of elements over 64 bits
+_PIECE = 1 << 24  # elements that are hashed at once on a device; the working memory is a few times their size
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # spreads the positions of elements over 64 bits
 
-# Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase): each rank has its own
-# between two steps, and those of rank 0 count, as in DDP (broadcast_buffers).
+# Running statistics of torch's normalisation layers (torch.nn.modules.batchnorm._NormBase) differ between ranks from
+# step to step; those of rank 0 are saved, as DDP does (broadcast_buffers).
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 Offset = tuple[int, ...]
@@ -33,12 +33,11 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """What a rank holds.
+    """A rank's tensors.
 
     Attributes:
         kinds: type and shape of each tensor, by name.
-        parts: by name and place in the whole a hash of what this rank has of it; parts of which there is one only are
-            left out.
+        parts: by name, a hash of this rank's part by its offset in the whole; without parts that no other rank has.
     """
 
     kinds: dict[str, str]
@@ -46,12 +45,12 @@ class Table:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], world_size: int) -> Table:
-        """Hashes what other ranks may have as well; reads each tensor once.
+        """Hashes the parts that other ranks may have as well; reads each tensor once.
 
         Args:
             tensors: by name.
-            copies: of some of them, which may have changed since.
-            world_size: ranks of the job.
+            copies: of some of them, since the tensors may have changed.
+            world_size: number of ranks.
         """
         kinds = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()}
         parts = {}
@@ -61,12 +60,12 @@ class Table:
         return cls(kinds, parts)
 
     def digest(self) -> str:
-        """Equal on ranks that hold the same."""
+        """Equal on ranks with equal tables."""
         return hashlib.sha256(repr((sorted(self.kinds.items()), sorted(self.parts.items()))).encode()).hexdigest()
 
 
 def _is_unique(tensor: Tensor, world_size: int) -> bool:
-    """Whether no other rank can have the same part of it."""
+    """Whether no other rank can have the same part of the tensor."""
     return (
         isinstance(tensor, DTensor)
         and tensor.device_mesh.size() == world_size
@@ -81,10 +80,11 @@ def _offset(tensor: Tensor) -> Offset:
 
 
 def hash_of(tensor: Tensor) -> int:
-    """Of the tensor's bytes; the same for the same bytes on the same kind of device.
+    """A hash of the tensor's bytes; equal for equal bytes on the same kind of device.
 
-    On CPUs CRC-32. Elsewhere a sum of all 32-bit words, each times an odd number that depends on its place, so that the
-    tensor need not be copied. (torch.hash_tensor is no help: it is 0 for any tensor of an even number of equal values.)
+    On CPUs CRC-32. Elsewhere the sum of all 32-bit words, each times an odd number that depends on its position, so
+    that the tensor need not be copied. (torch.hash_tensor is no alternative: it is 0 for every tensor of an even number
+    of equal values.)
     """
     data = tensor.detach().contiguous()
     if data.is_cpu:
@@ -101,14 +101,14 @@ def hash_of(tensor: Tensor) -> int:
 
 
 def conflicts(tables: Sequence[Table]) -> list[str]:
-    """Names under which ranks hold different things, in words. Pure.
+    """Describes the names under which ranks have different tensors. Pure.
 
-    | ranks that have the name | |
+    | ranks that have the name | result |
     |---|---|
-    | one of them only | fine: a stage of a pipeline |
-    | several, the same type and shape, and equal parts at the same place | fine: a replica, or a part of a DTensor |
-    | several, another type or shape | named, with what each has |
-    | several, other bytes at the same place | named, with who has the same |
+    | one | fine: a pipeline stage |
+    | several, with the same type and shape, and equal parts at each offset | fine: a replica, or parts of a DTensor |
+    | several, with another type or shape | listed, with the type and shape on each |
+    | several, with other bytes at the same offset | listed, with the groups of ranks that agree |
     """
     lines = []
     for name in dict.fromkeys(name for table in tables for name in table.kinds):
@@ -117,16 +117,16 @@ def conflicts(tables: Sequence[Table]) -> list[str]:
             lines.append(f"{name}: " + ", ".join(f"{kind} on {name_ranks(who)}" for kind, who in kinds.items()))
             continue
         parts = {rank: table.parts.get(name, {}) for rank, table in enumerate(tables)}
-        for place in dict.fromkeys(place for known in parts.values() for place in known):
-            held = {rank: known[place] for rank, known in parts.items() if place in known}
-            if len(groups := _grouped(held)) > 1:
+        for offset in dict.fromkeys(offset for known in parts.values() for offset in known):
+            hashes = {rank: known[offset] for rank, known in parts.items() if offset in known}
+            if len(groups := _grouped(hashes)) > 1:
                 lines.append(f"{name}: other values on each of " + " / ".join(map(name_ranks, groups.values())))
                 break
     return lines
 
 
 def refusal(lines: Sequence[str]) -> str:
-    """The error for these conflicts, with what to do. Pure."""
+    """The error text for these conflicts, with what to do. Pure."""
     more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
     return (
         "ranks hold different things under one name, and only one rank's would be saved:"
@@ -139,7 +139,7 @@ def refusal(lines: Sequence[str]) -> str:
 
 
 def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], list[str]]:
-    """What is no tensor, of all ranks together; and where they differ, in words. Pure."""
+    """The values that are no tensors, of all ranks together; and a description of their differences. Pure."""
     whole: dict[Any, Any] = {}
     lines: dict[str, list[int]] = {}
 
@@ -156,12 +156,12 @@ def merged_values(values: Sequence[Mapping[Any, Any]]) -> tuple[dict[Any, Any], 
 
     for rank, each in enumerate(values):
         add(whole, each, rank, "")
-    told = [f"{name}: another value on {name_ranks(ranks)} than on lower ones" for name, ranks in lines.items()]
-    return whole, told
+    differences = [f"{name}: another value on {name_ranks(who)} than on lower ones" for name, who in lines.items()]
+    return whole, differences
 
 
-def _grouped(held: Mapping[int, Any]) -> dict[Any, list[int]]:
+def _grouped(of_ranks: Mapping[int, Any]) -> dict[Any, list[int]]:
     groups: dict[Any, list[int]] = {}
-    for rank, value in held.items():
+    for rank, value in of_ranks.items():
         groups.setdefault(value, []).append(rank)
     return groups

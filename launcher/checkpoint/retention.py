@@ -1,8 +1,8 @@
-"""Which checkpoint a run goes on from, and which ones stay. Pure.
+"""Which checkpoint a run resumes from, and which ones are kept. Pure.
 
-A lineage is what one training has saved, over all of its attempts: each checkpoint has the id of the one that it was
-loaded from. Steps do not tell which is newer: a training that went back to an earlier checkpoint, or began anew, counts
-from there. So each checkpoint also has a sequence number, one more than any that was in its folder before.
+A lineage is what one training has saved in all of its attempts: each checkpoint has the lineage id of the one that its
+training had loaded. A higher step is not always newer: a training that went back to an earlier checkpoint, or started
+from the beginning, counts from there. So each checkpoint has a sequence number, one more than any in its folder before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launcher.checkpoint.format import Manifest
 
 
 def age(manifest: Manifest) -> tuple[int, int]:
-    """Sorts checkpoints by when they were published; those of older launchers have no sequence, and come first."""
+    """The sort key for the order of publication; checkpoints of old versions have no sequence, and come first."""
     return manifest.sequence, manifest.step
 
 
@@ -25,7 +25,7 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def best_of(manifests: Iterable[Manifest], best: str | None, best_is: str = "max") -> Manifest | None:
-    """The one with the best value of the metric `best`, of equal ones the newest; None: none has a number for it."""
+    """The one with the best value of the metric, the newest of several; None if no checkpoint has a value for it."""
     if best is None:
         return None
     sign = 1 if best_is == "max" else -1
@@ -40,7 +40,7 @@ def _number(value: Any) -> float | None:
 
 
 def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best_is: str = "max") -> set[int]:
-    """The steps that stay of these sound checkpoints of one lineage: the newest `keep`, and the best."""
+    """The steps to keep, of the sound checkpoints of one lineage: the newest `keep`, and the best."""
     known = newest_first(manifests)
     champion = best_of(known, best, best_is)
     return {manifest.step for manifest in known[:keep]} | ({champion.step} if champion else set())
@@ -49,15 +49,15 @@ def kept(manifests: Iterable[Manifest], keep: int, best: str | None = None, best
 def surplus(
     known: Mapping[Path, Manifest], published: Manifest, keep: int, best: str | None = None, best_is: str = "max"
 ) -> set[Path]:
-    """The checkpoints that go when one has been published.
+    """The checkpoints to remove after one was published.
 
-    | checkpoint | |
+    | the checkpoint | result |
     |---|---|
-    | it could not be read, or is not sound | is not in `known`, and stays |
-    | of another lineage | stays |
-    | the one just published | stays |
-    | of the newest `keep` of its lineage, or the best of it | stays |
-    | others | go |
+    | could not be read, or is not sound | is not in `known`, and stays |
+    | is of another lineage | stays |
+    | was just published | stays |
+    | is one of the newest `keep` of its lineage, or its best | stays |
+    | any other | is removed |
 
     Args:
         known: the sound checkpoints of the folder.

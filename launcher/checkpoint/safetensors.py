@@ -1,6 +1,6 @@
-"""Files of safetensors: 8 bytes with the length of a JSON header, the header, the tensors' bytes one after the other.
+"""Writes safetensors files: 8 bytes with the length of a JSON header, the header, then the bytes of all tensors.
 
-See https://github.com/huggingface/safetensors#format. Such a file holds tensors alone, and is read without executing
+See https://github.com/huggingface/safetensors#format. Such a file contains only tensors, and is read without executing
 anything. Writing one takes a few lines, so the package is not needed.
 """
 
@@ -26,7 +26,7 @@ _ALIGNMENT = 8  # of the first tensor, so that the file can be mapped into memor
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes CPU tensors under their dotted names; half a file is not left behind.
+    """Writes CPU tensors under their dotted names; an incomplete file is removed.
 
     Raises:
         CheckpointError: a tensor has a type that the format does not know, or the file cannot be written.
@@ -48,7 +48,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
         raise CheckpointError("safetensors has little-endian numbers, and this machine is big-endian: use torch.save")
     try:
         try:
-            with files.hashed(path, {}) as stream:
+            with files.hashed_file(path, {}) as stream:
                 stream.write(len(text).to_bytes(8, "little") + text)
                 for tensor in tensors.values():
                     if tensor.numel():

@@ -1,16 +1,16 @@
-"""One save, from what each rank has to a checkpoint with a name; runs in a thread of its own.
+"""One save, from each rank's state to a published checkpoint; runs in a thread.
 
-Each step is either local or collective. What may fail on one rank alone is local, and ends with all ranks agreeing on
-whether it worked, before the collective step that follows: no rank ever waits in a collective for one that has failed.
+Each step is either local or collective. A local step may fail on one rank alone; then all ranks learn of it before the
+next collective step. So no rank waits in a collective for one that has failed.
 
 | step | on | |
 |---|---|---|
 | offer | each rank | what it would save, and what is wrong with that |
-| agree | rank 0 | whether the ranks save the same; the kind of checkpoint; space; a temporary folder |
-| compare | rank 0 | at the first save of a process: whether ranks hold different things under one name |
-| prepare | each rank | copies of what it writes (then the training may change it); what is its own, on disk |
-| write | all together | the tensors, on disk |
-| publish | rank 0 | the manifest; the fence is asked; the folder gets its name |
+| agree | rank 0 | whether all ranks save the same; the kind of checkpoint; space; a temporary folder |
+| compare | rank 0 | at the first save of a process: whether ranks have different tensors under one name |
+| prepare | each rank | copies what it writes (then training may change it); writes its rank_state |
+| write | all ranks together | the tensors |
+| publish | rank 0 | writes the manifest, calls the fence, renames the folder |
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from launcher.runs.event_writer import Events
 from launcher.runs.events import Saved
 from launcher.torch_compat import DTensor
 
-SMALL = 50_000_000  # bytes up to which state that is the same on all ranks is one file of rank 0
-SLACK = 1 << 20  # bytes beyond the tensors for which there must be space
+SMALL = 50_000_000  # bytes; state up to this size that is the same on all ranks is one file, written by rank 0
+SLACK = 1 << 20  # bytes of free space required beyond the tensors
 
 
 class Final(CheckpointError):
-    """Later saves would fail in the same way."""
+    """All later saves would fail in the same way."""
 
 
 @dataclass
@@ -64,13 +64,13 @@ class Save:
     """One save, from the call to its end.
 
     Attributes:
-        content, copying: what is saved, and the copies of it; None: see `fault`.
-        fault: what is wrong with what this rank gave; `final`: it would be so at the next save.
-        compare: ranks compare the tensors that they hold under equal names.
-        check_values: what is no tensor must be the same under equal names.
-        blocked: seconds for which the training has waited so far.
+        content, copying: the state, and its copies; None: see `fault`.
+        fault: what is wrong with this rank's state; `final`: whether it would be so at the next save.
+        compare: whether ranks compare the tensors that they have under equal names.
+        check_values: whether values that are no tensors must be the same under equal names.
+        blocked: seconds for which training was blocked so far.
         staged: set when the state may change.
-        part: the copies of what this rank writes.
+        part: the copies that this rank writes.
     """
 
     step: int
@@ -94,13 +94,13 @@ class Save:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended; the same on all ranks."""
+    """The result of a save; the same on all ranks."""
 
     seconds: float = 0.0
     size: int = 0
     failure: str | None = None
     exception: str = ""
-    final: bool = False  # no later save can do better
+    final: bool = False  # whether all later saves would fail
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,9 @@ class _Offer:
     """What one rank would save; digests are equal on ranks that save the same.
 
     Attributes:
-        names, values, held: digests of names, types and shapes of all tensors; of what is no tensor; of all bytes that
-            other ranks may have as well.
+        names: digest of names, types and shapes of all tensors.
+        values: digest of the values that are no tensors.
+        hashes: digest of the bytes that other ranks may have as well.
     """
 
     step: int
@@ -117,7 +118,7 @@ class _Offer:
     sharded: bool = False
     names: str = ""
     values: str = ""
-    held: str = ""
+    hashes: str = ""
     rank_state: dict[str, Any] | None = None
     fault: str | None = None
     final: bool = False
@@ -129,9 +130,9 @@ class _Agreement:
 
     kind: str
     temporary: str
-    same: bool  # all ranks have tensors of the same names, types and shapes
-    compare: bool  # they tell what they hold
-    union: bool  # they tell what is no tensor
+    same: bool  # whether the tensors of all ranks have the same names, types and shapes
+    compare: bool  # whether ranks send the hashes of their tensors
+    union: bool  # whether ranks send their values that are no tensors
 
 
 class Writer:
@@ -150,12 +151,12 @@ class Writer:
         self._first = peers.rank == 0
 
     def write(self, save: Save) -> Outcome:
-        """All ranks call it.
+        """Writes and publishes a checkpoint. All ranks call it.
 
         Raises:
-            Exception: the group failed; the ranks may not agree on how the save ended.
+            Exception: the group failed; the result may differ between ranks.
         """
-        temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's counts
+        temporary = self._folder.path / checkpoints.temporary(save.step, self._folder.attempt)  # rank 0's is used
         early: files.SmallFile | None = None
         table: replicas.Table | None = None
         try:
@@ -184,15 +185,15 @@ class Writer:
             return Outcome(failure=str(error), exception=type(error).__name__, final=isinstance(error, Final))
         finally:
             if early is not None:
-                with contextlib.suppress(Exception):  # told by _publish_single
+                with contextlib.suppress(Exception):  # _publish_single has raised it
                     early.close()
             if self._first:
                 shutil.rmtree(temporary, ignore_errors=True)
 
-    # -- what this rank would save
+    # -- this rank's offer
 
     def _offer(self, save: Save, temporary: Path) -> tuple[_Offer, replicas.Table | None, files.SmallFile | None]:
-        """Local, and raises nothing: the others wait for it."""
+        """Local. Raises nothing, since the other ranks wait for the offer."""
         content, copying, early = save.content, save.copying, None
         if content is None or copying is None or save.fault is not None:
             return _Offer(save.step, fault=save.fault or "it has nothing to save", final=save.final), None, None
@@ -213,10 +214,10 @@ class Writer:
                 early,
             )  # fmt: skip
         except Exception as error:
-            return _Offer(save.step, fault=files.words(error)), None, early
+            return _Offer(save.step, fault=files.one_line(error)), None, early
 
     def _begin(self, save: Save, content: Content, copying: Copying, temporary: Path) -> files.SmallFile:
-        """Rank 0 starts to write small state of its own accord: the ranks nearly always agree."""
+        """On rank 0: starts to write small state before the ranks agree, which they nearly always do."""
 
         def make() -> dict[str, Any]:
             self._require_space(content.size + SLACK)
@@ -230,24 +231,24 @@ class Writer:
     # -- agreement
 
     def _agree(self, offers: list[_Offer], temporary: Path, early: files.SmallFile | None) -> _Agreement:
-        """Rank 0: looks whether the ranks save the same, and for space, and makes the temporary folder."""
+        """On rank 0: compares the offers, checks the free space, and makes the temporary folder."""
         faults = {rank: offer.fault for rank, offer in enumerate(offers) if offer.fault is not None}
         if faults:
             kind = Final if all(offers[rank].final for rank in faults) else CheckpointError
-            raise kind(str(files.together(faults, 0)))
+            raise kind(str(files.combined_error(faults, 0)))
         steps = {offer.step for offer in offers}
         if len(steps) > 1:
-            told = ", ".join(f"rank {rank} saves step {offer.step}" for rank, offer in enumerate(offers[:8]))
-            raise CheckpointError(f"ranks save different steps: {told}")
+            shown = ", ".join(f"rank {rank} saves step {offer.step}" for rank, offer in enumerate(offers[:8]))
+            raise CheckpointError(f"ranks save different steps: {shown}")
         same = len({offer.names for offer in offers}) == 1
         values = len({offer.values for offer in offers}) == 1
-        held = len({offer.held for offer in offers}) == 1
+        equal = len({offer.hashes for offer in offers}) == 1
         union = not (same and values)
-        compare = any(offer.held for offer in offers) and not held
+        compare = any(offer.hashes for offer in offers) and not equal
         if same and offers[0].size <= SMALL and not any(offer.sharded for offer in offers) and not union:
             return _Agreement(SINGLE, temporary.name, same, compare, union)
         self._require_space((offers[0].size if same else sum(offer.size for offer in offers)) + SLACK)
-        if early is not None:  # begun in vain: other ranks hold other things
+        if early is not None:  # not needed: other ranks have other tensors
             with contextlib.suppress(Exception):
                 early.close()
         temporary.mkdir(mode=0o700, exist_ok=True)
@@ -259,10 +260,10 @@ class Writer:
         if free < needed:
             raise CheckpointError(f"no space in {self._folder.path}: {needed} bytes are needed, and {free} are free")
 
-    # -- large or divided state: all ranks
+    # -- large or sharded state: all ranks
 
     def _prepare(self, save: Save, content: Content, same: bool) -> None:
-        """Local: the copies of divided tensors, and of this rank's share of the others."""
+        """Local: copies sharded tensors, and this rank's share of the others."""
         assert save.copying is not None
         peers, mine = self._peers, list(content.tensors)
         if same and peers.many:
@@ -273,7 +274,7 @@ class Writer:
         save.staged.set()
 
     def _write_own(self, save: Save, rest: dict[str, Any], temporary: Path) -> dict[str, File]:
-        """Local: this rank's own state; on rank 0 what is no tensor, of all ranks together."""
+        """Local: writes this rank's rank_state; on rank 0 also the values of all ranks that are no tensors."""
         written: dict[str, File] = {}
         if save.rank_state is not None:
             files.save_file(temporary / f"rank-{self._peers.rank}.pt", save.rank_state, written)
@@ -282,7 +283,7 @@ class Writer:
         return written
 
     def _write_tensors(self, save: Save, temporary: Path) -> dict[str, File]:
-        """Collective; torch agrees on what fails in it."""
+        """Collective: writes the tensors; torch raises an error of one rank on all of them."""
         written: dict[str, File] = {}
         files.save_sharded(temporary, save.part, self._peers.group, self._peers.many, written)
         save.part = {}
@@ -293,7 +294,7 @@ class Writer:
     def _publish_single(
         self, save: Save, temporary: Path, offers: list[_Offer], early: files.SmallFile | None
     ) -> Outcome:
-        """What has been begun, and the ranks' own states."""
+        """Completes a checkpoint of small state: state.pt, which was started early, and the rank_states."""
         assert early is not None
         written = {STATE_FILE: early.file()}
         if any(offer.rank_state is not None for offer in offers):
@@ -303,7 +304,7 @@ class Writer:
     def _publish(
         self, save: Save, temporary: Path, kind: str, written: dict[str, File], early: files.SmallFile | None = None
     ) -> Outcome:
-        """Makes a checkpoint of the temporary folder."""
+        """Writes the manifest and publishes the temporary folder."""
         manifest = self._folder.describe(
             Manifest(
                 step=save.step, kind=kind, world_size=self._peers.world_size, attempt=self._folder.attempt,
@@ -314,7 +315,7 @@ class Writer:
         problems = checkpoints.wrong_sizes(temporary, manifest)
         if problems:
             raise CheckpointError("; ".join(problems))
-        with files.hashed(temporary / MANIFEST, {}) as stream:
+        with files.hashed_file(temporary / MANIFEST, {}) as stream:
             stream.write(manifest.text().encode())
         if early is not None:
             early.close()
@@ -322,7 +323,7 @@ class Writer:
         if self._fence is not None:
             try:
                 self._fence()
-            except OSError:  # nobody can tell; it may be otherwise at the next save
+            except OSError:  # transient: the next save may work
                 raise
             except Exception as error:
                 raise Final(str(error)) from None
@@ -340,7 +341,7 @@ class Writer:
 
 
 def _united(contents: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    """What is no tensor, of all ranks together."""
+    """The values of all ranks that are no tensors, and the paths of all tensors."""
     values, lines = replicas.merged_values([each["values"] for each in contents])
     if check:
         _refuse(lines)
@@ -353,7 +354,7 @@ def _refuse(lines: list[str]) -> None:
 
 
 def _free(folder: Path) -> int:
-    """Bytes that may still be written."""
+    """Free bytes on the folder's file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 

@@ -1,4 +1,4 @@
-"""Copies of a state that training cannot change, made while training goes on."""
+"""Copies of a state, made while training continues, which training cannot change."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from launcher.checkpoint.state import local_part, size_of
 from launcher.torch_compat import DTensor
 
 AT_ONCE = 1 << 20  # bytes; tensors up to this size are copied before a save returns,
-AT_ONCE_ALL = 1 << 24  # as long as all of them together are not larger than this
+AT_ONCE_ALL = 1 << 24  # up to this total size
 
 
 class Staging:
-    """Copies in CPU memory that are used again for the next save, so that the kernel need not find pages anew."""
+    """Copies in CPU memory, reused by the next save, so that the kernel need not find new pages."""
 
     def __init__(self) -> None:
         self._copies: dict[str, Tensor] = {}
 
     def start(self, tensors: Mapping[str, Tensor], *, still: bool = False) -> Copying:
-        """Copies the small ones; the others are copied by the result's `finish`, perhaps in another thread.
+        """Copies the small tensors; `finish` of the result copies the others, perhaps in another thread.
 
-        The values are those at this moment on the current stream of a GPU.
+        The copies have the values at this moment on a GPU's current stream.
 
         Args:
-            tensors: whole ones and divided ones, by name.
-            still: nothing changes them until they are written, so what is in CPU memory is not copied at all.
+            tensors: whole and sharded ones, by name.
+            still: whether nothing changes them until they are written; then tensors in CPU memory are not copied.
         """
         copied = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)} if still else {}
         total = 0
@@ -45,11 +45,11 @@ class Staging:
                 ready[device] = module.Event()
                 ready[device].record(module.current_stream(device))
         for event in ready.values():
-            event.synchronize()  # so that the small ones may change
+            event.synchronize()  # so that the small tensors may change
         return Copying(self, dict(tensors), copied, ready)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's part, contiguous, in CPU memory; a copy from a GPU may still be under way.
+        """Copies this rank's shard to contiguous CPU memory; a copy from a GPU may still be running on return.
 
         It runs on the current stream of the tensor's device.
         """
@@ -59,11 +59,11 @@ class Staging:
             known = torch.empty(here.shape, dtype=here.dtype, pin_memory=here.is_cuda)
             self._copies[name] = known
         known.copy_(here, non_blocking=_streams_of(here.device) is not None)
-        # The constructor, because from_local() would move the copy to the mesh's device.
+        # The constructor is used since from_local() would move the copy to the mesh's device.
         return DTensor(known, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else known
 
     def forget_all_but(self, names: Iterable[str]) -> None:
-        """Gives memory back."""
+        """Frees the memory of all other copies."""
         for name in set(self._copies) - set(names):
             del self._copies[name]
 
@@ -73,10 +73,10 @@ class Copying:
     """The copies of one save.
 
     Attributes:
-        staging: where they go.
-        tensors: what is copied, by name.
-        copied: what is copied already.
-        ready: by device the event after which its tensors have the values that are saved.
+        staging: has the buffers.
+        tensors: to be copied, by name.
+        copied: those that are copied already.
+        ready: by device, the event after which its tensors have the values to save.
     """
 
     staging: Staging
@@ -85,13 +85,13 @@ class Copying:
     ready: dict[torch.device, Any]
 
     def finish(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The copies of these tensors, all done. May run in another thread than the training.
+        """Completes the copies of these tensors and returns them. May run in another thread than the training.
 
-        After the first call the training may change the tensors: a later call gives the same copies of those that the
-        first one has made, and must not ask for others.
+        After the first call training may change the tensors: later calls return the copies of the first call, and must
+        not ask for other names.
 
-        That thread has a current device and current streams of its own: those of device 0, whatever this rank's is. So
-        for each device a stream is made, and made current, on that very device.
+        A new thread's current device and streams are those of device 0, whatever this rank's device is. So a stream is
+        made for each device, and made current on that device.
         """
         self.staging.forget_all_but(names)
         streams: dict[torch.device, Any] = {}
@@ -119,18 +119,18 @@ class Copying:
 
 
 def _streams_of(device: torch.device) -> Any:
-    """The module with the streams of this kind of device (torch.cuda); None: copies from it are waited for."""
+    """The torch module with this kind of device's streams (torch.cuda); None if copies from it are synchronous."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if all(hasattr(module, name) for name in ("Stream", "Event", "device", "current_stream")) else None
 
 
 def _devices(tensors: Mapping[str, Tensor]) -> list[tuple[torch.device, Any]]:
-    """The devices of these tensors from which copies are not waited for, and the modules with their streams."""
+    """The devices of these tensors with asynchronous copies, and the modules with their streams."""
     found = dict.fromkeys(local_part(tensor).device for tensor in tensors.values())
     return [(device, module) for device in found if (module := _streams_of(device)) is not None]
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it lies in CPU memory as it would be written, with nothing around it."""
+    """Whether the tensor is in CPU memory in the form in which it is written, and fills its storage."""
     here = local_part(tensor)
     return here.is_cpu and here.is_contiguous() and here.untyped_storage().nbytes() == size_of(here)

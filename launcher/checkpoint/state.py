@@ -1,4 +1,4 @@
-"""The state of a training as a flat table of tensors and the rest."""
+"""A training's state, split into tensors by name and all other values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Path: TypeAlias = tuple[Any, ...]  # keys from the root to a leaf
 
 
 def has_tensors(value: Any) -> bool:
-    """Whether a tensor is somewhere in it."""
+    """Whether the value is or contains a tensor."""
     if isinstance(value, Tensor):
         return True
     if isinstance(value, Mapping):
@@ -29,12 +29,12 @@ def has_tensors(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Content:
-    """A state, taken apart.
+    """A state, split up.
 
     Attributes:
-        tensors: by dotted name (`model.layer.weight`), which is its name in torch.distributed.checkpoint too.
-        paths: the keys from the root to each of them.
-        values: the state without its tensors; dicts and lists that held tensors alone are left out.
+        tensors: by dotted name (`model.layer.weight`), which is also the name in torch.distributed.checkpoint.
+        paths: the keys from the root to each tensor.
+        values: the state without its tensors, and without dicts and lists that contained only tensors.
     """
 
     tensors: dict[str, Tensor]
@@ -43,11 +43,10 @@ class Content:
 
     @classmethod
     def of(cls, state: Mapping[Any, Any]) -> Content:
-        """Takes a state apart; tensors are not copied, all else is.
+        """Splits a state; copies everything except tensors.
 
         Raises:
-            TypeError: a tensor is of a kind that has no plain bytes (sparse, quantized), or something else could not be
-                read again.
+            TypeError: a tensor has no plain bytes (sparse, quantized), or a value could not be loaded again.
             ValueError: two tensors have the same dotted name.
         """
         tensors: dict[str, Tensor] = {}
@@ -57,16 +56,16 @@ class Content:
 
     @property
     def sharded(self) -> bool:
-        """Whether a tensor is divided over ranks."""
+        """Whether a tensor is sharded over ranks."""
         return any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors, of divided ones all parts."""
+        """Bytes of all tensors, including all shards."""
         return sum(size_of(tensor) for tensor in self.tensors.values())
 
     def digest(self) -> str:
-        """Equal on ranks whose states have the same tensors by name, type and shape."""
+        """Equal on ranks whose tensors have the same names, types and shapes."""
         lines = (f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(self.tensors.items()))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -77,10 +76,10 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def python_number(value: Any) -> Any:
-    """A numpy scalar (of a scheduler's state, say) as Python's.
+    """Converts a numpy scalar (for example in a learning rate scheduler's state) to Python's type.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a numpy scalar.
     """
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
@@ -88,10 +87,10 @@ def python_number(value: Any) -> Any:
 
 
 def plain(value: Any, what: str, path: str = "") -> Any:
-    """A copy that nobody else changes, and that can be read again without executing anything; tensors on the CPU.
+    """A private copy that can be loaded without executing anything; tensors on the CPU.
 
     Raises:
-        TypeError: something in it could not be read again; the text says where and what.
+        TypeError: a value could not be loaded again; the text says where and what.
     """
     if type(value) in _PLAIN:
         return value
@@ -110,20 +109,20 @@ def plain(value: Any, what: str, path: str = "") -> Any:
     except Exception as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(
-            f"{what} holds what only pickle can restore: {path.lstrip('.') or 'it'} is a {kind}. Give tensors, "
+            f"{what} contains what only pickle can restore: {path.lstrip('.') or 'it'} is a {kind}. Give tensors, "
             f"numbers, text, lists and dicts ({' '.join(str(error).split())[:200]})"
         ) from None
 
 
 def _reread(value: Any) -> Any:
-    """As it comes back from a checkpoint."""
+    """The value after saving and loading it."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
 
 
 def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[str, Path]) -> Any:
-    """The value without its tensors, which go to `tensors`; _NOTHING if it held nothing else."""
+    """The value without its tensors, which are added to `tensors`; _NOTHING if it contained nothing else."""
     if isinstance(value, Tensor):
         name = ".".join(map(str, path))
         if value.layout != torch.strided or value.is_quantized:
@@ -136,15 +135,15 @@ def _take_apart(value: Any, path: Path, tensors: dict[str, Tensor], paths: dict[
         parts = {key: _take_apart(item, (*path, key), tensors, paths) for key, item in value.items()}
         rest = {key: part for key, part in parts.items() if part is not _NOTHING}
         return rest if rest or not value else _NOTHING
-    if has_tensors(value):  # a list or a tuple; by index, since some of it goes away
+    if has_tensors(value):  # a list or a tuple: as a dict by index, since its tensors are removed
         return _take_apart(dict(enumerate(value)), path, tensors, paths)
     return value
 
 
 def merge(state: Any, values: Any) -> Any:
-    """`state` with its own tensors and with what is no tensor from `values` (as in Loaded.values).
+    """`state` with its own tensors, and with all other values from `values` (as in Loaded.values).
 
-    What `values` does not have stays as it is in `state`; what only `values` has is added.
+    Values that `values` lacks stay as in `state`; values that only `values` has are added.
     """
     if isinstance(state, Mapping):
         if not isinstance(values, Mapping):
@@ -157,7 +156,7 @@ def merge(state: Any, values: Any) -> Any:
 
 
 def nested(tensors: Mapping[str, Tensor], paths: Mapping[str, Path], values: Any = None) -> dict[Any, Any]:
-    """The tree that was taken apart; lists that held tensors come back as dicts by index."""
+    """Puts a split state together; lists that contained tensors become dicts by index."""
     tree: dict[Any, Any] = _copied(values) if values else {}
     for name, tensor in tensors.items():
         *above, last = paths[name]
@@ -173,19 +172,19 @@ def _copied(value: Any) -> Any:
 
 
 def fill(target: Tensor, whole: Tensor) -> None:
-    """Copies `whole` into `target`, of which a divided one has only this rank's part."""
+    """Copies `whole` into `target`; into a sharded target only this rank's shard."""
     if isinstance(target, DTensor):
         whole, target = torch_compat.local_part(whole, target), target.to_local()
     target.copy_(whole)
 
 
 def size_of(tensor: Tensor) -> int:
-    """Bytes of a tensor, of a divided one all parts."""
+    """Bytes of a tensor, including all shards."""
     return tensor.numel() * tensor.element_size()
 
 
 def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """Which rank writes which of the tensors that all ranks have: about the same bytes each. Pure."""
+    """The rank that writes each of the tensors that all ranks have: about the same bytes on each. Pure."""
     loads = [0] * world_size
     chosen = {}
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
@@ -195,5 +194,5 @@ def owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
+    """This rank's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Objects in a state that give and take their own (`state_dict`, `load_state_dict`): models, optimizers, data loaders.
+"""Objects with a `state_dict` and a `load_state_dict` in a state: models, optimizers, data loaders.
 
 The protocol is torch.distributed.checkpoint's `Stateful`, which torch 2.4 has only privately.
 """
@@ -15,14 +15,14 @@ from launcher.checkpoint.state import Path, merge
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state of its own."""
+    """An object with a state of its own."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, Stateful]]:
-    """The state with the states of the objects in it, and those objects by the keys from the root to each of them."""
+    """The state with each object replaced by its state_dict, and the objects by the keys from the root to each."""
     found: dict[Path, Stateful] = {}
 
     def expand(value: Any, path: Path) -> Any:
@@ -37,12 +37,12 @@ def expanded(state: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Path, State
 
 
 def restore(objects: Mapping[Path, Stateful], state: Mapping[Any, Any], values: Mapping[Any, Any]) -> None:
-    """Gives each of the objects its state back.
+    """Loads each object's state.
 
     Args:
         objects: see `expanded`.
         state: the expanded state, whose tensors have been filled.
-        values: what was loaded besides the tensors.
+        values: the loaded values that are no tensors.
     """
     for path, item in objects.items():
         own: Any = state

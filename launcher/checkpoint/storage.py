@@ -1,10 +1,10 @@
-"""Our checkpoints through torch.distributed.checkpoint's own functions, for code that calls those (torchtitan, say).
+"""Our checkpoints for code that calls torch.distributed.checkpoint's own functions (torchtitan, for example).
 
     dcp.save(state, storage_writer=LauncherWriter(folder, step))
-    dcp.load(state, storage_reader=LauncherReader(folder))         # what was published last; or one checkpoint's folder
+    dcp.load(state, storage_reader=LauncherReader(folder))         # the newest checkpoint; or one checkpoint's folder
 
-What is written is published whole, with checksums, and old ones are removed, as by `Checkpointer`; what is read is
-compared with its checksums first. Which values are pickled, and how they are read, is the caller's planner's business.
+As with `Checkpointer`, checkpoints are published atomically, with checksums, old ones are removed, and checksums are
+compared before loading. The caller's planner decides which values are pickled, and how they are loaded.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Saved
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
-# Folders that this process has saved in before: what is not complete there may be an async_save that is under way.
+# Folders in which this process has saved before: incomplete checkpoints there may belong to a running async_save.
 _prepared: set[Path] = set()
-_CHECKSUMS = "launcher_files"  # attribute of what a rank tells of its first item: the files that it has written
+_CHECKSUMS = "launcher_files"  # attribute of a rank's first WriteResult: the files that the rank has written
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a rank writes: in the temporary folder that the coordinator has made, names that begin so."""
+    """Where a rank writes: a temporary folder, which the coordinator has made, and the prefix of its file names."""
 
     temporary: str
     prefix: Any
@@ -62,13 +62,13 @@ class LauncherWriter(FileSystemWriter):
     ) -> None:
         """
         Args:
-            folder: where the checkpoints are; no one else may be able to write there.
+            folder: of the checkpoints; nobody else may be able to write to it.
             step: steps that are done; None: the number in the checkpoint_id.
-            keep: newest checkpoints of this lineage that are kept.
-            extra, metrics: what else its manifest says (JSON types).
-            fence: called before it is published; raises if this attempt has lost the run.
+            keep: how many of the newest checkpoints of this lineage to keep.
+            extra, metrics: for the manifest (JSON types).
+            fence: called before the checkpoint is published; raises if another attempt owns the run now.
         """
-        super().__init__(Path(folder), sync_files=False, overwrite=False)  # a hashed file syncs when it is closed
+        super().__init__(Path(folder), sync_files=False, overwrite=False)  # hashed files sync when they are closed
         attempt = current_attempt()
         self._folder = Folder(Path(folder), attempt.number if attempt else 0, Retention(keep), 0.0)
         self._events = Events(attempt, "checkpoint")
@@ -94,7 +94,7 @@ class LauncherWriter(FileSystemWriter):
         _prepared.add(self._folder.path)
         known, _ = self._folder.known()
         if known:
-            self._folder.went_on_from(known[0][1])
+            self._folder.continue_from(known[0][1])
         self._temporary = checkpoints.temporary(self._step, self._folder.attempt)
         (self._folder.path / self._temporary).mkdir(mode=0o700)
         self._ranks = len(plans)
@@ -115,7 +115,7 @@ class LauncherWriter(FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, when all ranks have written: makes a checkpoint of it."""
+        """On the coordinator, after all ranks have written: publishes the checkpoint."""
         assert self._step is not None
         temporary = self._folder.path / self._temporary
         written: dict[str, File] = {}
@@ -132,7 +132,7 @@ class LauncherWriter(FileSystemWriter):
         )  # fmt: skip
         if problems := checkpoints.wrong_sizes(temporary, manifest):
             raise CheckpointError("; ".join(problems))
-        with files.hashed(temporary / MANIFEST, {}) as stream:
+        with files.hashed_file(temporary / MANIFEST, {}) as stream:
             stream.write(manifest.text().encode())
         fsync_folder(temporary)
         if self._fence is not None:
@@ -143,17 +143,17 @@ class LauncherWriter(FileSystemWriter):
 
 
 class LauncherReader(Reader):
-    """A StorageReader of a folder of checkpoints (what was published last), or of one checkpoint."""
+    """A StorageReader of the newest checkpoint in a folder, or of one checkpoint."""
 
     def __init__(
         self, folder: str | os.PathLike[str], *, verify: bool = True, read_timeout: float = 300.0, threads: int = 2
     ) -> None:
         """
         Args:
-            folder: of checkpoints, or of one.
-            verify: compare checksums before anything is used.
-            read_timeout: seconds for which a read that fails is tried again.
-            threads: that compare checksums.
+            folder: of checkpoints, or of one checkpoint.
+            verify: whether to compare checksums first.
+            read_timeout: seconds for which a failing read is retried.
+            threads: for comparing checksums.
         """
         super().__init__(self._chosen(Path(folder), read_timeout), read_timeout)
         self._verify, self._threads = verify, threads

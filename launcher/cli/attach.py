@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
     from launcher.runs.directory import Attempt
     from launcher.runs.events import Breakpoint, Met
 
@@ -45,11 +45,11 @@ def run(arguments: Namespace) -> int:
     """Attach to a rank of RUN, which must be running: a shell, the stacks of all ranks, or the rank's debugger."""
     # Lazily: neither --help nor completion needs it
     from launcher.files.ownership import require_own
-    from launcher.monitoring.live import Live, look
+    from launcher.monitoring.live import JobMonitor, status_of
 
     found = find(arguments.name, arguments.runs_dir)
     require_own(found.path, "attach to it")
-    seen = look(found, Live())
+    seen = status_of(found, JobMonitor())
     attempt = _running(seen)
     members = _members(attempt.events())
     _require_rank(seen, members, arguments.rank)
@@ -61,7 +61,7 @@ def run(arguments: Namespace) -> int:
     return _shell(seen, attempt, members, arguments.rank or 0)
 
 
-def _running(seen: Seen) -> Attempt:
+def _running(seen: RunStatus) -> Attempt:
     """Returns the attempt that runs.
 
     Raises:
@@ -75,7 +75,7 @@ def _running(seen: Seen) -> Attempt:
         raise RunError(
             f"{id} is {seen.state.value}, so there is no rank to attach to: `logs {id}` shows what it has printed"
         )
-    if seen.state is RunState.QUEUED or not attempts or seen.story.ended is not None:
+    if seen.state is RunState.QUEUED or not attempts or seen.history.ended is not None:
         raise RunError(f"{id} is {seen.state.value}: its ranks have not started yet")
     return attempts[-1]
 
@@ -90,7 +90,7 @@ def _members(events: Sequence[Mapping[str, Any]]) -> list[Met]:
     return [event for event in met if event.round == newest]
 
 
-def _require_rank(seen: Seen, members: Sequence[Met], rank: int | None) -> None:
+def _require_rank(seen: RunStatus, members: Sequence[Met], rank: int | None) -> None:
     # Lazily: neither --help nor completion needs it
     from launcher.attach import requests
 
@@ -134,7 +134,7 @@ def _stack(attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
 # -- a shell
 
 
-def _shell(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
+def _shell(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int) -> int:
     # Lazily: neither --help nor completion needs it
     import socket
     import subprocess
@@ -189,7 +189,7 @@ def waiting(events: Sequence[Mapping[str, Any]]) -> dict[int, Breakpoint]:
     return found
 
 
-def _debug(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
+def _debug(seen: RunStatus, attempt: Attempt, members: Sequence[Met], rank: int | None) -> int:
     # Lazily: neither --help nor completion needs it
     import socket
 
@@ -224,7 +224,7 @@ def _debug(seen: Seen, attempt: Attempt, members: Sequence[Met], rank: int | Non
     return code
 
 
-def _choose(seen: Seen, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
+def _choose(seen: RunStatus, at: Mapping[int, Breakpoint], rank: int | None) -> Breakpoint:
     """Returns the breakpoint to attach to: that of `rank`, or the only one.
 
     Raises:

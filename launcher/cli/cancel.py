@@ -28,14 +28,14 @@ def run(arguments: Namespace) -> int:
     from launcher.files.ownership import require_own
     from launcher.maintenance import orphaned_jobs
     from launcher.maintenance.orphaned_jobs import Orphan
-    from launcher.monitoring.live import Live, look
+    from launcher.monitoring.live import JobMonitor, status_of
     from launcher.runs.sweep_directory import Sweep, sweep_of
 
     found = [_find(name, arguments.runs_dir) for name in arguments.names]
     for each in found:
         if not isinstance(each, Orphan):
             require_own(each.path, "cancel it")
-    live = Live()
+    live = JobMonitor()
     for each in found:
         if isinstance(each, Orphan):
             orphaned_jobs.cancel(each)
@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> int:
             sweep_change.cancel(sweep, None if sweep is each else [int(each.path.name)])
             continue
         assert not isinstance(each, Sweep)
-        seen = look(each, live)
+        seen = status_of(each, live)
         if seen.state.over:
             print(f"{each.id} is over already: {seen.state.value}")
             continue

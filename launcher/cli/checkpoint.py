@@ -190,7 +190,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
     manifests: dict[Path, Manifest] = {}
     problems: dict[Path, list[str]] = {}
     sizes: dict[Path, str] = {}
-    aside = checkpoints.put_aside(place.folder) if place.folder.exists() else {}
+    aside = checkpoints.quarantined(place.folder) if place.folder.exists() else {}
     for path in [*checkpoints.candidates(place.folder), *aside]:
         try:
             manifests[path] = checkpoints.read(path)
@@ -200,7 +200,7 @@ def _rows(place: Place) -> Iterator[dict[str, Any]]:
             problems[path] = [str(error)]
             sizes[path] = "unknown" if isinstance(error, checkpoints.Unavailable) else "wrong"
     for path in aside:
-        problems[path] = checkpoints.why_aside(path) or problems[path]
+        problems[path] = checkpoints.quarantine_reasons(path) or problems[path]
     good = retention.newest_first(
         manifest for path, manifest in manifests.items() if path not in aside and not problems[path]
     )

@@ -15,7 +15,7 @@ from typing import TypeVar
 from launcher.cli.progress import Bars, Lines, Rate, of_training, shown
 from launcher.cli.text import outcome
 from launcher.errors import INTERRUPTED, LauncherError, UnavailableError
-from launcher.monitoring.live import Live, Seen, look
+from launcher.monitoring.live import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.runs import directory
 from launcher.runs.events import Progress, every
@@ -48,9 +48,9 @@ def follow_to_end(
 
     def cancel(kill: bool) -> None:
         if started:
-            Live().cancel(run, kill=kill)
+            JobMonitor().cancel(run, kill=kill)
 
-    def follow(shown: bool, signals: Sequence[int]) -> Seen:
+    def follow(shown: bool, signals: Sequence[int]) -> RunStatus:
         nonlocal started
         if not started and start is not None:
             start()
@@ -163,12 +163,12 @@ def ctrl_c(foreground: bool, cancel: Callable[[bool], object]) -> Iterator[list[
             signal.signal(number, handler)
 
 
-def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) -> Seen:
-    live, rate = Live(share=True), Rate()
+def _follow(run: directory.Run, stream: Stream, foreground: bool, output: bool) -> RunStatus:
+    live, rate = JobMonitor(share=True), Rate()
     polls, why = 0, ""
     with shown(every=None) as show:  # no progress lines where there is no terminal
         while True:
-            seen = wait_until_readable(lambda: look(run, live))
+            seen = wait_until_readable(lambda: status_of(run, live))
             if seen.state is RunState.QUEUED and "(" in seen.word and seen.word != why:
                 why = seen.word  # the job may never start, so its pending reason is shown
                 print(f"queued: {why}", file=sys.stderr, flush=True)
@@ -196,8 +196,8 @@ def wait_until_readable(read: Callable[[], T]) -> T:
             time.sleep(MAX_POLL_INTERVAL)
 
 
-def _show_progress(show: Lines | Bars, seen: Seen, rate: Rate) -> None:
-    for event in every(seen.story.events, Progress):
+def _show_progress(show: Lines | Bars, seen: RunStatus, rate: Rate) -> None:
+    for event in every(seen.history.events, Progress):
         rate.add(event.time, event.step)
     if (progress := seen.progress) is not None:
         show.show("step", progress.step, progress.total or None, of_training(progress, rate))

@@ -144,10 +144,10 @@ def _attempt_mark(run: Run) -> object:
 def _is_over(run: Run) -> Callable[[], bool]:
     """Returns a function that returns whether the run is over."""
     # Lazily: 40 ms, and output alone asks no scheduler
-    from launcher.monitoring.live import Live, look
+    from launcher.monitoring.live import JobMonitor, status_of
 
-    live = Live(share=True)
-    return lambda: look(run, live).state.over
+    live = JobMonitor(share=True)
+    return lambda: status_of(run, live).state.over
 
 
 def _require(run: Run, ranks: Sequence[int], attempt: int | None) -> None:

@@ -14,8 +14,8 @@ from launcher.config.hydra_errors import in_our_words
 from launcher.config.points import of_multirun
 from launcher.errors import FAILED, INTERRUPTED, ConfigError, LauncherError, SubmissionError
 from launcher.formatting import plural, ranges
-from launcher.monitoring.live import Live, look, read
-from launcher.monitoring.sweep import look_at
+from launcher.monitoring.live import JobMonitor, read_history, status_of
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs import sweep_directory
 from launcher.runs.directory import token_of
 from launcher.runs.sweep_directory import Sweep
@@ -125,7 +125,8 @@ class Multirun:
         there = prepared.before is not None
         new = [
             plan for index, plan in prepared.plans.items()
-            if plan.queued and not (there and sweep.run(index).recorded() and read(sweep.run(index)).job_id is not None)
+            if plan.queued
+            and not (there and sweep.run(index).recorded() and read_history(sweep.run(index)).job_id is not None)
         ]  # fmt: skip
         if new:
             trials = self._search.trials if self._search else None
@@ -177,8 +178,8 @@ class Multirun:
         # Lazily: only a sweep that is submitted needs it
         from launcher.cli.search import returned
 
-        self._id, live = submitted.sweep.id, Live()
-        seen = {index: look(submitted.sweep.run(index), live) for index in overrides}
+        self._id, live = submitted.sweep.id, JobMonitor()
+        seen = {index: status_of(submitted.sweep.run(index), live) for index in overrides}
         return [returned(seen[index], overrides[index], prepared.manifest.objective) for index in prepared.asked]
 
 
@@ -244,6 +245,6 @@ def print_submitted(prepared: PreparedSweep, submitted: SubmittedSweep, trials: 
 def _submitted_before(submitted: SubmittedSweep) -> str:
     """Returns a line about the points that had been submitted before, with the numbers in each state."""
     there = set(submitted.there)
-    states = Counter(seen.state for seen in look_at(submitted.sweep) if seen.point.index in there)
+    states = Counter(seen.state for seen in point_statuses(submitted.sweep) if seen.point.index in there)
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f"{plural(len(submitted.there), 'point')} had been submitted before: {shown}"

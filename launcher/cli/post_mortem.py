@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from launcher.diagnose.post_mortem.findings import Findings
     from launcher.diagnose.post_mortem.verdict import Codes, Verdict
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
     from launcher.runs.directory import Attempt, Run
 
 WIDTH = 80
@@ -31,10 +31,10 @@ def run(arguments: Namespace) -> int:
     """Show why RUN ended: the cause in a line and its kind, the first rank that failed with its traceback and its last
     output, and what to do. Exits with 0 when that is known or the run is done, 1 while it is not over."""
     # Lazily: neither --help nor completion needs it
-    from launcher.monitoring.live import Damaged, readable
+    from launcher.monitoring.live import Damaged, or_damaged
 
     found = find(arguments.name, arguments.runs_dir)
-    code = readable(found, lambda: _examine(found, arguments))
+    code = or_damaged(found, lambda: _examine(found, arguments))
     if isinstance(code, Damaged):
         raise RunError(code.words)
     return code
@@ -44,9 +44,9 @@ def _examine(found: Run, arguments: Namespace) -> int:
     # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_unreadable, program
     from launcher.diagnose.post_mortem import findings
-    from launcher.monitoring.live import Live, look
+    from launcher.monitoring.live import JobMonitor, status_of
 
-    seen, name = look(found, Live()), reference(found)
+    seen, name = status_of(found, JobMonitor()), reference(found)
     attempts, over = found.attempts(), seen.state.over
     examined = None
     if arguments.attempt is not None:
@@ -74,7 +74,7 @@ def _examine(found: Run, arguments: Namespace) -> int:
     return DONE if over else FAILED
 
 
-def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
+def _chosen(seen: RunStatus, attempts: list[Attempt], number: int) -> Attempt:
     """Returns the attempt with a number.
 
     Raises:
@@ -87,7 +87,7 @@ def _chosen(seen: Seen, attempts: list[Attempt], number: int) -> Attempt:
     raise RunError(f"{seen.run.id} has no attempt {number}: {there}")
 
 
-def _as_dict(seen: Seen, examined: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
+def _as_dict(seen: RunStatus, examined: Findings | None, ended: list[tuple[Attempt, Verdict, Codes]]) -> dict[str, Any]:
     return {
         "run": seen.run.id, "state": seen.state.value, "over": seen.state.over, "directory": str(seen.run.path),
         "attempts": [
@@ -105,7 +105,7 @@ def _print_attempts(ended: list[tuple[Attempt, Verdict, Codes]]) -> None:
     print()
 
 
-def _print_none(seen: Seen, program: str, name: str) -> None:
+def _print_none(seen: RunStatus, program: str, name: str) -> None:
     """Prints that the run is done, or not over yet.
 
     Args:
@@ -118,7 +118,7 @@ def _print_none(seen: Seen, program: str, name: str) -> None:
         from launcher.diagnose.post_mortem.findings import restarts
 
         print(f"{seen.run.id} is done: there is no cause to look for")
-        for place, line in enumerate(restarts(seen.story.events), 1):
+        for place, line in enumerate(restarts(seen.history.events), 1):
             _wrapped("before", f"round {place} began because {line}")
         return
     where = f"{program} why {name}" if seen.state.value == "queued" else f"{program} status {name}"
@@ -126,7 +126,7 @@ def _print_none(seen: Seen, program: str, name: str) -> None:
     print(f"see {where}")
 
 
-def _print(seen: Seen, examined: Findings) -> None:
+def _print(seen: RunStatus, examined: Findings) -> None:
     # Lazily: neither --help nor completion needs it
     from launcher.failures.kinds import Kind
     from launcher.formatting import rough_size

@@ -77,26 +77,26 @@ def _write(path: Path, shown: Page) -> None:
 def _runs(runs: list[Run], baseline: Run | None) -> Page:
     # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause
-    from launcher.monitoring.live import look_at_all
+    from launcher.monitoring.live import all_statuses
     from launcher.reports import comparison
     from launcher.reports.collect import collect
 
     wanted = {each.path: each for each in (*runs, *([baseline] if baseline else []))}
-    shown = {seen.run.path: collect(seen, cause(seen)) for seen in look_at_all(wanted.values(), strict=True)}
+    shown = {seen.run.path: collect(seen, cause(seen)) for seen in all_statuses(wanted.values(), strict=True)}
     return comparison.page([shown[each.path] for each in runs], shown[baseline.path] if baseline else None)
 
 
 def _sweep(sweep: Sweep) -> Page:
     # Lazily: neither --help nor completion needs it
     from launcher.cli.text import cause
-    from launcher.monitoring.live import look
-    from launcher.monitoring.sweep import SweepLive, look_at
+    from launcher.monitoring.live import status_of
+    from launcher.monitoring.sweep import SweepMonitor, point_statuses
     from launcher.reports.collect import collect
     from launcher.reports.sweep import SweepPoint, sweep_page
 
-    live, manifest, points = SweepLive(), sweep.manifest(), []
-    for each in look_at(sweep, live):
-        seen = each.seen if each.state != "done" else look(each.point.run, live)
+    live, manifest, points = SweepMonitor(), sweep.manifest(), []
+    for each in point_statuses(sweep, live):
+        seen = each.seen if each.state != "done" else status_of(each.point.run, live)
         run = collect(seen, cause(seen)) if seen is not None else None
         points.append(SweepPoint(str(each.point.index), each.point.overrides, each.state, run))
     return sweep_page(sweep.id, points, manifest.objective, manifest.best_is, str(sweep.path), time.time())

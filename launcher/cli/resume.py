@@ -23,7 +23,7 @@ def run(arguments: Namespace) -> int:
     KEY=VALUEs. It must be over: stopped, failed, cancelled or lost."""
     # Lazily: neither --help nor completion needs it
     from launcher.cli import submit
-    from launcher.monitoring.live import Live
+    from launcher.monitoring.live import JobMonitor
     from launcher.runs.output import Stream
     from launcher.submission import from_overrides
     from launcher.submission.submit import require_over
@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
     ready = from_overrides.again(found, arguments.overrides, new_snapshot=arguments.new_snapshot)
     if ready.composed.config.dry_run:
         return submit.show(ready.prepared)
-    require_over(found, Live())  # before the user is asked to confirm; `Ready.submit` checks once more
+    require_over(found, JobMonitor())  # before the user is asked to confirm; `Ready.submit` checks once more
     submit.ask(ready, yes=arguments.yes)
     output = Stream(found)
     output.skip()  # the output of earlier attempts

@@ -20,7 +20,7 @@ from launcher.errors import ConfigError, LauncherError, near
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
 
 DIRECTIONS = {"maximize": BestIs.max, "minimize": BestIs.min}
 
@@ -146,7 +146,7 @@ def values_of(metrics: Mapping[str, Any], names: Sequence[str], run: str) -> lis
     return [float(metrics[name]) for name in names]
 
 
-def returned(seen: Seen, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
+def returned(seen: RunStatus, overrides: Sequence[str], names: Sequence[str]) -> JobReturn:
     """Returns the sweeper's result of a point that is over: its value (a list, if there are several), or the error.
 
     Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from launcher.cli.status_rows import View
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
 
 SILENCE = 300.0  # seconds without a heartbeat after which it is reported; the machines' clocks may differ
 
@@ -112,7 +112,7 @@ def _width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
-def _print_details(seen: Seen, *, heading: bool) -> None:
+def _print_details(seen: RunStatus, *, heading: bool) -> None:
     """Prints details of a run that the table does not show.
 
     Args:
@@ -122,7 +122,7 @@ def _print_details(seen: Seen, *, heading: bool) -> None:
     # Lazily: neither --help nor completion needs it
     from launcher.cli.text import print_columns, print_unreadable
 
-    if seen.story.attempt:
+    if seen.history.attempt:
         print(f"\n{one_line(seen.run.id)}:" if heading else "")
         print_columns(_attempts(seen))
     if not seen.unanswered and (why := _remark(seen)):
@@ -132,7 +132,7 @@ def _print_details(seen: Seen, *, heading: bool) -> None:
     print_unreadable(seen.run)
 
 
-def _remark(seen: Seen) -> str | None:
+def _remark(seen: RunStatus) -> str | None:
     """Returns a remark about a run, or None.
 
     | the run is | remark |
@@ -161,7 +161,7 @@ def _remark(seen: Seen) -> str | None:
     return cause(seen) if seen.state.over else seen.word or None
 
 
-def _health(seen: Seen) -> list[str]:
+def _health(seen: RunStatus) -> list[str]:
     """Returns lines about the preflight checks of the last attempt, and about ranks that are slower than the others."""
     # Lazily: neither --help nor completion needs it
     from launcher.runs.health import preflights, stragglers
@@ -171,10 +171,10 @@ def _health(seen: Seen) -> list[str]:
         return []
     plan, over = seen.plan, seen.state.over
     slow = stragglers(attempts[-1].paces(), plan.train.straggler_factor, plan.train.straggler_time, over=over)
-    return preflights(seen.story.events) + [each.words for each in slow if over or each.until is None]
+    return preflights(seen.history.events) + [each.words for each in slow if over or each.until is None]
 
 
-def _attempts(seen: Seen) -> list[tuple[str, ...]]:
+def _attempts(seen: RunStatus) -> list[tuple[str, ...]]:
     """Returns a table of a run's attempts, with its heading."""
     # Lazily: neither --help nor completion needs it
     from launcher.cli.status_table import short_job

@@ -13,18 +13,18 @@ from launcher.cli.options import find_either
 from launcher.cli.text import ending, program
 from launcher.files.shared_files import is_transient
 from launcher.maintenance.orphaned_jobs import Orphan, Orphans
-from launcher.monitoring.live import DAMAGE, Damaged, Seen, look_at_each, readable
-from launcher.monitoring.progress import saved_before, standing
+from launcher.monitoring.live import DAMAGE, Damaged, RunStatus, each_status, or_damaged
+from launcher.monitoring.progress import progress_of, saved_before
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     DAMAGED,
     LIVE,
     WAITING,
-    SweepLive,
+    SweepMonitor,
     counts,
     done,
-    look_at,
     not_begun,
+    point_statuses,
 )
 from launcher.runs import live_index, sweep_directory
 from launcher.runs.directory import Run
@@ -58,7 +58,7 @@ class View:
     """
 
     rows: list[dict[str, Any]]
-    seen: list[Seen]
+    seen: list[RunStatus]
     older: int
 
     @property
@@ -67,7 +67,7 @@ class View:
         return all(row["over"] for row in self.rows)
 
     @property
-    def unanswered(self) -> dict[str, Seen]:
+    def unanswered(self) -> dict[str, RunStatus]:
         """The schedulers that did not answer, each with a run that has the reason."""
         return {each.unanswered: each for each in self.seen if each.unanswered}
 
@@ -111,7 +111,7 @@ class Rows:
         everything = everything or self.filter.filters
         self._folder, self._everything, self._named = folder, everything, bool(names)
         self.wanted = [find_either(name, folder) for name in names]
-        self._live = SweepLive(share=True)
+        self._live = SweepMonitor(share=True)
         self._orphans = Orphans(self._live)
         self._done: set[str] = set()
 
@@ -119,7 +119,7 @@ class Rows:
         """Returns the runs and sweeps as they are now. It makes one query to each scheduler."""
         wanted, all_of_them = (list(self.wanted), len(self.wanted)) if self._named else self._listed()
         runs = [each for each in wanted if not isinstance(each, Sweep)]
-        looked = {each.run.path: each for each in look_at_each(runs, self._live)}
+        looked = {each.run.path: each for each in each_status(runs, self._live)}
         rows = {path: self._row(each) for path, each in looked.items()}
         rows |= {each.path: self._sweep_row(each) for each in wanted if isinstance(each, Sweep)}
         self._settle(rows)
@@ -130,7 +130,7 @@ class Rows:
             left_out = [each for each in wanted if not self.filter.fits(rows[each.path])]
             wanted, all_of_them = [each for each in wanted if each not in left_out], all_of_them - len(left_out)
         found = [looked.get(each.path) for each in wanted]
-        seen = [each for each in found if isinstance(each, Seen)]
+        seen = [each for each in found if isinstance(each, RunStatus)]
         orphans = [] if self._named else self._orphans.look(_jobs(looked.values(), wanted))
         return View([*map(_orphaned, orphans), *(rows[each.path] for each in wanted)], seen, all_of_them - len(wanted))
 
@@ -176,8 +176,8 @@ class Rows:
             elif row["over"] and noted and name in noted and row["settled"]:
                 live_index.remove(self._folder, name, surely=row["state"] == RunState.DONE.value)
 
-    def _row(self, each: Seen | Damaged) -> dict[str, Any]:
-        made = each if isinstance(each, Damaged) else readable(each.run, lambda: _row_of(each))
+    def _row(self, each: RunStatus | Damaged) -> dict[str, Any]:
+        made = each if isinstance(each, Damaged) else or_damaged(each.run, lambda: _row_of(each))
         if isinstance(made, Damaged):
             return _unreadable(made)
         return made
@@ -188,7 +188,7 @@ class Rows:
         try:
             number = live_index.counted(sweep.path) if settled else None
             if number is None:
-                number = counts(look_at(sweep, self._live))
+                number = counts(point_statuses(sweep, self._live))
                 if settled and not _unfinished(number):
                     live_index.count(sweep.path, number)
         except DAMAGE as error:
@@ -205,7 +205,7 @@ def _name(path: str) -> str:
 
 def _done(path: str) -> bool:
     """Returns whether the records of the run in a directory say that it is done."""
-    found = readable(Run(Path(path)), lambda: done(Run(Path(path))))
+    found = or_damaged(Run(Path(path)), lambda: done(Run(Path(path))))
     return found is True
 
 
@@ -216,22 +216,22 @@ def _at(path: str) -> Run | Sweep | None:
     return Sweep(Path(path)) if may_have(path, sweep_directory.RECORD) else None
 
 
-def _row_of(seen: Seen) -> dict[str, Any]:
+def _row_of(seen: RunStatus) -> dict[str, Any]:
     now = time.time()
     before = None
-    if seen.story.attempt is not None and seen.state is not RunState.DONE and seen.story.last(Saved) is None:
+    if seen.history.attempt is not None and seen.state is not RunState.DONE and seen.history.last(Saved) is None:
         before = saved_before(seen.plan.checkpoint.dir)
-    far = standing(seen, now, before)
+    far = progress_of(seen, now, before)
     why, codes = (None, dict.fromkeys(CODES)) if seen.state.value in WITHOUT_CAUSE else ending(seen)
     nodes, ranks = _size(seen)
     return {
         "run": seen.run.id,
         "state": _state(seen),
-        "job": seen.story.job_id,
+        "job": seen.history.job_id,
         "cluster": seen.plan.cluster.name,
         "nodes": nodes,
         "ranks": ranks,
-        "attempt": seen.story.attempt,
+        "attempt": seen.history.attempt,
         "step": far.step,
         "steps": far.steps,
         "percent": far.percent,
@@ -247,19 +247,19 @@ def _row_of(seen: Seen) -> dict[str, Any]:
         "unanswered": seen.unanswered or None,
         "answer_age": round(seen.age, 1) if seen.unanswered and seen.age is not None else None,
         "before": seen.before or None,
-        "updated": seen.story.moved or None,
+        "updated": seen.history.moved or None,
         "directory": str(seen.run.path),
         "over": seen.state.over,
-        "settled": seen.state is RunState.DONE or now - seen.story.moved > live_index.SETTLED,
+        "settled": seen.state is RunState.DONE or now - seen.history.moved > live_index.SETTLED,
     }
 
 
-def _size(seen: Seen) -> tuple[int, int]:
+def _size(seen: RunStatus) -> tuple[int, int]:
     """Returns the numbers of nodes and ranks of a run.
 
     They are those of the last attempt, which may have continued without some nodes. A queued run has all of them.
     """
-    resized = seen.story.last(Resized)
+    resized = seen.history.last(Resized)
     if resized is None or seen.state is RunState.QUEUED:
         return seen.plan.nodes, seen.plan.world_size
     return -(-resized.members // seen.plan.tasks_per_node), resized.world_size
@@ -311,12 +311,12 @@ def _orphaned(orphan: Orphan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _jobs(looked: Iterable[Seen | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
+def _jobs(looked: Iterable[RunStatus | Damaged], wanted: Iterable[Run | Sweep]) -> set[str]:
     """Returns the ids of the jobs of runs and sweeps. Those that cannot be read are left out."""
     found: set[str] = set()
     for each in looked:
-        if isinstance(each, Seen):
-            found.update(filter(None, (each.story.job_id, *each.story.waiting)))
+        if isinstance(each, RunStatus):
+            found.update(filter(None, (each.history.job_id, *each.history.waiting)))
     for sweep in wanted:
         if isinstance(sweep, Sweep):
             with contextlib.suppress(*DAMAGE):
@@ -329,8 +329,8 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in INTERNAL}
 
 
-def _state(seen: Seen) -> str:
-    if seen.story.cancelled and not seen.state.over:
+def _state(seen: RunStatus) -> str:
+    if seen.history.cancelled and not seen.state.over:
         return "cancelling"
     if seen.state.value != "unconfirmed" or not seen.run.is_point:
         return seen.state.value

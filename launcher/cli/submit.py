@@ -171,12 +171,14 @@ def ask(ready: Ready, *, yes: bool) -> None:
         Declined: the user did not confirm.
     """
     # Lazily: 60 ms, and neither --cfg nor a wrong key needs it
-    from launcher.monitoring.live import read
+    from launcher.monitoring.live import read_history
 
     plan = ready.prepared.plan
     run = Run(Path(plan.run_dir))
     resumed = ready.run is not None
-    if plan.queued and (resumed or not run.recorded() or read(run).job_id is None):  # else the run has its job already
+    if plan.queued and (
+        resumed or not run.recorded() or read_history(run).job_id is None
+    ):  # else the run has its job already
         confirm(cost.lines(plan), cost.of_plan(plan), ready.composed.config.confirm_above, yes=yes)
 
 

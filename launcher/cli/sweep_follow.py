@@ -16,11 +16,11 @@ from launcher.formatting import ranges
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
-    PointSeen,
-    SweepLive,
+    PointStatus,
+    SweepMonitor,
     counts,
-    look_at,
     over,
+    point_statuses,
     summary,
 )
 from launcher.runs.directory import being_submitted
@@ -59,7 +59,7 @@ def follow_to_end(sweep: Sweep, points: Collection[int] | None = None, foregroun
     return INTERRUPTED if interrupted else code
 
 
-def exit_code(seen: Sequence[PointSeen]) -> int:
+def exit_code(seen: Sequence[PointStatus]) -> int:
     """Returns the exit code of a command that has waited for these points. Pure.
 
     | the points | code |
@@ -73,7 +73,7 @@ def exit_code(seen: Sequence[PointSeen]) -> int:
 
 
 def ended(
-    before: Mapping[int, PointSeen], now: Sequence[PointSeen], keys: Sequence[str], objective: Sequence[str] = ()
+    before: Mapping[int, PointStatus], now: Sequence[PointStatus], keys: Sequence[str], objective: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yields a line for each point that is over now and was not before.
 
@@ -92,22 +92,22 @@ def ended(
             yield f"{named} {'is done' if each.state == 'done' else each.state}" + (f": {more}" if more else "")
 
 
-def scores(each: PointSeen, objective: Sequence[str]) -> str:
+def scores(each: PointStatus, objective: Sequence[str]) -> str:
     """Returns the metrics of a point that are named in `objective`: `accuracy 0.97, loss 0.1`."""
     metrics = flat(each.point.run.result() or {}) if objective else {}
     return ", ".join(f"{name} {text(metrics[name])}" for name in objective if name in metrics)
 
 
-def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
+def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointStatus]:
     manifest = sweep.manifest()
-    live, keys = SweepLive(share=True), differing(manifest.points)
-    before: dict[int, PointSeen] = {}
+    live, keys = SweepMonitor(share=True), differing(manifest.points)
+    before: dict[int, PointStatus] = {}
     numbers: dict[str, int] = {}
     polls, changed, starters = 0, time.monotonic(), 0
 
-    def look() -> tuple[list[PointSeen], float]:
+    def look() -> tuple[list[PointStatus], float]:
         began = time.monotonic()
-        return look_at(sweep, live, points), time.monotonic() - began
+        return point_statuses(sweep, live, points), time.monotonic() - began
 
     rate = Rate(float("inf"))  # over all the time: points may take hours, and end several at once
     with shown() as show:
@@ -135,7 +135,7 @@ def _follow(sweep: Sweep, points: Collection[int] | None) -> list[PointSeen]:
             polls += 1
 
 
-def _start_waiting(sweep: Sweep, seen: Sequence[PointSeen], starters: int) -> str | None:
+def _start_waiting(sweep: Sweep, seen: Sequence[PointStatus], starters: int) -> str | None:
     """Makes sure that a process starts the points that wait for this machine.
 
     The process that starts them may have been killed, so another one is started. If there are several, one does the

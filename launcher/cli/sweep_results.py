@@ -17,7 +17,7 @@ from launcher.cli.text import print_columns, program
 from launcher.errors import ConfigError, near
 from launcher.formatting import plural
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import PointSeen, counts, look_at, summary
+from launcher.monitoring.sweep import PointStatus, counts, point_statuses, summary
 from launcher.runs.sweep_directory import Manifest, Sweep, differing, label, values_of
 
 FAILURES = 20  # failed points that are listed
@@ -47,7 +47,7 @@ def show(
     Raises:
         ConfigError: no point has the metric `sort`, or the file cannot be written.
     """
-    seen, manifest = look_at(sweep), sweep.manifest()
+    seen, manifest = point_statuses(sweep), sweep.manifest()
     metrics = {each.point.index: flat(each.point.run.result() or {}) for each in seen if each.state == "done"}
     order = order_of(sort, reverse, manifest, names_of(metrics.values()))
     ranked = ranking(metrics, order)
@@ -158,7 +158,7 @@ def text(value: Any) -> str:
 
 
 def _print_table(
-    done: Sequence[PointSeen], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
+    done: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]], order: Order,
     manifest: Manifest,
 ) -> None:  # fmt: skip
     wanted = [*([order.metric] if order.metric else []), *manifest.objective]
@@ -185,7 +185,7 @@ def _print_table(
             print(line)
 
 
-def _print_others(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) -> None:
+def _print_others(sweep: Sweep, seen: Sequence[PointStatus], keys: Sequence[str]) -> None:
     """Prints why points ended without success, and the number of points in each state."""
     ended = [each for each in seen if each.over and each.state != RunState.DONE.value]
     if ended:
@@ -201,7 +201,7 @@ def _print_others(sweep: Sweep, seen: Sequence[PointSeen], keys: Sequence[str]) 
 
 
 def _print_best(
-    seen: Sequence[PointSeen], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
+    seen: Sequence[PointStatus], metrics: Mapping[int, Mapping[str, Any]], ranked: Sequence[int], order: Order,
     keys: Sequence[str],
 ) -> None:  # fmt: skip
     if not ranked:
@@ -238,7 +238,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def _write_csv(
-    path: str, seen: Sequence[PointSeen], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
+    path: str, seen: Sequence[PointStatus], keys: Sequence[str], metrics: Mapping[int, Mapping[str, Any]]
 ) -> None:
     names = names_of(metrics.values())
     buffer = io.StringIO()

@@ -16,11 +16,11 @@ from launcher.formatting import format_time
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import (
     WAITING,
-    PointSeen,
-    SweepLive,
+    PointStatus,
+    SweepMonitor,
     counts,
-    look_at,
     over,
+    point_statuses,
     summary,
 )
 from launcher.paths import default_runs_dir
@@ -38,8 +38,8 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
     folder = runs_dir or default_runs_dir()
     found = all_sweeps(folder)
     shown = found if everything else found[:RECENT]
-    live = SweepLive()
-    numbers = {each.id: counts(look_at(each, live)) for each in shown}
+    live = SweepMonitor()
+    numbers = {each.id: counts(point_statuses(each, live)) for each in shown}
     if as_json:
         rows = [{"sweep": each.id, "counts": numbers[each.id], "directory": str(each.path)} for each in shown]
         print(json.dumps(rows, indent=1))
@@ -55,7 +55,7 @@ def overview(runs_dir: Path | None, everything: bool, as_json: bool) -> int:
 
 def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> int:
     """Prints a sweep: a bar, the number of points in each state, and lines for points that failed or run; returns 0."""
-    seen = look_at(sweep)
+    seen = point_statuses(sweep)
     keys = differing([each.point.overrides for each in seen])
     if as_json:
         manifest = sweep.manifest()
@@ -78,22 +78,22 @@ def show(sweep: Sweep, *, everything: bool = False, as_json: bool = False) -> in
     return 0
 
 
-def _over_first(seen: Sequence[PointSeen]) -> list[PointSeen]:
+def _over_first(seen: Sequence[PointStatus]) -> list[PointStatus]:
     """Returns the points that are over, then the others. Pure."""
     return sorted(seen, key=lambda each: (not each.over, each.point.index))
 
 
-def row(each: PointSeen) -> dict[str, Any]:
+def row(each: PointStatus) -> dict[str, Any]:
     """Returns a point's values for programs (--json)."""
-    seen, first = each.seen, each.seen.story.fault if each.seen else None
+    seen, first = each.seen, each.seen.history.fault if each.seen else None
     progress = seen.progress if seen else None
     return {
         "point": each.point.index,
         "run": each.point.run.id,
         "overrides": list(each.point.overrides),
         "state": each.state,
-        "job": seen.story.job_id if seen else None,
-        "attempt": seen.story.attempt if seen else None,
+        "job": seen.history.job_id if seen else None,
+        "attempt": seen.history.attempt if seen else None,
         "step": progress.step if progress else None,
         "steps": progress.total if progress else None,
         "elapsed": _elapsed(each),
@@ -104,23 +104,23 @@ def row(each: PointSeen) -> dict[str, Any]:
     }
 
 
-def why(each: PointSeen) -> str | None:
+def why(each: PointStatus) -> str | None:
     """Returns why a point ended without success, or the scheduler's reason why it waits; None: neither is known."""
     if each.seen is None or each.state == RunState.RUNNING.value:
         return None
-    if each.state == RunState.CANCELLED.value and each.seen.story.cancelled:
+    if each.state == RunState.CANCELLED.value and each.seen.history.cancelled:
         return None  # the user knows
     return cause(each.seen) if each.over else each.seen.word or None
 
 
-def _elapsed(each: PointSeen) -> int | None:
-    events = each.seen.story.events if each.seen else ()
+def _elapsed(each: PointStatus) -> int | None:
+    events = each.seen.history.events if each.seen else ()
     if not events:
         return None
     return int((events[-1]["time"] if each.over else time.time()) - events[0]["time"])
 
 
-def table(shown: Sequence[PointSeen], keys: Sequence[str]) -> list[str]:
+def table(shown: Sequence[PointStatus], keys: Sequence[str]) -> list[str]:
     """Returns the lines of a table of points, each at most WIDTH characters wide."""
     if not shown:
         return []

@@ -14,7 +14,7 @@ from launcher.runs.events import Fault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
     from launcher.runs.directory import Run
     from launcher.spec.plan import JobPlan
 
@@ -71,12 +71,12 @@ def plan_table(plan: JobPlan) -> str:
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
 
 
-def cause(seen: Seen) -> str | None:
+def cause(seen: RunStatus) -> str | None:
     """Returns why the run ended, in a line or two, as `post-mortem` shows it; None: not known."""
     return ending(seen)[0]
 
 
-def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
+def ending(seen: RunStatus) -> tuple[str | None, dict[str, str | None]]:
     """Returns the cause of a run's end as text, and its codes for programs, as in `post-mortem --json`."""
     # Lazily: only this table or sentence needs it
     from launcher.diagnose.post_mortem.evidence import of
@@ -88,7 +88,7 @@ def ending(seen: Seen) -> tuple[str | None, dict[str, str | None]]:
     return None if found.cause is None else clean(found.cause), codes
 
 
-def outcome(seen: Seen) -> str:
+def outcome(seen: RunStatus) -> str:
     """Returns the text about a run's end, for the user who waited for it."""
     lines = []
     if seen.state is RunState.DONE:
@@ -98,7 +98,7 @@ def outcome(seen: Seen) -> str:
         for key, value in metrics.items():
             lines.append(f"  {key:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
     else:
-        fault = seen.story.fault
+        fault = seen.history.fault
         if isinstance(fault, Fault) and fault.traceback:
             lines += [f"Traceback of rank {fault.rank}:", clean(fault.traceback.rstrip()), ""]
         lines.append(f"{seen.run.id} {seen.state.value}" + (f": {why}" if (why := cause(seen)) else ""))

@@ -1,7 +1,7 @@
 """Checks that a value read as JSON matches a type hint. Pure.
 
 Readers check once, where a file is read; after that a field has the type that its record declares. JSON has no tuples
-and does not tell 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
+and does not distinguish 1 from 1.0, so a list matches a tuple, and a whole number matches a float.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ when its file is closed, however the process ends. A child that inherits the fil
 |---|---|---|
 | is free | lock it | False |
 | is locked by another process | waits; yields False | True |
-| is on a file system without locks (ENOLCK, ENOTSUP, ...) | go on as if they had locked it | False |
+| is on a file system without locks (ENOLCK, ENOTSUP, ...) | behave as if they had locked it | False |
 | cannot be locked now (EIO, ESTALE, ...) | retry, then raise UnavailableError | the same |
 """
 

@@ -32,7 +32,7 @@ def where() -> str:
 
 
 def require_in_files(given: Sequence[str]) -> None:
-    """Refuses a config whose trusted folders the commands on runs would not find.
+    """Refuses trusted folders of a config that are in no settings file, where later commands look for them.
 
     Args:
         given: cluster.trusted_folders of a run's config.

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer: the run's STEP and curves, and stops at which it saves and goes on later.
+"""A callback for Lightning's Trainer: reports steps and metrics, saves before the attempt ends, and resumes later.
 
 from launcher.integrations.lightning import LauncherCallback, last_checkpoint
 
@@ -39,17 +39,17 @@ except ImportError as error:
 
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
-OURS = "launcher-step-"  # what the names of our checkpoints begin with
+OURS = "launcher-step-"  # prefix of this callback's checkpoints
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
-    """The checkpoint that was saved last, for `fit(ckpt_path=...)`: this callback's or a ModelCheckpoint's.
+    """The path of the newest checkpoint, for `fit(ckpt_path=...)`: this callback's or a ModelCheckpoint's.
 
     Args:
-        folder: where they are (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`, outside of a run nothing.
+        folder: where they are (a ModelCheckpoint's `dirpath`); None: `checkpoint_dir()`, but outside of a run nothing.
 
     Returns:
-        Its path; None: there is none, so that the training begins.
+        None if there is no checkpoint, so that the training starts from the beginning.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
@@ -59,15 +59,15 @@ def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
 
 
 class LauncherCallback(Callback):
-    """Tells the run how far the training is, and saves and leaves when the attempt is to end.
+    """Reports to the run how far the training is; saves and exits when the attempt is to end.
 
-    - The steps are the STEP of `status`; the loss and what is logged, each `log_every_n_steps`, and what validation
-      and test log are the curves of the report page and of trackers. The last of those is the run's result.
-    - When the attempt is to end (its time, a signal, RUN/stop) all ranks save a checkpoint of Lightning's after the
-      same step and leave with exit code 75. A validation that was due at that step is left out.
-    - After `touch RUN/save` they save and go on.
-    - A training that goes on in the middle of an epoch skips the batches that it has had already, unless its loaders
-      keep their place by themselves, and has the random numbers back that each rank had.
+    - The steps are the STEP of `status`. The loss and what is logged, each `log_every_n_steps`, and what validation and
+      test log become the curves of the report page and of trackers. The last of those is the run's result.
+    - When the attempt is to end (its time, a signal, RUN/stop), all ranks save a Lightning checkpoint after the same
+      step and exit with code 75. A validation that was due at that step is skipped.
+    - After `touch RUN/save` they save and continue.
+    - A training that resumes in the middle of an epoch skips the batches that it has had, unless its loaders have a
+      state_dict, and restores the random number generators of each rank.
 
     Outside of a run it does nothing.
     """
@@ -75,8 +75,8 @@ class LauncherCallback(Callback):
     def __init__(self, folder: str | os.PathLike[str] | None = None, keep: int = 2) -> None:
         """
         Args:
-            folder: for its checkpoints; None: `checkpoint_dir()`.
-            keep: how many of them are kept.
+            folder: for checkpoints; None: `checkpoint_dir()`.
+            keep: how many of them to keep.
         """
         self._inside = current_attempt() is not None
         self._folder, self._keep = Path(checkpoint_dir() if folder is None else folder), keep
@@ -84,22 +84,22 @@ class LauncherCallback(Callback):
         self._evaluation: dict[str, float] = {}
         self._before: Mapping[str, Any] = {}  # metrics before a validation
         self._not_training: set[str] = set()  # names of metrics of validations
-        self._generators: list[Any] = []  # of random numbers of each rank, for the next checkpoint or from the last one
+        self._generators: list[Any] = []  # each rank's random number state: to be saved, or from the last checkpoint
 
     # -- training
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not self._inside:
             return
-        stopping.listen().take_signals()  # after Lightning's own
+        stopping.listen().take_signals()  # after Lightning's own handlers, so that they do not replace these
         self._step, self._total = trainer.global_step, total_steps(trainer)
         if trainer.fit_loop.restarting:
-            take_up(trainer, self._generators)
+            resume_data(trainer, self._generators)
         self._generators = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
-        if not self._inside or step == self._step:  # gradients are accumulated: nothing can be saved in between
+        if not self._inside or step == self._step:  # gradients are being accumulated: no checkpoint is possible
             return
         self._step = step
         every = trainer.log_every_n_steps
@@ -119,10 +119,10 @@ class LauncherCallback(Callback):
         logged = {name: each for name, each in trainer.callback_metrics.items() if name not in self._not_training}
         return numbers({"loss": loss, **logged})
 
-    # -- what is saved
+    # -- checkpoints
 
     def _save(self, trainer: Any, step: int) -> None:
-        """Publishes a checkpoint whole, and removes what is not kept of earlier ones. All ranks call it."""
+        """Publishes a checkpoint atomically, and removes old ones. All ranks call it."""
         began, path = time.monotonic(), self._folder / f"{OURS}{step:09d}.ckpt"
         hidden = path.with_name(f".{path.name}")
         self._generators = all_generators()
@@ -164,31 +164,31 @@ class LauncherCallback(Callback):
 
 
 def total_steps(trainer: Any) -> int:
-    """Steps of the whole training; 0: nobody knows how many."""
-    if len(trainer.optimizers) > 1:  # each counts, and nobody knows how often
+    """Steps of the whole training; 0 if unknown."""
+    if len(trainer.optimizers) > 1:  # global_step counts the steps of all of them, and their ratio is unknown
         return 0
     total = trainer.estimated_stepping_batches
     return int(total) if 0 < total < float("inf") else 0
 
 
-def take_up(trainer: Any, of_ranks: list[Any]) -> None:
-    """Takes up the data of a training and its random numbers where its checkpoint has left them.
+def resume_data(trainer: Any, rank_states: list[Any]) -> None:
+    """Restores the position in the data and the random number generators from a checkpoint.
 
-    Lightning takes up neither, and shuffles for the first epoch what loaders with workers fetch ahead. Loaders that
-    have a state_dict keep their place by themselves.
+    Lightning restores neither, and reshuffles for the first epoch what loaders with workers prefetch. Loaders that have
+    a state_dict keep their position themselves.
 
     Args:
         trainer: before its first step.
-        of_ranks: what `all_generators` told; none in checkpoints of others.
+        rank_states: from `all_generators`; empty in checkpoints that others have saved.
     """
     loop = trainer.fit_loop
     done = loop.epoch_loop.batch_progress.current.processed
-    skipped = done if done < loop.max_batches else 0  # else the checkpoint is of the end of an epoch
-    fetcher: Any = getattr(loop, "_data_fetcher", None)  # there is no public word for it
+    skipped = done if done < loop.max_batches else 0  # otherwise it was saved at the end of an epoch
+    fetcher: Any = getattr(loop, "_data_fetcher", None)  # private, and there is no public way
     loaders = fetcher.combined_loader.flattened if hasattr(fetcher, "combined_loader") else []
     moves = bool(loaders) and not all(hasattr(each, "state_dict") for each in loaders)
     if not loaders and skipped:
-        rank_zero_warn("the launcher does not know this Lightning: the epoch's data begin anew, and not all are used")
+        rank_zero_warn("this version of Lightning is not known: the epoch's data start anew, and not all are used")
     for loader in loaders if moves else ():
         batches: Any = getattr(loader, "batch_sampler", None)
         sampler: Any
@@ -200,21 +200,21 @@ def take_up(trainer: Any, of_ranks: list[Any]) -> None:
             iter(fetcher)
             for _ in range(skipped):
                 next(fetcher)
-        fetcher.fetched -= skipped  # Lightning adds them itself
-    if len(of_ranks) == trainer.world_size:
-        set_generators(of_ranks[trainer.global_rank])
+        fetcher.fetched -= skipped  # Lightning adds them again
+    if len(rank_states) == trainer.world_size:
+        set_generators(rank_states[trainer.global_rank])
     if moves and not skipped:
-        iter(fetcher)  # as each epoch begins: after the random numbers, of which it draws one for the workers
+        iter(fetcher)  # as each epoch begins; after restoring the generators, since it draws a seed for the workers
 
 
 def all_generators() -> list[Any]:
-    """The state of each rank's random numbers, of types that torch.load(weights_only=True) reads."""
+    """Each rank's random number state, in types that torch.load(weights_only=True) reads."""
     mine = generators()
     return rank_objects.all_gather(mine) if dist.is_initialized() and dist.get_world_size() > 1 else [mine]
 
 
 def generators() -> dict[str, Any]:
-    """The state of this process's random numbers."""
+    """This process's random number state."""
     name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
     found = {"python": random.getstate(), "numpy": (name, keys.tolist(), *rest), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -223,7 +223,7 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(state: Mapping[str, Any]) -> None:
-    """Puts back what `generators` has told."""
+    """Restores what `generators` returned."""
     version, numbers_, gauss = state["python"]
     random.setstate((version, tuple(numbers_), gauss))
     np.random.set_state(state["numpy"])

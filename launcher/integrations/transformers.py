@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Hugging Face: the run's STEP and curves, and stops at which it saves and goes on later.
+"""A callback for Hugging Face's Trainer: reports steps and metrics, saves before the attempt ends, and resumes later.
 
 from launcher.integrations.transformers import LauncherCallback, checkpoint_dir, last_checkpoint
 
@@ -30,26 +30,26 @@ except ImportError as error:
 __all__ = ["LauncherCallback", "checkpoint_dir", "last_checkpoint"]
 
 STATE = "trainer_state.json"  # the Trainer writes it last
-NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # ends of names of what is no result of an evaluation
+NOT_METRICS = ("epoch", "_runtime", "_per_second", "_time")  # suffixes of logged values that are no metrics
 
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
-    """The newest checkpoint of the Trainer that is whole, for `train(resume_from_checkpoint=...)`.
+    """The path of the Trainer's newest complete checkpoint, for `train(resume_from_checkpoint=...)`.
 
     Args:
-        folder: the Trainer's output_dir; None: `checkpoint_dir()`, and outside of a run nothing.
+        folder: the Trainer's output_dir; None: `checkpoint_dir()`, but outside of a run nothing.
 
     Returns:
-        Its path; None: there is none, so that the training begins.
+        None if there is no checkpoint, so that the training starts from the beginning.
     """
     if folder is None and "LAUNCHER_CHECKPOINT_DIR" not in os.environ:
         return None
     found = Path(checkpoint_dir() if folder is None else folder).glob("checkpoint-*")
     steps = {int(name[1]): path for path in found if (name := re.fullmatch(r"checkpoint-(\d+)", path.name))}
-    return next((str(steps[step]) for step in sorted(steps, reverse=True) if _whole(steps[step])), None)
+    return next((str(steps[step]) for step in sorted(steps, reverse=True) if _complete(steps[step])), None)
 
 
-def _whole(checkpoint: Path) -> bool:
+def _complete(checkpoint: Path) -> bool:
     try:
         json.loads((checkpoint / STATE).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # an attempt was killed while it saved
@@ -58,20 +58,20 @@ def _whole(checkpoint: Path) -> bool:
 
 
 class LauncherCallback(TrainerCallback):
-    """Tells the run how far the training is, and saves and leaves when the attempt is to end.
+    """Reports to the run how far the training is; saves and exits when the attempt is to end.
 
-    - The steps are the STEP of `status`; what the Trainer logs and evaluates are the curves of the report page and of
-      trackers, and the last evaluation is the run's result.
-    - When the attempt is to end (its time, a signal, RUN/stop) all ranks save a checkpoint of the Trainer's after the
-      same step and leave with exit code 75. An evaluation that was due at that step is left out.
-    - After `touch RUN/save` they save and go on.
+    - The steps are the STEP of `status`. What the Trainer logs and evaluates become the curves of the report page and
+      of trackers. The last evaluation is the run's result.
+    - When the attempt is to end (its time, a signal, RUN/stop), all ranks save a checkpoint of the Trainer after the
+      same step and exit with code 75. An evaluation that was due at that step is skipped.
+    - After `touch RUN/save` they save and continue.
 
     Outside of a run it does nothing.
     """
 
     def __init__(self) -> None:
         self._inside = current_attempt() is not None
-        self._due = self._leaves = False  # a checkpoint is to be saved; and then this attempt ends
+        self._due = self._leaves = False  # whether to save a checkpoint, and whether to exit after it
         self._saving = ExitStack()  # open while the Trainer saves
         self._began = 0.0
         self._evaluation: dict[str, float] = {}
@@ -87,11 +87,11 @@ class LauncherCallback(TrainerCallback):
         if not self._inside:
             return control
         step, total = state.global_step, state.max_steps
-        if not control.should_log:  # else what is logged comes with the step
+        if not control.should_log:  # otherwise on_log reports the step with the metrics
             progress(step, total)
         verdict = stopping.boundary(step)
         self._leaves = leaves(verdict.stop, step, total)
-        if self._leaves:  # it may take longer than there is time
+        if self._leaves:  # an evaluation may take longer than the time that is left
             control.should_evaluate, control.should_training_stop = False, True
         self._due = self._due or verdict.save or verdict.stop is not None
         control.should_save = control.should_save or self._due
@@ -113,14 +113,14 @@ class LauncherCallback(TrainerCallback):
             slot.beat()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        told = {name: value for name, value in (logs or {}).items() if not name.startswith(("eval_", "train_"))}
-        if self._inside and told:
-            progress(state.global_step, state.max_steps, **numbers(told))
+        metrics = {name: value for name, value in (logs or {}).items() if not name.startswith(("eval_", "train_"))}
+        if self._inside and metrics:
+            progress(state.global_step, state.max_steps, **numbers(metrics))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self._inside:
-            told = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
-            self._evaluation = numbers(told)
+            results = {name: each for name, each in (metrics or {}).items() if not name.endswith(NOT_METRICS)}
+            self._evaluation = numbers(results)
             evaluated(
                 state.global_step, **{name.removeprefix("eval_"): each for name, each in self._evaluation.items()}
             )

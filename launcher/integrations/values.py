@@ -1,4 +1,4 @@
-"""What a trainer's callbacks are handed, as what a run is told. Pure."""
+"""Converts what a trainer hands to its callbacks into what a run records. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among `values`, those in tensors of one element as well; reading one on a GPU waits for it."""
+    """The numbers among `values`, including tensors of one element; reading one from a GPU waits for the GPU."""
     found = {}
     for name, value in values.items():
         one = getattr(value, "numel", None)
@@ -19,12 +19,12 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def leaves(stop: str | None, step: int, total: int) -> bool:
-    """Whether to leave at this boundary, once what was done is saved.
+    """Whether to exit at this step boundary, after saving.
 
-    | stop | step, total | leaves |
+    | stop | step, total | result |
     |---|---|---|
-    | none | any | no |
-    | a cause | total unknown (0), or step < total | yes |
-    | a cause | step >= total | no: what is left is the trainer's own end, and an attempt of its own would not do it |
+    | None | any | no |
+    | a stop reason | total unknown (0), or step < total | yes |
+    | a stop reason | step >= total | no: only the trainer's cleanup is left, which another attempt would not do |
     """
     return stop is not None and not 0 < total <= step

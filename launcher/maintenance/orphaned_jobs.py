@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.files.shared_files import exists, unwrap
-from launcher.monitoring.live import PATIENCE, Live
+from launcher.monitoring.live import QUERY_TIMEOUT, JobMonitor
 from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
 from launcher.schedulers import registry
@@ -43,7 +43,7 @@ class Orphan:
 
 def schedulers(others: Iterable[str] = ()) -> dict[str, Queries]:
     """Returns the schedulers with commands on this machine: ours, and those of other packages named in `others`."""
-    return {name: each.queries(PATIENCE) for name, each in registry.queues_here(others).items()}
+    return {name: each.queries(QUERY_TIMEOUT) for name, each in registry.queues_here(others).items()}
 
 
 def family(job_id: str) -> str:
@@ -93,7 +93,7 @@ def is_gone(folder: Path) -> bool:
 class Orphans:
     """Looks for orphaned jobs repeatedly, and queries the origin of each job that is none only once."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: JobMonitor) -> None:
         self._live = live
         self._others: set[tuple[str, str]] = set()  # (scheduler, job number) of jobs that are no orphans
 
@@ -105,7 +105,7 @@ class Orphans:
         """
         found: list[Orphan] = []
         for name, queries in schedulers(self._live.asked).items():
-            answer = self._live.answer(name, queries, PATIENCE)
+            answer = self._live.answer(name, queries, QUERY_TIMEOUT)
             jobs = {} if answer.problem else unaccounted(answer.jobs, accounted)
             jobs = {each: job for each, job in jobs.items() if (name, each) not in self._others}
             if not jobs:

@@ -26,8 +26,8 @@ from launcher.errors import RunError
 from launcher.files import locks
 from launcher.files.ownership import is_own, require_own
 from launcher.files.shared_files import exists, list_names, read_text, unwrap
-from launcher.monitoring.live import DAMAGE, Damaged, look, look_at_each, read, readable
-from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepLive, counts, look_at
+from launcher.monitoring.live import DAMAGE, Damaged, each_status, or_damaged, read_history, status_of
+from launcher.monitoring.sweep import DAMAGED, LIVE, WAITING, SweepMonitor, counts, point_statuses
 from launcher.runs import live_index, lookup, sweep_directory
 from launcher.runs.directory import SUBMITTING, Run
 from launcher.runs.sweep_directory import Sweep
@@ -87,19 +87,19 @@ def survey(runs_dir: Path) -> list[Old]:
     Raises:
         UnavailableError: the folder cannot be read now.
     """
-    live = SweepLive()  # queries the schedulers anew: a deletion must not depend on a cached state
+    live = SweepMonitor()  # queries the schedulers anew: a deletion must not depend on a cached state
     folders = [Path(path) for path in lookup.newest(runs_dir)]
     runs = [Run(path) for path in folders if lookup.may_have(str(path), lookup.RECORDS["run"])]
     found: list[Old] = []
     users: list[tuple[str, JobPlan]] = []  # unfinished runs
-    for each in look_at_each(runs, live):
+    for each in each_status(runs, live):
         if isinstance(each, Damaged):
             found.append(Old(each.run.path, frozenset(), None, error=each.words))
             continue
-        found.append(Old(each.run.path, frozenset({each.state.value}), each.story.moved or None))
+        found.append(Old(each.run.path, frozenset({each.state.value}), each.history.moved or None))
         users += [] if each.state.over else [(each.run.id, each.plan)]
     for sweep in (Sweep(path) for path in folders if lookup.may_have(str(path), sweep_directory.RECORD)):
-        made = readable(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
+        made = or_damaged(Run(sweep.path), lambda sweep=sweep: _of_sweep(sweep, live))  # type: ignore[misc]
         if isinstance(made, Damaged):
             found.append(Old(sweep.path, frozenset(), None, error=made.words))
             continue
@@ -113,7 +113,7 @@ def survey(runs_dir: Path) -> list[Old]:
     return sorted(found, key=lambda each: each.last_active or 0.0)
 
 
-def _waiting_for(folder: Path, live: SweepLive, skip: Collection[Path] = ()) -> list[str]:
+def _waiting_for(folder: Path, live: SweepMonitor, skip: Collection[Path] = ()) -> list[str]:
     """Returns the ids of unfinished runs that wait for a run or sweep, or for one of its points.
 
     Args:
@@ -128,7 +128,7 @@ def _waiting_for(folder: Path, live: SweepLive, skip: Collection[Path] = ()) -> 
     found: list[str] = []
     for path in _followers(folder):
         if {path, path.parent}.isdisjoint(skip):
-            users = readable(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
+            users = or_damaged(Run(path), lambda path=path: _not_over(path, live))  # type: ignore[misc]
             if isinstance(users, Damaged):
                 found += [path.name] if users.is_transient else []
             else:
@@ -144,13 +144,13 @@ def _followers(folder: Path) -> list[Path]:
     return [Path((unwrap(read_text(file)) or "").strip()) for file in files if not file.name.startswith(".")]
 
 
-def _not_over(path: Path, live: SweepLive) -> list[tuple[str, JobPlan]]:
+def _not_over(path: Path, live: SweepMonitor) -> list[tuple[str, JobPlan]]:
     """Returns the id and the plan of a run, or of each point of a sweep, that is not over."""
     if Sweep(path).recorded():
         return _of_sweep(Sweep(path), live)[1]
     if not Run(path).recorded():
         return []
-    seen = look(Run(path), live)
+    seen = status_of(Run(path), live)
     return [] if seen.state.over else [(seen.run.id, seen.plan)]
 
 
@@ -176,10 +176,10 @@ def needs(users: Iterable[tuple[str, JobPlan]], folders: Collection[Path]) -> di
     return found
 
 
-def _of_sweep(sweep: Sweep, live: SweepLive) -> tuple[Old, list[tuple[str, JobPlan]]]:
+def _of_sweep(sweep: Sweep, live: SweepMonitor) -> tuple[Old, list[tuple[str, JobPlan]]]:
     """Returns a sweep, and the ids and plans of its unfinished points."""
-    seen = look_at(sweep, live)
-    active = [read(each.point.run).moved for each in seen if each.point.run.recorded()]
+    seen = point_statuses(sweep, live)
+    active = [read_history(each.point.run).moved for each in seen if each.point.run.recorded()]
     unfinished = [each.point.run for each in seen if not each.over and each.point.run.recorded()]
     old = Old(sweep.path, frozenset(counts(seen)), max(active, default=0.0) or None)
     return old, [(run.id, run.plan()) for run in unfinished]
@@ -241,13 +241,13 @@ def finish(runs_dir: Path) -> int:
 
 def _refreshed(old: Old) -> Old:
     """Returns the run or sweep as it is now. `needed_by` gains the runs that wait for it by now."""
-    live, path = SweepLive(), old.path
+    live, path = SweepMonitor(), old.path
     try:
         if unwrap(exists(path / sweep_directory.RECORD)):
             now = _of_sweep(Sweep(path), live)[0]
         else:
-            seen = look(Run(path), live)
-            now = Old(path, frozenset({seen.state.value}), seen.story.moved or None)
+            seen = status_of(Run(path), live)
+            now = Old(path, frozenset({seen.state.value}), seen.history.moved or None)
         return replace(now, needed_by=tuple(dict.fromkeys([*old.needed_by, *_waiting_for(path, live)])))
     except DAMAGE as error:
         return Old(path, frozenset(), None, error=str(error))

@@ -1,4 +1,4 @@
-"""Runs and sweeps as they are now: their own records first, one question to each scheduler for all of them.
+"""The current state of runs and sweeps: from their own records first, then from one query to each scheduler.
 
 It may import schedulers, runs and what is below them.
 """

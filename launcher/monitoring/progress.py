@@ -1,4 +1,4 @@
-"""How far a run is: steps, times and checkpoints, from what it has written. Pure, but for `saved_before`."""
+"""How far a run is: steps, times and checkpoints, from its events. Pure, except for `saved_before`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from launcher.monitoring.state import RunState
 from launcher.runs.events import Progress, Saved, Started, every
 
 if TYPE_CHECKING:
-    from launcher.monitoring.live import Seen
+    from launcher.monitoring.live import RunStatus
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a run is; what is not known, or does not apply, is None.
+class RunProgress:
+    """How far a run is. None: unknown, or does not apply.
 
     Attributes:
-        step, steps: steps done, and all there are, where the program tells.
+        step, steps: steps done, and steps in total, if the program reports them.
         percent: of the steps; 100 only when all are done.
         rate: steps per second, over the whole attempt, saves and evaluations included.
-        needs: seconds that the steps left will take at this rate.
-        elapsed: seconds of the last attempt.
-        left: seconds of its wall time that are left.
+        needs: seconds that the remaining steps will take at this rate.
+        elapsed: seconds since the last attempt began, or that it took.
+        left: seconds left of its wall time.
         saved: the step of the last checkpoint.
         saved_ago: seconds since it was written.
     """
@@ -40,24 +40,24 @@ class Standing:
     saved_ago: int | None = None
 
 
-def standing(seen: Seen, now: float, before: tuple[int, float] | None = None) -> Standing:
+def progress_of(seen: RunStatus, now: float, before: tuple[int, float] | None = None) -> RunProgress:
     """How far the run is.
 
     Args:
-        seen: the run.
+        seen: the run's state.
         now: seconds since the epoch.
-        before: step and time of the last checkpoint, if this attempt has not written one; see `saved_before`.
+        before: step and time of the last checkpoint, if this attempt has not saved yet; see `saved_before`.
     """
-    events, live = seen.story.events, not seen.state.over
+    events, live = seen.history.events, not seen.state.over
     step, steps, percent = _steps(seen.progress)
     rate = _rate(events)
     needs = None
     if seen.state is RunState.RUNNING and rate and steps is not None and step is not None and seen.progress:
         needs = max(0, round((steps - step) / rate - (now - seen.progress.time)))
     elapsed = int((now if live else events[-1]["time"]) - events[0]["time"]) if events else None
-    event = seen.story.last(Saved)
+    event = seen.history.last(Saved)
     saved = (event.step, event.time) if event else before
-    return Standing(
+    return RunProgress(
         step, steps, percent, None if rate is None else round(rate, 4), needs,
         None if elapsed is None else max(0, elapsed), _left(seen, now, saved is not None),
         saved[0] if saved else None, max(0, int(now - saved[1])) if saved else None,
@@ -72,37 +72,37 @@ def _steps(progress: Progress | None) -> tuple[int | None, int | None, int | Non
 
 
 def _rate(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Steps per second; None: there is no telling yet."""
-    told = every(events, Progress)
-    if len(told) < 2:
+    """Steps per second; None before two reports."""
+    reports = every(events, Progress)
+    if len(reports) < 2:
         return None
-    first, last = told[0], told[-1]
+    first, last = reports[0], reports[-1]
     steps, seconds = last.step - first.step, last.time - first.time
     return float(steps / seconds) if steps > 0 and seconds > 0 else None
 
 
-def _left(seen: Seen, now: float, trains: bool) -> int | None:
+def _left(seen: RunStatus, now: float, saves: bool) -> int | None:
     """Seconds left of the attempt's wall time.
 
-    | the run | what is left |
+    | the run | result |
     |---|---|
-    | does not run | nothing that could be told |
-    | runs, and its scheduler tells what is left | that: the limit may have been changed since |
-    | runs in a job | its start and its wall time |
-    | runs here, and saves checkpoints | the same: only trainings end after their time there |
+    | is not running | None |
+    | is running, and its scheduler reports the time left | that: the limit may have been changed since |
+    | is running in a job | from its start and its wall time |
+    | is running on this machine, and saves checkpoints | the same: without a scheduler, only trainings stop in time |
     """
     if seen.state is not RunState.RUNNING:
         return None
     if seen.left is not None:
         return seen.left
-    started = seen.story.last(Started)
-    if started is None or not (seen.plan.queued or trains):
+    started = seen.history.last(Started)
+    if started is None or not (seen.plan.queued or saves):
         return None
     return max(0, int(started.time + seen.plan.time - now))
 
 
 def saved_before(folder: str) -> tuple[int, float] | None:
-    """Step and time of the newest checkpoint in a folder, by names and times alone; None: there is none."""
+    """Step and time of the newest checkpoint in a folder, by file names and times only; None if there is none."""
     newest: tuple[int, float] | None = None
     try:
         with os.scandir(folder) as entries:

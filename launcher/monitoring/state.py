@@ -1,26 +1,25 @@
-"""What a run is doing: its own record first, the scheduler as a witness. Pure.
+"""The state of a run: from its own record first, with the scheduler as a witness. Pure.
 
-| the record says | the scheduler says | the run is |
+| the record | the scheduler | the run is |
 |---|---|---|
 | last attempt ended with 0 | (not asked) | done |
-| last attempt ended with another code | job alive again | queued, running or suspended, as the scheduler says |
-| | job in a state that is not known here | unknown: it may be alive again |
-| last attempt ended with 75 | no job | stopped (cancelled, if that was asked for) |
-| last attempt ended with another code | no job | failed (cancelled, if that was asked for) |
+| last attempt ended with another code | has a live job | queued, running or suspended, like the job |
+| | has the job in an unknown state | unknown: another attempt may have begun |
+| last attempt ended with 75 | no job | stopped (cancelled, if the user cancelled it) |
+| last attempt ended with another code | no job | failed (cancelled, if the user cancelled it) |
 | last attempt ended with a signal's code | job cancelled | cancelled |
 | an attempt has begun and not ended | job running, suspended or pending | running, suspended or queued |
-| | no answer, or a state that is not known here | unknown |
+| | no reply, or an unknown state | unknown |
 | the same, and its agents wrote an exit code | job over, or no such job | as if it had ended with that code |
-| the same, and they wrote none | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | job done or gone, or no such job | cancelled if asked for, stopped if it was told to end, else lost |
+| the same, without an exit code | job failed or cancelled | cancelled if the user or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user cancelled it, stopped after a stop request, else lost |
 | no attempt yet | job pending | queued |
-| | job ended badly or cancelled | cancelled if asked for or said, else failed |
-| | job done or gone, or no such job | cancelled if asked for, else lost |
-| | no answer, or a state that is not known here | unknown |
+| | job failed or cancelled | cancelled if the user or the job was, else failed |
+| | job done or gone, or no such job | cancelled if the user cancelled it, else lost |
+| | no reply, or an unknown state | unknown |
 | submitting, and no job id | (not asked) | unconfirmed |
 
-What cannot be read now tells nothing: the run is unknown then (launcher/monitoring/live.py,
-launcher/monitoring/sweep.py).
+A run whose record cannot be read now is unknown (launcher/monitoring/live.py, launcher/monitoring/sweep.py).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from launcher.schedulers.base import JobState
 class RunState(Enum):
     """State of a run."""
 
-    UNCONFIRMED = "unconfirmed"  # it was being submitted, and nobody knows whether the scheduler took it
+    UNCONFIRMED = "unconfirmed"  # the submission was interrupted: the scheduler may have the job or not
     QUEUED = "queued"
     RUNNING = "running"
     SUSPENDED = "suspended"  # the scheduler has stopped its processes, and will continue them
@@ -61,8 +60,8 @@ class RunState(Enum):
     STOPPED = "stopped"  # it ended early and can be resumed
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LOST = "lost"  # its job is gone without a word
-    UNKNOWN = "unknown"  # the scheduler does not answer or has a new state for it, or its record cannot be read now
+    LOST = "lost"  # its job is gone, and nothing records why
+    UNKNOWN = "unknown"  # the scheduler does not respond or reports a new state, or the record cannot be read now
 
     @property
     def over(self) -> bool:
@@ -76,21 +75,21 @@ class RunState(Enum):
 
     @property
     def exit_code(self) -> int:
-        """What those who waited for the run exit with, if its last attempt has no word on it."""
+        """The exit code of commands that waited for the run, if its last attempt recorded none."""
         return {RunState.DONE: errors.DONE, RunState.STOPPED: errors.RESUME}.get(self, errors.FAILED)
 
 
 @dataclass(frozen=True)
-class Story:
-    """What the record tells of a run: the last job, whether it was to be cancelled, and the last attempt's events."""
+class RunHistory:
+    """What a run's record says: the last job, whether the user cancelled it, and the last attempt's events."""
 
     job_id: str | None
     cancelled: bool
     attempt: int | None
     events: tuple[Mapping[str, Any], ...]
-    waiting: tuple[str, ...] = ()  # jobs of a chain that are to follow the last job
-    submitted: float = 0.0  # when it was last handed over, in seconds since the epoch
-    exit_code: int | None = None  # what the last attempt's agents wrote down, if its script could not record its end
+    waiting: tuple[str, ...] = ()  # jobs of a chain that will follow the last job
+    submitted: float = 0.0  # time of the last submission, in seconds since the epoch
+    exit_code: int | None = None  # recorded by the last attempt's agents, if its script did not record its end
 
     def last(self, kind: type[E_]) -> E_ | None:
         """The latest event of this kind."""
@@ -98,7 +97,7 @@ class Story:
 
     @property
     def moved(self) -> float:
-        """When the run's own record last told of something, in seconds since the epoch."""
+        """Time of the record's last entry, in seconds since the epoch."""
         return max(self.submitted, float(self.events[-1].get("time", 0.0)) if self.events else 0.0)
 
     @property
@@ -109,7 +108,7 @@ class Story:
 
     @property
     def code(self) -> int | None:
-        """The same, or what its agents wrote down before their script was killed."""
+        """Exit code of the last attempt, recorded by its script, or else by its agents."""
         return self.exit_code if self.ended is None else self.ended
 
     @property
@@ -118,13 +117,13 @@ class Story:
         return first_fault(self.events)
 
 
-def tell(
+def history_of(
     journal: Sequence[Mapping[str, Any]],
     attempt: int | None,
     events: Sequence[Mapping[str, Any]],
     exit_code: int | None = None,
-) -> Story:
-    """The story in a journal, and in the last attempt's events and exit code."""
+) -> RunHistory:
+    """The history in a journal, and in the last attempt's events and exit code."""
     submitted, wanted, times = None, False, [0.0]
     for event in known(journal):
         submitted = event if isinstance(event, Submitted) else submitted
@@ -133,16 +132,16 @@ def tell(
         if isinstance(event, (Submitting, Submitted, ProcessStarted)):
             times.append(event.time)
     jobs = _jobs(submitted, events)
-    return Story(jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code)
+    return RunHistory(jobs[0] if jobs else None, wanted, attempt, tuple(events), tuple(jobs[1:]), max(times), exit_code)
 
 
 def _jobs(submitted: Submitted | None, events: Sequence[Mapping[str, Any]]) -> list[str]:
     """The job that runs the run, or is to do so next, and those of its chain that follow it.
 
-    | the last attempt's job | the current job |
+    | the job of the last attempt | the current job |
     |---|---|
     | is the one submitted last, or one of its chain | is that one; if it has stopped, the next of the chain |
-    | is another, and began after the last submission | is that one: whoever submitted it was killed before it said so |
+    | is another, and began after the last submission | is that one: its submitter was killed before it recorded it |
     | is another, and began before | is the one submitted last |
     """
     started, ended = last(events, Started), last(events, Ended)
@@ -165,33 +164,33 @@ _LIVE = {
 }
 
 
-def run_state(story: Story, job: JobState | None, *, answered: bool = True) -> RunState:
-    """The state, by the table above.
+def run_state(history: RunHistory, job: JobState | None, *, answered: bool = True) -> RunState:
+    """The state of a run, by the table above.
 
     Args:
-        story: what the record tells.
-        job: the scheduler's word on the last job; None: it knows no such job.
-        answered: whether the scheduler answered at all.
+        history: the run's record.
+        job: the scheduler's state of the last job; None: the scheduler knows no such job.
+        answered: whether the scheduler responded.
     """
-    if story.ended == errors.DONE:
+    if history.ended == errors.DONE:
         return RunState.DONE
-    if story.job_id is None and story.attempt is None:
+    if history.job_id is None and history.attempt is None:
         return RunState.UNCONFIRMED
     if answered and job is not None and job.live:
         return _LIVE[job]
     if answered and job is JobState.UNKNOWN:
         return RunState.UNKNOWN
-    code = story.ended
+    code = history.ended
     if code is None:
         if not answered:
             return RunState.UNKNOWN
-        code = story.exit_code
+        code = history.exit_code
         if code == errors.DONE:
             return RunState.DONE
-    if story.cancelled or (job is JobState.CANCELLED and (code is None or code > 128)):
+    if history.cancelled or (job is JobState.CANCELLED and (code is None or code > 128)):
         return RunState.CANCELLED
     if code is not None:
         return RunState.STOPPED if code == errors.RESUME else RunState.FAILED
     if job is JobState.FAILED:
         return RunState.FAILED
-    return RunState.LOST if story.last(StopRequested) is None else RunState.STOPPED
+    return RunState.LOST if history.last(StopRequested) is None else RunState.STOPPED

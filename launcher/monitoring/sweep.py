@@ -1,13 +1,13 @@
-"""The points of a sweep as they are now, with one question to the scheduler for all of them.
+"""The current states of a sweep's points, with one query to the scheduler for all of them.
 
-| the point | is |
+| the point | its state |
 |---|---|
-| was asked of this machine, and not started since | waiting |
-| has never been handed over | waiting |
-| the same, and it was cancelled, or its sweep | cancelled |
-| has a job, or had one | as its run is (launcher/monitoring/state.py) |
-| has a record that is damaged | damaged |
-| has something that cannot be read now | unknown: it may run, and is not started again |
+| is to run on this machine, and has not started since | waiting |
+| was never submitted | waiting |
+| the same, and the point or the sweep was cancelled | cancelled |
+| has or had a job | that of its run (launcher/monitoring/state.py) |
+| has a damaged record | damaged |
+| has a record that cannot be read now | unknown: it may be running, and is not started again |
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from launcher.files.shared_files import is_transient
 from launcher.monitoring.live import (
     DAMAGE,
     ENDS,
-    PATIENCE,
+    QUERY_TIMEOUT,
     SCHEDULER_INTERVAL,
-    Live,
-    Seen,
-    look,
+    JobMonitor,
+    RunStatus,
     queries,
+    status_of,
 )
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
@@ -41,8 +41,8 @@ from launcher.schedulers.base import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan
 
 WAITING = "waiting"
-DAMAGED = "damaged"  # its record cannot be read
-# In the order of a point's life; those behind `done` are over as well.
+DAMAGED = "damaged"
+# In the order of a point's life; the states after `done` are final as well.
 STATES = (
     WAITING, *(
         state.value for state in (
@@ -55,22 +55,22 @@ LIVE = tuple(state.value for state in RunState if not state.over)
 
 
 @dataclass(frozen=True)
-class PointSeen:
-    """One point as it is now.
+class PointStatus:
+    """A point's current state.
 
     Attributes:
         point: the point.
         state: one of STATES.
-        seen: its run; None where that would tell nothing more (waiting and done), or cannot be read.
+        seen: the state of its run; None if that adds nothing (waiting and done), or cannot be read.
     """
 
     point: Point
     state: str
-    seen: Seen | None = None
+    seen: RunStatus | None = None
 
     @property
     def live(self) -> bool:
-        """Whether it has a job that is not over, as far as one can tell."""
+        """Whether the point has a job that may not be over."""
         return self.state in LIVE
 
     @property
@@ -78,8 +78,8 @@ class PointSeen:
         return not self.live and self.state != WAITING
 
 
-class SweepLive(Live):
-    """Asks a scheduler for the ends of many jobs at once, and looks no more at points that are done."""
+class SweepMonitor(JobMonitor):
+    """Queries the ends of many jobs at once, and skips points that are done."""
 
     def __init__(self, *, share: bool = False) -> None:
         super().__init__(share=share)
@@ -87,15 +87,15 @@ class SweepLive(Live):
         self.done: set[Path] = set()
 
     def ended(self, plan: JobPlan, job_id: str) -> SchedulerJob | None:
-        if (plan.cluster.scheduler, queries(plan).key(job_id)) in self._remembered:
+        if (plan.cluster.scheduler, queries(plan).key(job_id)) in self._ended:
             return super().ended(plan, job_id)
-        scheduler = queries(plan, PATIENCE)
+        scheduler = queries(plan, QUERY_TIMEOUT)
         family = scheduler.family(job_id)
         asked, answer = self._ends.get((plan.cluster.scheduler, family), (float("-inf"), {}))
         key = scheduler.key(job_id)
-        # What was asked before the job's end may call it running.
-        told = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
-        if not told and time.monotonic() - asked > SCHEDULER_INTERVAL:
+        # A reply from before the job's end may call the job running.
+        final = not isinstance(answer, QueryError) and key in answer and answer[key].state in ENDS
+        if not final and time.monotonic() - asked > SCHEDULER_INTERVAL:
             try:
                 answer = scheduler.ended_family(family)
             except QueryError as error:
@@ -106,21 +106,25 @@ class SweepLive(Live):
         return answer.get(key)
 
 
-def look_at(
-    sweep: Sweep, live: SweepLive | None = None, points: Collection[int] | None = None, *, cancelled: bool | None = None
-) -> list[PointSeen]:
-    """The points of a sweep as they are now.
+def point_statuses(
+    sweep: Sweep,
+    live: SweepMonitor | None = None,
+    points: Collection[int] | None = None,
+    *,
+    cancelled: bool | None = None,
+) -> list[PointStatus]:
+    """The current states of a sweep's points.
 
     Args:
         sweep: the sweep.
-        live: that of an earlier look, whose answers still count.
-        points: only these; None: all.
-        cancelled: whether points that have not begun are to stay so; None: as the sweep is marked.
+        live: from an earlier call, whose replies may still be fresh.
+        points: the indices to include; None: all.
+        cancelled: whether points that have not started count as cancelled; None: as the sweep is marked.
 
     Raises:
         RunError: there is no such sweep.
     """
-    live = live or SweepLive()
+    live = live or SweepMonitor()
     asked = sweep.asked()
     cancelled = sweep.cancelled() if cancelled is None else cancelled
     wanted = [point for point in sweep.points() if points is None or point.index in points]
@@ -128,34 +132,34 @@ def look_at(
 
 
 def not_begun(run: Run) -> str | None:
-    """The state of a point that has never begun, or not since it was asked to; None: it has, or is no point."""
+    """The state of a point that has not started since its last submission; None if it has, or is not a point."""
     sweep = sweep_of(run)
     if sweep is None:
         return None
-    found = look_at(sweep, points=[int(run.path.name)])[0]
+    found = point_statuses(sweep, points=[int(run.path.name)])[0]
     return found.state if found.seen is None and found.state != RunState.DONE.value else None
 
 
-def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:
+def _look_at(point: Point, asked: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
     try:
         return _seen(point, asked, cancelled, live)
     except DAMAGE as error:
-        return PointSeen(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED)
+        return PointStatus(point, RunState.UNKNOWN.value if is_transient(error) else DAMAGED)
 
 
-def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepLive) -> PointSeen:
+def _seen(point: Point, asked: float | None, cancelled: bool, live: SweepMonitor) -> PointStatus:
     run = point.run
     if run.path in live.done or done(run):
         live.done.add(run.path)
-        return PointSeen(point, RunState.DONE.value)
+        return PointStatus(point, RunState.DONE.value)
     events = journal_events(run)
     if not cancelled and _waits_here(run, asked, events):
-        return PointSeen(point, WAITING)
+        return PointStatus(point, WAITING)
     if not any(isinstance(event, (Submitting, ProcessStarted, Submitted)) for event in known(events)):
         ended = cancelled or bool(every(events, Cancelled))
-        return PointSeen(point, RunState.CANCELLED.value if ended else WAITING)
-    seen = look(run, live)
-    return PointSeen(point, seen.state.value, seen)
+        return PointStatus(point, RunState.CANCELLED.value if ended else WAITING)
+    seen = status_of(run, live)
+    return PointStatus(point, seen.state.value, seen)
 
 
 def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any]]) -> bool:
@@ -166,10 +170,10 @@ def _waits_here(run: Run, asked: float | None, events: Iterable[Mapping[str, Any
 
 
 def done(run: Run) -> bool:
-    """Whether the last attempt ended with 0. Its script's word is enough, and reading all events takes long.
+    """Whether the last attempt ended with 0. Reads only its script's events, which is faster than reading all.
 
     Raises:
-        UnavailableError: nobody can tell now.
+        UnavailableError: the events cannot be read now.
     """
     attempts = run.attempts()
     events = list(event_file.read(attempts[-1].events_file("script"))) if attempts else []
@@ -177,14 +181,14 @@ def done(run: Run) -> bool:
     return ended is not None and ended.code == DONE
 
 
-def counts(seen: Iterable[PointSeen]) -> dict[str, int]:
-    """How many points there are in each state that there is, in the order of STATES. Pure."""
+def counts(seen: Iterable[PointStatus]) -> dict[str, int]:
+    """How many points are in each state, in the order of STATES; without states that no point is in. Pure."""
     states = [each.state for each in seen]
     return {state: states.count(state) for state in STATES if state in states}
 
 
 def over(found: Mapping[str, int]) -> int:
-    """How many of them are over. Pure."""
+    """How many of these points are over. Pure."""
     return sum(found.get(state, 0) for state in STATES[STATES.index(RunState.DONE.value) :])
 
 

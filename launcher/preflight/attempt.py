@@ -1,12 +1,13 @@
-"""Seconds of checks on every node before a run's ranks start: `preflight=true`.
+"""Runs the preflight of an attempt (`preflight=true`): checks of a few seconds on every node before the ranks start.
 
-The agents have met. Each forks a process for every rank that it will have, and these do the checks; what they find is
-sent to the leading agent, which decides for all (`preflight_verdict`). There are two parts:
+The agents have a rendezvous already. Each forks one process per future rank, which do the checks. The agents send the
+results to the leading agent, which decides for all (`bad_nodes.decide`). There are two parts:
 
-1. what a node can tell alone: its devices, free space, whether the run directory is shared;
-2. all of them together: clocks, and an all_reduce with a known result.
+1. what a node can check alone: its devices, free space, whether the run directory is shared;
+2. what needs all nodes: clocks, and an all_reduce with a known result.
 
-Nothing of it can hang an agent: a process that says nothing in time is killed, an agent that does counts as a bad node.
+Nothing here can hang an agent: a process that does not report in time is killed, and an agent that does not report in
+time makes its node a bad one.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from launcher.runs.events import CheckEnded, Finding, NodeChecked, Preflighted
 from launcher.runs.health import preflight_words
 from launcher.spec.plan import JobPlan
 
-ALONE = 40.0  # seconds for what a node tells alone: a driver may take long to wake up eight GPUs
-TOGETHER = 50.0  # seconds for all of them; more with many ranks
-PER_RANK = 0.02  # seconds more for each
-LOOK = 0.2  # seconds between two looks at the other agents meanwhile
-SLACK = 5.0  # seconds that word of it takes
+ALONE = 40.0  # seconds for the first part: a driver may take long to wake up eight GPUs
+TOGETHER = 50.0  # seconds for the second part
+PER_RANK = 0.02  # seconds added to it for each rank
+LOOK = 0.2  # seconds between heartbeats to the other agents meanwhile
+SLACK = 5.0  # seconds for a message between agents
 
 _context = multiprocessing.get_context("fork")
 
@@ -51,26 +52,26 @@ class Agents(Protocol):
     me: Member
 
     def names(self, indices: Iterable[int]) -> str:
-        """What to call these members."""
+        """The names of these agents, for messages."""
 
     def collect(self, key: str, value: Any, timeout: float) -> dict[int, Any]:
-        """On the leader: what each member has reported within `timeout` seconds."""
+        """On the leader: the values that agents have reported within `timeout` seconds, by index."""
 
     def publish(self, key: str, value: Any) -> None:
-        """On the leader: sends a value to all other members."""
+        """On the leader: sends a value to all other agents."""
 
     def answer(self, key: str, timeout: float) -> Any:
-        """On the others: what the leader has published; raises LeaderLost."""
+        """On the others: the value that the leader has published; raises LeaderLost."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message to the leader."""
 
     def keep_alive(self) -> None:
-        """Sends and takes heartbeats."""
+        """Sends and receives heartbeats."""
 
 
 class Preflight:
-    """The preflight of one member of a meeting."""
+    """One agent's part of a preflight."""
 
     def __init__(
         self, plan: JobPlan, attempt: directory.Attempt, events: Events, agents: Agents, meeting: Meeting, *,
@@ -78,12 +79,12 @@ class Preflight:
     ) -> None:  # fmt: skip
         """
         Args:
-            plan: the run.
-            attempt: this attempt.
-            events: of this agent.
+            plan: the run's plan.
+            attempt: the current attempt.
+            events: this agent's event file.
             agents: the connection to the other agents.
-            meeting: of all that take part; the first of them decides.
-            round_number: of the meeting.
+            meeting: the rendezvous of all agents that take part; the first one leads.
+            round_number: of the rendezvous.
         """
         self._plan, self._attempt, self._events, self._agents = plan, attempt, events, agents
         self._meeting, self._round = meeting, round_number
@@ -97,33 +98,33 @@ class Preflight:
         self._together = TOGETHER + PER_RANK * meeting.world_size
 
     def run(self) -> Verdict:
-        """The verdict, the same on every node. Returns when no process of it is left."""
+        """Runs both parts and returns the verdict, which is the same on every node. Leaves no process behind."""
         began = time.monotonic()
         found: list[Check] = []
-        said = False
+        agreed = False
         try:
             self._fork()
             self._send("begin")
-            mine = self._answers(ALONE, self._died_alone)
+            mine = self._collect(ALONE, self._died_alone)
             found += mine or ()
             verdict = self._agree("alone", mine, ALONE)
             if verdict.then is PreflightThen.GO:
                 self._send("go")
-                mine = self._answers(self._together, self._died_together)
+                mine = self._collect(self._together, self._died_together)
                 found += mine or ()
                 verdict = self._agree("together", mine, self._together, verdict.warnings)
-            said = True
+            agreed = True
         except LeaderLost as error:
-            verdict = self._without_leader(f"it leads the agents, and does not answer: {error}")
+            verdict = self._without_leader(f"it leads the agents, and does not respond: {error}")
         finally:
             self._end()
-        self._tell(verdict, found, time.monotonic() - began, first=self._place == (0 if said else 1))
+        self._report(verdict, found, time.monotonic() - began, first=self._place == (0 if agreed else 1))
         return verdict
 
     # -- processes
 
     def _fork(self) -> None:
-        """Forks the processes, and serves the store that they share; on the leader in this order (see `store`)."""
+        """Forks the processes, and serves their common store; on the leader in this order (see `rendezvous.store`)."""
         key = f"preflight/{self._round}/port"
         listener = None
         if self._place == 0:
@@ -136,13 +137,13 @@ class Preflight:
         meeting = replace(self._meeting, port=port, listener=None)
         sys.stdout.flush()
         sys.stderr.flush()
-        timeout = self._together - 4 * SLACK  # the clocks come first, and then, perhaps, doors are knocked at
+        timeout = self._together - 4 * SLACK  # the clocks are compared before, and connections may be tested after
         for place in range(self._me.ranks):
             ours, theirs = _context.Pipe()
             arguments = (self._plan, self._attempt.path, meeting, self._place, place, timeout, theirs)
             process = _context.Process(target=processes.run, args=(*arguments, os.getpid()), daemon=True)
             process.start()
-            theirs.close()  # so that its end is seen here
+            theirs.close()  # so that this process sees when the child ends
             self._children.append((process, ours))
         if listener is not None:
             self._store = store.RanksStore(listener, self._meeting.addresses)
@@ -152,11 +153,11 @@ class Preflight:
             with contextlib.suppress(OSError):
                 pipe.send(word)
 
-    def _answers(self, patience: float, died: Callable[[int], Check]) -> list[Check] | None:
-        """What the processes have found, of all of them; None: one says nothing."""
-        give_up, found = time.monotonic() + patience, {}
+    def _collect(self, timeout: float, died: Callable[[int], Check]) -> list[Check] | None:
+        """The results of all processes; None if a process does not report within `timeout` seconds."""
+        deadline, found = time.monotonic() + timeout, {}
         waiting = {pipe: place for place, (_, pipe) in enumerate(self._children)}
-        while waiting and (left := give_up - time.monotonic()) > 0:
+        while waiting and (left := deadline - time.monotonic()) > 0:
             self._agents.keep_alive()
             for pipe in multiprocessing.connection.wait([*waiting], min(left, LOOK)):
                 assert isinstance(pipe, Connection)
@@ -175,7 +176,7 @@ class Preflight:
     def _died_together(self, place: int) -> Check:
         code = self._code(place)
         words = f"local rank {place} {_how(code)} in an all_reduce"
-        return Check("all_reduce", Level.FAILED, words, symptom=code == -signal.SIGABRT)  # NCCL's when others are late
+        return Check("all_reduce", Level.FAILED, words, symptom=code == -signal.SIGABRT)  # NCCL aborts on a timeout
 
     def _code(self, place: int) -> int | None:
         process = self._children[place][0]
@@ -189,7 +190,7 @@ class Preflight:
             process.join(2)
             if process.is_alive():
                 process.kill()
-                process.join(1)  # one in state D stays, and the agent goes on
+                process.join(1)  # a process in uninterruptible sleep stays; the agent continues
             pipe.close()
         if self._store is not None:
             self._store.close()
@@ -200,7 +201,7 @@ class Preflight:
     def _agree(
         self, part: str, mine: list[Check] | None, timeout: float, warnings: tuple[Finding, ...] = ()
     ) -> Verdict:
-        """The verdict on one part, which the leader makes of what all have found.
+        """The verdict on one part, which the leader derives from the results of all agents.
 
         Raises:
             LeaderLost: the leader is gone.
@@ -210,7 +211,7 @@ class Preflight:
         if self._place == 0:
             reports = self._agents.collect(key, value, SLACK + (0.0 if mine is None else timeout))
             checks = {member.index: checks_of(reports.get(member.index)) for member in self._meeting.members}
-            silent = f"said nothing within {timeout:g} s: does a device or a file system hang there?"
+            silent = f"reported nothing within {timeout:g} s: does a device or a file system hang there?"
             verdict = verdicts.decide(
                 self._nodes, checks, least=self._least, scheduler=self._plan.cluster.scheduler, silent=silent
             )
@@ -227,9 +228,10 @@ class Preflight:
         bad = (Finding(node.name, node.host, LEADER, words),)
         return Verdict(PreflightThen.WITHOUT, bad, node.members)
 
-    # -- what is told
+    # -- reporting
 
-    def _tell(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
+    def _report(self, verdict: Verdict, found: Sequence[Check], seconds: float, *, first: bool) -> None:
+        """Writes this node's event; `first`: also the event and the log lines for all nodes."""
         self._events(
             NodeChecked(
                 round=self._round, host=self._me.host, node=self._me.node_rank,
@@ -257,7 +259,7 @@ def _how(code: int | None) -> str:
 
 
 def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) -> list[Node]:
-    """The nodes that members are on, in order. Pure."""
+    """The nodes of these agents, in order; `name` names the agents with these indices. Pure."""
     nodes, first = [], 0
     ranks: dict[int, list[int]] = {}
     indices: dict[int, list[int]] = {}
@@ -274,7 +276,7 @@ def nodes_of(members: Sequence[Member], name: Callable[[Sequence[int]], str]) ->
 
 
 def verdict_of(values: Mapping[str, Any]) -> Verdict:
-    """The inverse of what the leader sends."""
+    """The verdict that the leader has sent as JSON."""
     found = {name: tuple(Finding(**each) for each in values[name]) for name in ("bad", "warnings")}
     return Verdict(
         PreflightThen(values["then"]), found["bad"], tuple(values["lost"]), found["warnings"], values["cause"],
@@ -283,7 +285,7 @@ def verdict_of(values: Mapping[str, Any]) -> Verdict:
 
 
 def checks_of(values: Sequence[Mapping[str, Any]] | None) -> list[Check] | None:
-    """The inverse of what an agent reports; None: it has not."""
+    """The checks that an agent has sent as JSON; None if it has sent none."""
     if values is None:
         return None
     return [Check(**{**each, "level": Level(each["level"]), "accused": tuple(each["accused"])}) for each in values]

@@ -1,4 +1,4 @@
-"""Which nodes a preflight finds bad, and what is done about it. Pure."""
+"""Which nodes of a preflight are bad, and whether the run starts without them. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.schedulers.scheduler import ExcludesNodes
 
 @dataclass(frozen=True)
 class Node:
-    """One node that takes part.
+    """A node that takes part.
 
     Attributes:
-        name: what to call it.
-        host: its host's name.
+        name: for messages.
+        host: host name.
         members: indices of its agents.
         ranks: its ranks.
     """
@@ -32,14 +32,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all agents hear.
+    """The leader's decision, which all agents follow.
 
     Attributes:
-        then: what is done.
-        bad: nodes that are, each with what is wrong with it.
-        lost: indices of their members.
-        warnings: what may become a problem.
-        cause: for the user, if the attempt fails; else empty.
+        then: what follows.
+        bad: name of each bad node, and what is wrong with it.
+        lost: indices of the bad nodes' agents.
+        warnings: name of a node, and what may become a problem there.
+        cause: for the user, if the attempt fails; otherwise empty.
         exit_code: of the attempt, if it fails.
     """
 
@@ -51,46 +51,46 @@ class Verdict:
     exit_code: int = errors.FAILED
 
 
-SILENT, LEADER = "silent", "leader"  # in the place of a check: it said nothing in time; it led, and was lost
-SETTINGS = {"device", "space", "run_dir"}  # checks that fail everywhere when a key is wrong
-Reports = Mapping[int, Sequence[Check] | None]  # of each member; None: it said nothing in time
+SILENT, LEADER = "silent", "leader"  # instead of a check: no report in time; the leader was lost
+SETTINGS = {"device", "space", "run_dir"}  # checks that fail on all nodes if a config key is wrong
+Reports = Mapping[int, Sequence[Check] | None]  # by index of the agent; None: it did not report in time
 
 
 def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: str, silent: str) -> Verdict:
-    """What is done; the first line that fits counts.
+    """The verdict; the first row that applies decides.
 
-    | what is seen | then |
+    | the checks | verdict |
     |---|---|
     | no check failed | go |
-    | some nodes are bad, and enough are left | the others go on without them |
-    | some are bad, and too few are left | fail (1): the run can be resumed elsewhere, by whoever excludes them |
-    | all of several are bad, by the same one of SETTINGS | fail (93): no other node helps |
-    | ranks fail together, and nobody can tell whose fault it is | fail (1) |
+    | some nodes are bad, and enough are left | start without them |
+    | some nodes are bad, and too few are left | fail (1): the run can be resumed on other nodes |
+    | all of several nodes are bad, by the same check of SETTINGS | fail (93): other nodes would fail too |
+    | ranks fail together, and the bad node is unknown | fail (1) |
 
     Args:
         nodes: all that take part.
-        reports: of their members.
-        least: members that must be left.
-        scheduler: which one started the run, for advice.
-        silent: what is said of a node without a word.
+        reports: of their agents.
+        least: agents that must be left.
+        scheduler: name of the scheduler that started the run, for the advice.
+        silent: what is wrong with a node that reported nothing.
     """
-    told = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
+    checks_of = {node: [check for index in node.members for check in reports.get(index) or ()] for node in nodes}
     warnings = tuple(
         dict.fromkeys(
             Finding(node.name, node.host, check.name, check.words)
             for node in nodes
-            for check in told[node]
+            for check in checks_of[node]
             if check.level is Level.WARNING
         )
     )
-    failed = {node: [check for check in checks if check.level is Level.FAILED] for node, checks in told.items()}
+    failed = {node: [each for each in checks if each.level is Level.FAILED] for node, checks in checks_of.items()}
     found = blame(nodes, failed, {node for node in nodes if any(reports.get(each) is None for each in node.members)})
     if not found:
         symptoms = [(node, check.words) for node, checks in failed.items() for check in checks]
         if not symptoms:
             return Verdict(PreflightThen.GO, warnings=warnings)
         who = f"{len({node for node, _ in symptoms})} of {len(nodes)} nodes"
-        cause = f"preflight: {who} lost the others, and nothing tells whose fault it is: {symptoms[0][1]}"
+        cause = f"preflight: {who} lost the others, and the bad node is unknown: {symptoms[0][1]}"
         return Verdict(PreflightThen.FAIL, warnings=warnings, cause=cause)
     bad = tuple(
         Finding(node.name, node.host, *((SILENT, silent) if check is None else (check.name, check.words)))
@@ -110,27 +110,27 @@ def decide(nodes: Sequence[Node], reports: Reports, *, least: int, scheduler: st
 
 
 def advice(bad: Sequence[Node], nodes: int, scheduler: str) -> str:
-    """How to go on without these nodes; nothing where there is only one."""
+    """How to run without these nodes; empty if there is only one node."""
     if nodes == 1:
         return ""
     hosts = ",".join(dict.fromkeys(node.host for node in bad))
     if isinstance(started_by := registry.scheduler(scheduler), ExcludesNodes):
         return f". Resume the run with {started_by.without(hosts)}, or give it spare nodes (min_nodes less than nodes)"
-    return ". Give the run spare nodes (min_nodes less than nodes), which it then does without"
+    return ". Give the run spare nodes (min_nodes less than nodes), so that it starts without bad ones"
 
 
 def blame(
     nodes: Sequence[Node], failed: Mapping[Node, Sequence[Check]], silent: Collection[Node]
 ) -> dict[Node, Check | None]:
-    """The bad nodes, each with the check that tells (None: its silence). The first line that fits some node counts.
+    """The bad nodes, each with the check that shows it (None: it reported nothing). The first row with a node decides.
 
-    | a node | because |
+    | a node is bad if | |
     |---|---|
-    | said nothing, or has an error of its own | the others' errors may come of that |
-    | cannot reach (or see the files of) half of those it looked for, or is not reached by others that can | |
-    | is where wrong elements of an all_reduce come from, as most see it; or, if there is none, sees some | |
+    | it reported nothing, or has an error of its own | which may cause the errors of other nodes |
+    | it does not reach (or see the files of) half of the nodes it tried, or nodes that reach most do not reach it | |
+    | most nodes received wrong elements of an all_reduce from it; if there is no such node: it received some | |
 
-    Who has only lost other ranks, or waited for them in vain, is not blamed.
+    A node that only lost other ranks, or waited for them in vain, is not bad.
     """
     found: dict[Node, Check | None] = {node: None for node in nodes if node in silent}
     for node in nodes:
@@ -143,7 +143,7 @@ def blame(
 
 
 def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node, Check | None]:
-    """Whose fault it is when nodes accuse others."""
+    """The bad nodes, if nodes accuse others; `accusing`: each accusing node's check."""
     if not accusing:
         return {}
     most = len(nodes) / 2
@@ -151,7 +151,7 @@ def _accused(nodes: Sequence[Node], accusing: Mapping[Node, Check]) -> dict[Node
         votes = {node: [each for each in accusing.values() if {*each.accused} & {*node.ranks}] for node in nodes}
         return {node: checks[0] for node, checks in votes.items() if len(checks) > most} or dict(accusing)
     blind = {node: check for node, check in accusing.items() if 2 * len(check.accused) > check.looked}
-    if len(blind) > most:  # then it is whom they do not see
+    if len(blind) > most:  # then the nodes that they do not see are bad
         blind = {}
     seers = [check for node, check in accusing.items() if node not in blind]
     unseen = {node: [each for each in seers if {*each.accused} & {*node.members}] for node in nodes}

@@ -1,7 +1,7 @@
-"""What a preflight looks at on one node. Each check tells what is wrong and what to do about it.
+"""The checks of a preflight on one node. Each says what is wrong and what to do about it.
 
-They run in a process of their own, forked by the agent (see `preflight`): a device or a file system that hangs must not
-hang the agent, and no agent may ever touch a GPU, since ranks are forked from it.
+They run in processes that the agent forks (see `preflight.attempt`): a device or a file system that hangs must not hang
+the agent, and an agent must never touch a GPU, since ranks are forked from it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from launcher.formatting import format_size, plural
 from launcher.spec.plan import JobPlan
 
 MIB = 2**20
-LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # bytes free in a folder: with less it fails, with less there is a warning
+LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # free bytes in a folder: below the first a check fails, below the second it warns
 LEAST_TMP, ENOUGH_TMP = 16 * MIB, 256 * MIB
 LEAST_SHM, ENOUGH_SHM = MIB, 64 * MIB  # the second for each rank: NCCL and data loaders keep buffers there
-WRITTEN = 65536  # bytes that are written to a folder to see that it takes them
-SEEN = 10.0  # seconds after which a file of another node must be there; caches of NFS may take some
+WRITTEN = 65536  # bytes written to a folder as a test
+SEEN = 10.0  # seconds until a file of another node must be visible; NFS caches may delay it
 SIDE = 256  # rows and columns of the matrices
-BUSY = 0.1  # part of a GPU's memory that others may hold
+BUSY = 0.1  # share of a GPU's memory that other processes may use
 _SYMPTOM = re.compile(LOST_PEER.pattern + r"|[Tt]imed? ?out|no response|wait timeout", re.DOTALL)
 
 
@@ -47,16 +47,16 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check on one node.
+    """The result of a check on one node.
 
     Attributes:
         name: device, space, run_dir, clock, all_reduce or reach.
         level: how it ended.
-        words: what is wrong, and what to do; of a check that is fine, what was measured.
+        words: what is wrong, and what to do; for a check that is fine, what was measured.
         ms: milliseconds that it took.
-        accused: whose fault it seems: ranks (of an all_reduce), or members (whose files or doors are not found).
-        looked: how many it looked for.
-        symptom: it failed as it does when another rank is gone or late.
+        accused: the ranks (of an all_reduce) or agents (whose files or ports were not found) that seem to be the cause.
+        looked: how many were looked for.
+        symptom: whether it failed in a way that a missing or late rank explains.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Check:
 
 
 class Problem(Exception):
-    """What a check has found; see `Check`."""
+    """What a check has found; see `Check` for the fields."""
 
     def __init__(self, words: str, level: Level = Level.FAILED, accused: Sequence[int] = (), looked: int = 0) -> None:
         super().__init__(words)
@@ -77,13 +77,13 @@ class Problem(Exception):
 
 
 def check(name: str, look: Callable[[], str]) -> Check:
-    """The outcome of `look`, which returns what it measured or raises; any error at all is a failure."""
+    """Runs `look`, which returns what it measured, or raises; any error is a failed check."""
     began = time.monotonic()
     try:
         outcome = Check(name, words=look())
     except Problem as problem:
         outcome = Check(name, problem.level, str(problem), accused=problem.accused, looked=problem.looked)
-    except Exception as error:  # whatever a driver or a file system comes up with
+    except Exception as error:  # drivers and file systems raise anything
         words = str(error).strip().partition("\n")[0] or type(error).__name__
         outcome = Check(name, Level.FAILED, words, symptom=bool(_SYMPTOM.search(str(error))))
     return replace(outcome, ms=round(1000 * (time.monotonic() - began), 1))
@@ -93,7 +93,7 @@ def check(name: str, look: Callable[[], str]) -> Check:
 
 
 def wants_gpus(plan: JobPlan) -> bool:
-    """Whether a rank without a GPU is an error. Pure."""
+    """Whether a rank needs a GPU. Pure."""
     return plan.workload.device == Device.cuda.value or (
         plan.workload.device == Device.auto.value and plan.gpus_per_node > 0
     )
@@ -103,7 +103,7 @@ def require_devices(plan: JobPlan, there: int) -> None:
     """Compares the GPUs that a process sees with those that were asked for. Pure.
 
     Raises:
-        Problem: they are too few. A scheduler that starts every rank may show each its own GPU alone.
+        Problem: too few. In launch mode `tasks` one is enough: the scheduler may show each rank only its own.
     """
     if not wants_gpus(plan):
         return
@@ -116,10 +116,10 @@ def require_devices(plan: JobPlan, there: int) -> None:
 
 
 def device(plan: JobPlan, local_rank: int) -> torch.device:
-    """The device that a rank will use, as `process_group.init` chooses it.
+    """The device that a rank will use, chosen like in `process_group.init`.
 
     Raises:
-        Problem: there are too few.
+        Problem: there are too few GPUs.
     """
     count = torch.cuda.device_count() if plan.workload.device != Device.cpu.value else 0
     require_devices(plan, count)
@@ -127,10 +127,10 @@ def device(plan: JobPlan, local_rank: int) -> torch.device:
 
 
 def compute(where: torch.device) -> str:
-    """Allocates a little and multiplies two matrices of small whole numbers, whose product is exact in any arithmetic.
+    """Multiplies two matrices of small integers, whose product is exact in any arithmetic; returns the device's name.
 
     Raises:
-        Problem: the product is wrong, or somebody else holds much of the GPU's memory.
+        Problem: the product is wrong, or other processes use much of the GPU's memory.
     """
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -144,8 +144,8 @@ def compute(where: torch.device) -> str:
     if where.type != "cuda":
         return "cpu"
     if total - free > BUSY * total:
-        held = f"{(total - free) / 2**30:.1f} of {total / 2**30:.0f} GiB"
-        raise Problem(f"{held} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
+        used = f"{(total - free) / 2**30:.1f} of {total / 2**30:.0f} GiB"
+        raise Problem(f"{used} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
     return torch.cuda.get_device_name(where)
 
 
@@ -153,17 +153,17 @@ def compute(where: torch.device) -> str:
 
 
 def judge_space(what: str, folder: str, free: int, files: int, least: int, enough: int) -> str:
-    """The words for free space. Pure.
+    """The result for an amount of free space. Pure.
 
     Args:
-        what: whose space it is, and the key or variable to set.
+        what: the key or variable to set if there is too little.
         folder: where.
         free: bytes.
-        files: how many more files there may be; -1: the file system does not count them.
+        files: how many more files can be made; -1 if the file system does not count them.
         least, enough: bytes.
 
     Raises:
-        Problem: it is too little (FAILED with less than `least`, or no file more), or little (WARNING).
+        Problem: FAILED below `least` or if no more files can be made, WARNING below `enough`.
     """
     has = f"{folder} has {free / MIB:,.0f} MiB free"
     if 0 <= files < 10:
@@ -176,12 +176,12 @@ def judge_space(what: str, folder: str, free: int, files: int, least: int, enoug
 
 
 def space(what: str, folder: Path, least: int, enough: int) -> str:
-    """Free space in a folder, which takes a small file.
+    """Checks that a folder takes a small file and has free space.
 
-    A folder that is yet to be made is judged by the nearest one above it.
+    For a folder that does not exist yet, checks its nearest parent.
 
     Raises:
-        Problem: see `judge_space`; or it cannot be written to.
+        Problem: see `judge_space`; or the folder cannot be written to.
     """
     there = folder
     while not there.exists() and there != there.parent:
@@ -192,7 +192,7 @@ def space(what: str, folder: Path, least: int, enough: int) -> str:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".preflight-") as file:
             file.write(bytes(WRITTEN))
             file.flush()
-            os.fsync(file.fileno())  # a full quota may be told only now
+            os.fsync(file.fileno())  # some file systems report a full quota only here
     except OSError as error:
         why = "its file system is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
         raise Problem(f"{there} cannot be written to ({why}): set {what} to a folder that can") from None
@@ -203,25 +203,25 @@ def space(what: str, folder: Path, least: int, enough: int) -> str:
 
 
 def temporary(ranks: int) -> str:
-    """The folder for temporary files, and shared memory.
+    """Checks the folder for temporary files, and shared memory.
 
     Raises:
-        Problem: one is not there or too small.
+        Problem: one is missing or too small.
     """
-    folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would quietly take another one
+    folder = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  # tempfile would silently choose another folder
     if not folder.is_dir():
         raise Problem(f"TMPDIR={folder} is not there: make it in cluster.setup, or set it in cluster.environment")
-    told = [space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)]
+    results = [space("TMPDIR (cluster.environment)", folder, LEAST_TMP, ENOUGH_TMP)]
     shared = Path("/dev/shm")  # noqa: S108
     if shared.is_dir():
         has = os.statvfs(shared)
-        told.append(judge_space("a container's --shm-size", str(shared), has.f_bavail * has.f_frsize, -1, LEAST_SHM,
-                                ENOUGH_SHM * ranks))  # fmt: skip
-    return "; ".join(told)
+        results.append(judge_space("a container's --shm-size", str(shared), has.f_bavail * has.f_frsize, -1, LEAST_SHM,
+                                   ENOUGH_SHM * ranks))  # fmt: skip
+    return "; ".join(results)
 
 
 def checkpoint_space(plan: JobPlan) -> str:
-    """Free space for checkpoints: one more of the size of the newest must fit.
+    """Checks the space for checkpoints: another one of the newest one's size must fit.
 
     Raises:
         Problem: see `space`.
@@ -236,10 +236,10 @@ def checkpoint_space(plan: JobPlan) -> str:
 
 
 def write_mine(folder: Path, index: int, text: str) -> str:
-    """Puts this member's file into the attempt's folder `preflight`.
+    """Writes this agent's file into the attempt's folder `preflight`.
 
     Raises:
-        Problem: it cannot be written, or is not its writer's own and private.
+        Problem: the file cannot be written, or is not owned by this user and private.
     """
     path = folder / f"member-{index}"
     try:
@@ -255,10 +255,10 @@ def write_mine(folder: Path, index: int, text: str) -> str:
 
 
 def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
-    """What a new file's owner and mode say. Pure.
+    """Checks a new file's owner and mode. Pure.
 
     Raises:
-        Problem: it is somebody else's (squashed or mapped ids), or others may write to it in spite of its mode 0600.
+        Problem: the file belongs to another user (mapped ids), or others can write to it in spite of its mode 0600.
     """
     if owner != me:
         raise Problem(
@@ -271,18 +271,18 @@ def judge_owner(path: Path, owner: int, me: int, mode: int) -> str:
     return ""
 
 
-def see(folder: Path, texts: Mapping[int, str], patience: float) -> str:
-    """Reads the files of other members, with some patience.
+def see(folder: Path, texts: Mapping[int, str], timeout: float) -> str:
+    """Waits until the files of other agents are visible.
 
     Args:
         folder: the attempt's folder `preflight`.
-        texts: what the file of each member says.
-        patience: seconds.
+        texts: the expected content, by the agent's index.
+        timeout: seconds.
 
     Raises:
-        Problem: some are not there, or say something else; it accuses their members.
+        Problem: some are missing, or have other content; accuses their agents.
     """
-    give_up, left = time.monotonic() + patience, dict(texts)
+    deadline, left = time.monotonic() + timeout, dict(texts)
     while True:
         for index in list(left):
             with contextlib.suppress(OSError):
@@ -290,10 +290,10 @@ def see(folder: Path, texts: Mapping[int, str], patience: float) -> str:
                     del left[index]
         if not left:
             return f"{plural(len(texts), 'file')} of other nodes seen"
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise Problem(
-                f"{folder} does not show what other nodes write within {patience:g} s: is it on a file system that "
+                f"{folder} does not show what other nodes write within {timeout:g} s: is it on a file system that "
                 "all nodes share? Set runs_dir to one", accused=sorted(left), looked=len(texts),
             )  # fmt: skip
-        os.scandir(folder).close()  # makes NFS look again
+        os.scandir(folder).close()  # refreshes NFS's cache
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The processes of a preflight: one for every rank to be, forked by the agent, which they tell what they have found."""
+"""The processes of a preflight: the agent forks one for every future rank, and receives their checks through a pipe."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from launcher.rendezvous.rank_environment import place_variables
 from launcher.spec.plan import JobPlan
 from launcher.worker import process_group
 
-STORE = 30.0  # seconds that the common store may take to answer
-FILE = 10.0  # seconds for another node to have written its file
-NEAR = 5.0  # seconds for others to have come to where this one is
+STORE = 30.0  # seconds for the common store to respond
+FILE = 10.0  # seconds for another node to write its file
+NEAR = 5.0  # seconds for other nodes to arrive at the same check
 
 
 def run(
     plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int, timeout: float, pipe: Connection,
     agent: int,
 ) -> None:  # fmt: skip
+    """The main function of such a process; does not return."""
     orphans.die_with_parent(agent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the agent ends this process
     torch.set_num_threads(1)
     os.environ.update(place_variables(meeting.members, index, place))
-    with contextlib.suppress(EOFError, OSError):  # the agent has heard enough
+    with contextlib.suppress(EOFError, OSError):  # the agent has closed the pipe
         if pipe.recv() == "begin":
-            looks = Looks(plan, attempt, meeting, index, place)
+            looks = RankChecks(plan, attempt, meeting, index, place)
             pipe.send(looks.alone())
             if pipe.recv() == "go":
                 pipe.send(looks.together(timeout))
-                pipe.recv()  # others may still be reading what this one has sent
-    os._exit(0)  # whatever a backend would do at the end of a process
+                pipe.recv()  # waits for "end": others may still be reading what this process has sent
+    os._exit(0)  # skips what a backend would do at exit
 
 
-class Looks:
-    """The checks of one rank to be; the first of a node also does those of the node."""
+class RankChecks:
+    """The checks of one future rank; the first rank of a node also checks the node."""
 
     def __init__(self, plan: JobPlan, attempt: Path, meeting: Meeting, index: int, place: int) -> None:
         self._plan, self._folder, self._members = plan, attempt / "preflight", meeting.members
@@ -64,10 +65,10 @@ class Looks:
         self._device = torch.device("cpu")
 
     def alone(self) -> list[Check]:
-        """What this node can tell alone, and which files of others it sees."""
+        """The first part: this node's devices and space, and whether it sees the files of other nodes."""
         plan = self._plan
         text = f"{plan.run_id} {self._me.index} {os.urandom(8).hex()}"
-        if self._leads:  # first, for others wait for it
+        if self._leads:  # first, since others wait for it
             written = check("run_dir", lambda: checks.write_mine(self._folder, self._me.index, text))
             self._store.set(f"file/{self._me.index}", text if written.level is not Level.FAILED else "")
         found = [check("device", self._look_at_device)]
@@ -82,7 +83,7 @@ class Looks:
         return found
 
     def together(self, timeout: float) -> list[Check]:
-        """All ranks: clocks, and an all_reduce."""
+        """The second part, with all ranks: clocks, and an all_reduce."""
         name = "gloo" if self._plan.workload.backend == Backend.mpi.value else self._plan.workload.backend
 
         def reduce() -> str:
@@ -93,9 +94,9 @@ class Looks:
             return together.reduce(self._rank, self._world_size, where)
 
         found: list[Check] = []
-        if self._leads:  # the door is open until this process ends
-            self._door, told = together.door(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
-            self._store.set(f"door/{self._me.index}", told)
+        if self._leads:  # the port stays open until this process ends
+            self._listener, address = together.open_port(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0])
+            self._store.set(f"door/{self._me.index}", address)
             found = [check("clock", self._compare_clocks)]
         found.append(check("all_reduce", reduce))
         if self._leads and found[-1].symptom:
@@ -106,8 +107,8 @@ class Looks:
         self._store.set_timeout(timedelta(seconds=NEAR))
         try:
             return together.clock(self._store, self._me == self._heads[0], len(self._heads))
-        except DistStoreError:  # whoever is missing will be missed by the all_reduce
-            raise Problem(f"not compared with the others', which did not answer in {NEAR:g} s", Level.WARNING) from None
+        except DistStoreError:  # the all_reduce will report the missing node
+            raise Problem(f"not compared with the others, which did not respond in {NEAR:g} s", Level.WARNING) from None
         finally:
             self._store.set_timeout(timedelta(seconds=STORE))
 
@@ -116,24 +117,24 @@ class Looks:
         keys = {head.index: f"door/{head.index}" for head in others}
         with contextlib.suppress(DistStoreError):
             self._store.wait([*keys.values()], timedelta(seconds=NEAR))
-        doors = {
+        addresses = {
             index: self._store.get(key).decode() if self._store.check([key]) else "" for index, key in keys.items()
         }
-        return together.reach(doors, {head.index: head.host for head in others})
+        return together.reach(addresses, {head.index: head.host for head in others})
 
     def _look_at_device(self) -> str:
         self._device = checks.device(self._plan, int(os.environ["LOCAL_RANK"]))
         return checks.compute(self._device)
 
     def _see_others(self) -> str:
-        """The files of the first node and of the next two: every file is looked for by somebody who sees others."""
+        """Looks for the files of the first node and of the next two, so that several nodes look for every file."""
         at, count = self._heads.index(self._me), len(self._heads)
         wanted = {self._heads[place % count].index for place in (0, at + 1, at + 2)} - {self._me.index}
         texts = {}
         for index in wanted:
             try:
                 self._store.wait([f"file/{index}"], timedelta(seconds=FILE))
-            except DistStoreError:  # that node says nothing at all, which its own agent, or nobody, tells
+            except DistStoreError:  # its agent reports that node, or reports nothing and is found so
                 continue
             if text := self._store.get(f"file/{index}").decode():
                 texts[index] = text

@@ -1,4 +1,4 @@
-"""What the nodes of a preflight find out together: clocks, an all_reduce, and who reaches whom.
+"""The checks of a preflight that need all nodes: clocks, an all_reduce, and who can connect to whom.
 
 They run in the same processes as `preflight.checks`.
 """
@@ -21,8 +21,8 @@ from launcher.preflight.checks import Level, Problem
 from launcher.rendezvous.interfaces import listen
 from launcher.torch_compat import destroy_without_gil
 
-CALL = 2.0  # seconds for another node to answer
-SKEW = 1.0  # seconds of difference between clocks that are told
+CALL = 2.0  # seconds for a connection to another node
+SKEW = 1.0  # seconds by which a clock may be off without a warning
 ELEMENTS = 65536  # of the all_reduce, at least
 
 
@@ -30,10 +30,10 @@ ELEMENTS = 65536  # of the all_reduce, at least
 
 
 def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tuple[float, float]:
-    """(seconds by which this clock is ahead, largest error of that), from several exchanges. Pure.
+    """Seconds by which this clock is ahead of another, and the largest error of that, from several exchanges. Pure.
 
     Args:
-        mine: this clock before a question and after its answer.
+        mine: this clock, before each request and after its reply.
         theirs: the other clock in between.
     """
     (before, after), then = min(zip(mine, theirs, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
@@ -41,10 +41,11 @@ def offset(mine: Sequence[tuple[float, float]], theirs: Sequence[float]) -> tupl
 
 
 def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
-    """The difference of this node's clock to that of the first node. One process of each node calls it.
+    """Compares this node's clock with the first node's. One process of each node calls it.
 
-    In each round all ask and wait; the first node stamps when the last has asked, so its time lies between a node's own
-    two readings. From the second round on all ask at almost the same moment, and the two are close.
+    In each round all nodes send a request and wait. The first node reads its clock when the last request has arrived,
+    which is between any node's two readings. From the second round on all requests come at almost the same moment, so
+    that the two readings are close.
 
     Raises:
         Problem: they differ by more than SKEW seconds (WARNING).
@@ -65,35 +66,37 @@ def clock(store: Store, first: bool, nodes: int, rounds: int = 3) -> str:
 
 
 def judge_clock(ahead: float, error: float) -> str:
-    """The words for a clock. Pure.
+    """The result for a clock. Pure.
 
     Raises:
-        Problem: it is off by more than SKEW and the error. A warning however much it is: leases, time-outs and what
-            is left of an attempt go by one host's clock, or by none.
+        Problem: it is off by more than SKEW and the error. Never more than a warning: leases, timeouts and the time
+            left of an attempt use one host's clock, or none.
     """
-    told = f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
+    words = (
+        f"its clock is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} the first node's (± {error:.3f} s)"
+    )
     if abs(ahead) > SKEW + error:
-        raise Problem(f"{told}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
-    return told
+        raise Problem(f"{words}: have the nodes' clocks synchronised; times in its records are wrong", Level.WARNING)
+    return words
 
 
 # -- all ranks together
 
 
 def reduce(rank: int, world_size: int, where: torch.device) -> str:
-    """An all_reduce whose elements each come from one rank, so that a wrong one tells whose it is. All ranks call it.
+    """Does an all_reduce whose elements each come from one rank, so that a wrong one shows which. All ranks call it.
 
-    Element i is rank (i modulo world size)'s number, and 0 on all others: exact in float32 in any order.
+    Element i is a number on rank (i modulo world size), and 0 on all others: exact in float32 in any order.
 
     Raises:
-        Problem: elements are wrong; it accuses the ranks that they come from.
-        RuntimeError: the backend's own, when ranks are gone, late or cannot be reached.
+        Problem: elements are wrong; accuses the ranks that they come from.
+        RuntimeError: from the backend, if ranks are gone, late or cannot be reached.
     """
     places = torch.arange(max(ELEMENTS, world_size))
     known = (places % 1009 + 1).to(torch.float32)
     mine = torch.where(places % world_size == rank, known, torch.zeros(())).to(where)
     first = mine.clone()
-    dist.all_reduce(first)  # makes connections
+    dist.all_reduce(first)  # opens connections
     began = time.perf_counter()
     dist.all_reduce(mine)
     received = mine.cpu()
@@ -108,12 +111,12 @@ def reduce(rank: int, world_size: int, where: torch.device) -> str:
     return f"{len(places) * 4 // 1024} KiB over {plural(world_size, 'rank')} in {seconds * 1000:.2f} ms"
 
 
-def door(interface: str) -> tuple[socket.socket | None, str]:
-    """A listening socket on a network interface, and `ADDRESS PORT`; without any that can be had nothing is told.
+def open_port(interface: str) -> tuple[socket.socket | None, str]:
+    """A listening socket on a network interface, and its `ADDRESS PORT`; None and an empty text if there is none.
 
     Args:
-        interface: its name; where there is none of this name, or it has no address, those of this host's name count, as
-            they do for gloo.
+        interface: its name. If there is no such interface, or it has no address, those of the host's name are used,
+            like by gloo.
     """
     for name in (interface, None):
         with contextlib.suppress(OSError):
@@ -122,35 +125,35 @@ def door(interface: str) -> tuple[socket.socket | None, str]:
     return None, ""
 
 
-def reach(doors: Mapping[int, str], names: Mapping[int, str]) -> str:
-    """Connects to other nodes' doors, to tell whose fault it is that ranks do not come together.
+def reach(addresses: Mapping[int, str], names: Mapping[int, str]) -> str:
+    """Connects to the ports of other nodes, to find out which of them cannot be reached.
 
     Args:
-        doors: `ADDRESS PORT` by member; empty: it has told none.
+        addresses: `ADDRESS PORT` by the agent's index; empty: it has opened no port.
         names: the host of each.
 
     Raises:
-        Problem: some cannot be reached; it accuses them.
+        Problem: some cannot be reached; accuses them.
     """
 
-    def call(told: str) -> str:
-        address, _, port = told.partition(" ")
+    def call(text: str) -> str:
+        address, _, port = text.partition(" ")
         try:
             socket.create_connection((address, int(port)), timeout=CALL).close()
         except (OSError, ValueError) as error:
-            return str(error) if told else "it has opened no port"
+            return str(error) if text else "it has opened no port"
         return ""
 
     with ThreadPoolExecutor(32) as pool:
-        failed = {index: why for index, why in zip(doors, pool.map(call, doors.values()), strict=True) if why}
+        failed = {index: why for index, why in zip(addresses, pool.map(call, addresses.values()), strict=True) if why}
     if not failed:
-        return f"{len(doors)} other nodes reached"
+        return f"{len(addresses)} other nodes reached"
     first = next(iter(failed))
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     raise Problem(
-        f"from {socket.gethostname()} {names[first]}{more} cannot be reached ({failed[first]}) at {doors[first]}: is "
-        "there a firewall between the nodes, or the wrong cluster.interface?",
-        accused=sorted(failed), looked=len(doors),
+        f"from {socket.gethostname()} {names[first]}{more} cannot be reached ({failed[first]}) at {addresses[first]}: "
+        "is there a firewall between the nodes, or the wrong cluster.interface?",
+        accused=sorted(failed), looked=len(addresses),
     )  # fmt: skip
 
 
@@ -158,7 +161,7 @@ def join(backend: str, store: Store, rank: int, world_size: int, where: torch.de
     """Makes the process group of the preflight.
 
     Raises:
-        RuntimeError: the backend's own, when others cannot be reached.
+        RuntimeError: from the backend, if other ranks cannot be reached.
     """
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout),

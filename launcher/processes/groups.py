@@ -15,7 +15,7 @@ class Process:
 
     Attributes:
         pid: the process id, which is also the group's.
-        start: the start time in clock ticks since boot, which tells it from a later process with the same id.
+        start: the start time in clock ticks since boot, which differs from that of a later process with the same id.
         host: the host where it runs.
     """
 

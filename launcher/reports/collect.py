@@ -15,7 +15,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.errors import RunError
 from launcher.files import run_files
 from launcher.files.shared_files import read_json, unwrap
-from launcher.monitoring.live import Seen
+from launcher.monitoring.live import RunStatus
 from launcher.reports import words
 from launcher.reports.curves import Curve, curves
 from launcher.reports.fabric import Fabric, Unreadable, parse
@@ -90,7 +90,7 @@ class RunData:
         return tuple(words.redact_override(str(each)) for each in self.record.get("overrides") or ())
 
 
-def collect(seen: Seen, cause: str | None) -> RunData:
+def collect(seen: RunStatus, cause: str | None) -> RunData:
     """Reads the data of a run.
 
     Args:
@@ -126,7 +126,7 @@ def collect(seen: Seen, cause: str | None) -> RunData:
     )
 
 
-def _health(seen: Seen, attempts: Sequence[Sequence[Event]], paces: Sequence[Sequence[Event]]) -> tuple[str, ...]:
+def _health(seen: RunStatus, attempts: Sequence[Sequence[Event]], paces: Sequence[Sequence[Event]]) -> tuple[str, ...]:
     found = [line for events in attempts for line in preflights(events)]
     for number, events in enumerate(paces):
         over = seen.state.over or number + 1 < len(paces)

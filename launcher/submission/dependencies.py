@@ -26,9 +26,9 @@ from launcher.errors import ConfigError, RunError, near
 from launcher.files import ownership, run_files
 from launcher.files.shared_files import list_names, read_text, unwrap
 from launcher.monitoring import sweep as sweep_live
-from launcher.monitoring.live import look, queries, read
+from launcher.monitoring.live import queries, read_history, status_of
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import SweepLive
+from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
 from launcher.runs.events import Awaited, ConditionsMet, every
@@ -155,26 +155,26 @@ def look_at(after: Sequence[str]) -> list[Other]:
         UnavailableError: one cannot be read now.
         RunError: a directory is gone, or damaged.
     """
-    live = SweepLive()
+    live = SweepMonitor()
     return [_look_at(condition, Path(path), live) for condition, _, path in (each.partition(":") for each in after)]
 
 
-def _look_at(condition: str, path: Path, live: SweepLive) -> Other:
+def _look_at(condition: str, path: Path, live: SweepMonitor) -> Other:
     run = Run(path)
     sweep = Sweep(path) if Sweep(path).recorded() else sweep_directory.sweep_of(run)
     if sweep is None:
-        seen = look(run, live)
-        jobs = (seen.story.job_id, *seen.story.waiting) if seen.plan.queued and not seen.state.over else ()
+        seen = status_of(run, live)
+        jobs = (seen.history.job_id, *seen.history.waiting) if seen.plan.queued and not seen.state.over else ()
         return Other(
             condition, run.id, path, seen.state.value, seen.state is RunState.DONE, seen.state.over,
             seen.state in (RunState.UNKNOWN, RunState.LOST), seen.plan.cluster.scheduler if seen.plan.queued else None,
             tuple(job for job in jobs if job),
         )  # fmt: skip
-    points = sweep_live.look_at(sweep, live, [int(path.name)] if sweep.path != path else None)
+    points = sweep_live.point_statuses(sweep, live, [int(path.name)] if sweep.path != path else None)
     found = sweep_live.counts(points)
     done = found.get(RunState.DONE.value, 0) == len(points)
     state = points[0].state if sweep.path != path else "done" if done else sweep_live.summary(found)
-    plans = [(each.seen.plan, each.seen.story.job_id) for each in points if each.live and each.seen]
+    plans = [(each.seen.plan, each.seen.history.job_id) for each in points if each.live and each.seen]
     held = [(plan, job) for plan, job in plans if plan.queued and job]
     schedulers = {plan.cluster.scheduler for plan, _ in held}
     whole = sweep.path == path
@@ -291,7 +291,7 @@ def _repoint(follower: Path) -> None:
     elif run.attempts():
         return  # it has begun
     else:
-        job = read(run).job_id
+        job = read_history(run).job_id
         waiting = {job: run.plan()} if job else {}
     for job_id, plan in waiting.items():
         if jobs := jobs_of(look_at(plan.after)):

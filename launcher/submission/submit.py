@@ -29,7 +29,7 @@ from launcher.environment import snapshot, trackers
 from launcher.errors import ConfigError, RunError, SubmissionError, UnavailableError
 from launcher.files import trusted_folders
 from launcher.files.os_errors import explain
-from launcher.monitoring.live import Live, look, read
+from launcher.monitoring.live import JobMonitor, read_history, status_of
 from launcher.monitoring.state import RunState
 from launcher.paths import code_root, default_runs_dir
 from launcher.runs import events, live_index
@@ -221,7 +221,7 @@ def _submit(prepared: Prepared, config: Mapping[str, Any], overrides: Sequence[s
             raise
     with run.only_submitter():
         require_same(run, plan)  # others may have been here at the same time
-        if job_id := read(run).job_id:
+        if job_id := read_history(run).job_id:
             return Submitted(run, job_id, again=True)
         try:
             with _interrupted(run), _refusals_of_the_system(run, plan, prepared.token):
@@ -280,7 +280,7 @@ def _interrupted(run: Run) -> Iterator[None]:
             f"job that is there, or end it with `launcher cancel {run.id}`"
         ) from None
     if interrupted:
-        job_id = read(run).job_id
+        job_id = read_history(run).job_id
         raise Interrupted(f"{run.id} was submitted as job {job_id}, and goes on: `launcher cancel {run.id}` ends it")
 
 
@@ -369,7 +369,7 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
                 f"{run.id} is a run of workload={before.workload.name}: for workload={plan.workload.name} "
                 "start another run"
             )
-        require_over(run, Live())
+        require_over(run, JobMonitor())
         # The same token until the journal says `submitted`, so that repeating this command looks for the same job.
         journal = journal_events(run)
         token = f"{prepared.token}-r{len(every(journal, events.Submitted))}"
@@ -389,12 +389,12 @@ def _resume(run: Run, prepared: Prepared, config: Mapping[str, Any], overrides: 
     return Submitted(run, job.job_id)
 
 
-def require_over(run: Run, live: Live) -> None:
+def require_over(run: Run, live: JobMonitor) -> None:
     """
     Raises:
         RunError: the run is done, or not over.
     """
-    seen = look(run, live)
+    seen = status_of(run, live)
     if seen.state is RunState.DONE:
         raise RunError(f"{run.id} is done: there is nothing to resume")
     if not seen.state.over:

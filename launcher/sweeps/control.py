@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.formatting import ranges
 from launcher.monitoring.live import cancelled, forget, queries
 from launcher.monitoring.state import RunState
-from launcher.monitoring.sweep import PointSeen, SweepLive, look_at
+from launcher.monitoring.sweep import PointStatus, SweepMonitor, point_statuses
 from launcher.runs.directory import Run, only_submitter
 from launcher.runs.events import CancelFailed
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
@@ -48,18 +48,18 @@ class LiveArray:
 
 
 def live_arrays(
-    seen: Sequence[PointSeen], submissions: Sequence[Submission]
-) -> tuple[list[LiveArray], list[PointSeen]]:
+    seen: Sequence[PointStatus], submissions: Sequence[Submission]
+) -> tuple[list[LiveArray], list[PointStatus]]:
     """The arrays that are not over, and points that are not over and whose jobs are their own. Pure."""
     by_job = {
         element_id(each.job, number): each for each in submissions if each.job for number in range(len(each.points))
     }
-    members: dict[str, list[PointSeen]] = {}
+    members: dict[str, list[PointStatus]] = {}
     alone = []
     for each in seen:
         if not each.live or each.seen is None:
             continue
-        submission = by_job.get(each.seen.story.job_id or "")
+        submission = by_job.get(each.seen.history.job_id or "")
         if submission is None or not each.seen.plan.queued:
             alone.append(each)
         else:
@@ -67,10 +67,10 @@ def live_arrays(
     return [_array(found) for found in members.values()], alone
 
 
-def _array(members: Sequence[PointSeen]) -> LiveArray:
+def _array(members: Sequence[PointStatus]) -> LiveArray:
     first = members[0].seen
-    assert first is not None and first.story.job_id is not None
-    job = registry.queue(first.plan.cluster.scheduler).array_of(first.story.job_id)
+    assert first is not None and first.history.job_id is not None
+    job = registry.queue(first.plan.cluster.scheduler).array_of(first.history.job_id)
     pending = sum(each.state not in BEGUN for each in members)
     return LiveArray(job, first.plan, tuple(each.point.index for each in members), pending)
 
@@ -104,9 +104,9 @@ def cancel(sweep: Sweep, points: Collection[int] | None = None, *, kill: bool = 
 
 def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[int, str]:
     """See `cancel`; the lock is held."""
-    live = SweepLive()
+    live = SweepMonitor()
     _settle(sweep)
-    seen = look_at(sweep, live, cancelled=False)  # each point gets a mark of its own
+    seen = point_statuses(sweep, live, cancelled=False)  # each point gets a mark of its own
     meant = [each for each in seen if not each.over and (points is None or each.point.index in points)]
     wanted = {each.point.index: each for each in meant}
     # For one that has never been made the sweep's own mark is enough.
@@ -117,7 +117,7 @@ def _cancel(sweep: Sweep, points: Collection[int] | None, kill: bool) -> dict[in
     asked: set[int] = set()
     try:
         arrays, alone = live_arrays(seen, sweep.submissions())
-        jobs: dict[int, str] = {each.point.index: each.seen.story.job_id or "" for each in seen if each.seen}
+        jobs: dict[int, str] = {each.point.index: each.seen.history.job_id or "" for each in seen if each.seen}
         for begun in (False, True):  # those first that wait for another to end
             for array in arrays:
                 if begun != (array.pending < len(array.points)):
@@ -171,7 +171,7 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     """
     with only_submitter(sweep.path):
         sweep.write(dataclasses.replace(sweep.manifest(), parallelism=most))
-        arrays, alone = live_arrays(look_at(sweep), sweep.submissions())
+        arrays, alone = live_arrays(point_statuses(sweep), sweep.submissions())
         queued = [each for each in alone if each.seen and each.seen.plan.queued]  # they cannot be kept back
         parts = shares(most, [len(array.points) for array in arrays] + [1] * len(queued))
         given = [(array, part) for array, part in zip(arrays, parts, strict=False) if array.pending and part]
@@ -180,7 +180,7 @@ def throttle(sweep: Sweep, most: int) -> list[tuple[str, int]]:
     return [(array.job, part) for array, part in given]
 
 
-def again(seen: Sequence[PointSeen], wanted: Collection[int] | None) -> list[int]:
+def again(seen: Sequence[PointStatus], wanted: Collection[int] | None) -> list[int]:
     """The points that are to be started again: the wanted ones, or all that are over and not done, or wait. Pure.
 
     | the point | is meant by default | may be named |
@@ -227,7 +227,7 @@ def rerun(
 
     with only_submitter(sweep.path):
         _settle(sweep)
-        chosen = again(look_at(sweep), wanted)
+        chosen = again(point_statuses(sweep), wanted)
         if missing := [index for index in chosen if not sweep.run(index).recorded()]:
             raise RunError(
                 f"nothing was submitted: points {ranges(missing)} have not been made: repeat the command that makes "

@@ -26,8 +26,8 @@ from launcher.environment import snapshot
 from launcher.errors import ConfigError, SubmissionError
 from launcher.files import trusted_folders
 from launcher.formatting import plural
-from launcher.monitoring.live import queries, read
-from launcher.monitoring.sweep import SweepLive, look_at
+from launcher.monitoring.live import queries, read_history
+from launcher.monitoring.sweep import SweepMonitor, point_statuses
 from launcher.own_module import own_module
 from launcher.paths import default_runs_dir
 from launcher.runs import sweep_directory
@@ -285,7 +285,7 @@ def _submit_sweep(prepared: PreparedSweep) -> SubmittedSweep:
         sweep.mark_cancelled(False)
         recover(sweep, {index: prepared.plans[index] for index in prepared.plans})
         there = {index for each in sweep.submissions() for index in each.points} & set(prepared.plans)
-        there |= {i for i in prepared.plans if i not in made | there and read(sweep.run(i)).job_id is not None}
+        there |= {i for i in prepared.plans if i not in made | there and read_history(sweep.run(i)).job_id is not None}
         for index in set(prepared.plans) - there - made:
             sweep.run(index).clear_marks()  # it may have been cancelled before it was handed over
         handing = _Handing(sweep, prepared.groups, prepared.plans, prepared.parallelism)
@@ -368,7 +368,7 @@ class _Before:
     points: tuple[int, ...]
 
     def live(self) -> bool:
-        return not all(each.over for each in look_at(self.sweep, SweepLive(), list(self.points)))
+        return not all(each.over for each in point_statuses(self.sweep, SweepMonitor(), list(self.points)))
 
 
 def _jobs_before(plan: JobPlan, behind: _Before | None) -> list[str]:

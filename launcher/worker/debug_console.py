@@ -1,22 +1,21 @@
-"""Where a rank's debugger reads and writes: a socket of its node, and lines of JSON on it.
+"""The debugger's input and output in a rank: a Unix socket on its node, with JSON lines.
 
-| the rank says | meaning |
+| the rank sends | meaning |
 |---|---|
-| `{"text": ...}` | show this |
-| `{"prompt": ...}` | ask for a line |
-| `{"completions": [...]}` | what the word could become |
-| `{"runs": true}` | the rank goes on until its next breakpoint, if there is one |
-| `{"bye": ...}` | why nothing more will come |
+| `{"text": ...}` | show this text |
+| `{"prompt": ...}` | ask the user for a line |
+| `{"completions": [...]}` | the completions of a word |
+| `{"runs": true}` | the rank runs until its next breakpoint |
+| `{"bye": ...}` | the connection ends, and why |
 
-| the terminal says | meaning |
+| the terminal sends | meaning |
 |---|---|
-| `{"line": ...}` | what was typed |
-| `{"complete": [word, line, begin, end]}` | what could the word become? It is at [begin, end) of the line |
+| `{"line": ...}` | the line that the user typed |
+| `{"complete": [word, line, begin, end]}` | asks for the completions of the word at [begin, end) of the line |
 
-The rank has no thread for it: it reads and writes only while it stands at a prompt. A terminal that leaves may come
-back, and is shown again where the rank stands and what its last line has brought; one that comes second takes the place
-of the first.
-The socket is in a folder of mode 0700, and only this user (and root) is let in.
+The rank needs no thread for this: it reads and writes only while it is at a prompt. A terminal may disconnect and come
+back: it is shown the current position and the output of the last line. A second terminal replaces the first.
+The socket is in a folder of mode 0700, and accepts only this user (and root).
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SCREEN = 1 << 16  # characters that a terminal is shown when it comes
-PATIENCE = 10.0  # seconds after which a terminal that takes nothing is given up
+SCREEN = 1 << 16  # characters that a new terminal is shown
+SEND_TIMEOUT = 10.0  # seconds after which a terminal that reads nothing is disconnected
 LONGEST = 1 << 20  # bytes of one message of a terminal
 _LONGEST_PATH = 90  # bytes; with the socket's name Linux allows 107 (man 7 unix)
 
-Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end) -> what the word could become
+Completer = Callable[[str, str, int, int], list[str]]  # (word, line, begin, end) -> completions of the word
 
 
 class Console(io.TextIOBase):
-    """Standard input and output of a debugger. It is there as long as its process."""
+    """Standard input and output of a debugger. It exists until the process ends."""
 
     def __init__(self, folder: Path) -> None:
         """
@@ -71,10 +70,10 @@ class Console(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is sent before a line is wanted; what has no line break then is the prompt."""
+        """Does nothing: output is sent when a line is read. Text after the last line break is then the prompt."""
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """A line that a terminal sends. It waits for a terminal, and for another one when that leaves."""
+        """The next line from a terminal. Waits for a terminal, and for the next one when it disconnects."""
         text, newline, self._prompt = self._unsent.rpartition("\n")
         self._unsent = ""
         self._head = self._head or text + newline
@@ -91,30 +90,30 @@ class Console(io.TextIOBase):
                 self._send(completions=self.completer(str(word), str(line), int(begin), int(end)))
 
     def runs(self, *, steps: bool) -> None:
-        """The rank goes on: to its next breakpoint, or by a step only."""
+        """The rank continues: to its next breakpoint, or by one step."""
         self._send(text=self._unsent)
         self._unsent = self._head = self._screen = ""
         if not steps:
             self._send(runs=True)
 
     def attended(self) -> bool:
-        """Whether a terminal is here."""
+        """Whether a terminal is connected."""
         if self._terminal is not None and select.select([self._terminal], [], [], 0)[0]:
-            self._receive(self._terminal)  # it has left, or was typed at ahead
+            self._receive(self._terminal)  # notices that it has disconnected
         return self._terminal is not None
 
     def close(self) -> None:
-        """Does nothing: Python's own `exit()` closes what it takes for standard input."""
+        """Does nothing: Python's `exit()` closes standard input."""
 
     def end(self) -> None:
-        """Nobody can come any more."""
+        """Disconnects the terminal, and accepts no other."""
         self._hang_up("")
         self._listener.close()
 
     # -- the terminal
 
     def _next(self) -> dict[str, Any]:
-        """The next message of whatever terminal."""
+        """The next message of any terminal."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
@@ -141,13 +140,13 @@ class Console(io.TextIOBase):
             self._hang_up("")
 
     def _welcome(self) -> None:
-        """Lets a terminal in, and shows it where the debugger stands."""
+        """Accepts a terminal, and shows it the current position of the debugger."""
         newcomer, _ = self._listener.accept()
         if not _ours(newcomer):
             newcomer.close()
             return
         self._hang_up("another terminal has taken over")
-        newcomer.settimeout(PATIENCE)
+        newcomer.settimeout(SEND_TIMEOUT)
         self._terminal = newcomer
         self._send(text=self._screen if self._screen == self._head else self._head + self._screen)
         self._send(prompt=self._prompt)
@@ -156,7 +155,7 @@ class Console(io.TextIOBase):
         if self._terminal is not None and any(message.values()) | ("prompt" in message) | ("completions" in message):
             try:
                 self._terminal.sendall(json.dumps(message).encode() + b"\n")
-            except OSError:  # it has left, or takes nothing
+            except OSError:  # it has disconnected, or reads nothing
                 self._terminal.close()
                 self._terminal, self._received = None, b""
 
@@ -168,7 +167,7 @@ class Console(io.TextIOBase):
 
 
 def private_folder() -> Path:
-    """A new folder of mode 0700 on this node, with a path that is short enough for that of a socket."""
+    """A new folder of mode 0700 on this node, whose path is short enough for a Unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="launcher-"))
     if len(os.fsencode(folder)) <= _LONGEST_PATH:
         return folder
@@ -177,6 +176,6 @@ def private_folder() -> Path:
 
 
 def _ours(peer: socket.socket) -> bool:
-    """Whether the process at the other end is this user's, or root's (man 7 unix, SO_PEERCRED)."""
+    """Whether the process at the other end belongs to this user or to root (man 7 unix, SO_PEERCRED)."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] in (0, os.getuid())

@@ -1,7 +1,7 @@
-"""breakpoint() in a rank of a job: it stops where a terminal can come to it, or goes on and says so.
+"""breakpoint() in a rank of a job: the rank stops so that a terminal can attach, or logs a line and continues.
 
-Ranks stop that debug.rank names. The others go on, until they wait for one of those in a collective, for which they
-have all the time that the job has. `attach --debug` is the terminal; see `console` for what goes between the two.
+The ranks in debug.rank stop. The other ranks continue until a collective in which they wait for a stopped one; while
+debugging, collectives have no timeout. The terminal is `attach --debug`; debug_console.py has the protocol.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CALLERS = (
     "run_script",
     "run_module",
     "_run_code",
-)  # of a workload or a program; see `launcher.worker`
+)  # functions of launcher.worker that call a workload or a program
 HERE = str(Path(__file__).parents[1])
-PASSES_ON = "_first_breakpoint"  # see `script`
+FIRST_BREAKPOINT = "_first_breakpoint"  # function of `script` that calls `stop`
 
 
 class DebuggerQuit(errors.LauncherError):
@@ -48,11 +48,11 @@ class DebuggerQuit(errors.LauncherError):
 
 
 class Debugger(pdb.Pdb):
-    """pdb, with a console in the place of the terminal that a rank does not have."""
+    """pdb with a console instead of a terminal, which a rank does not have."""
 
     def __init__(self, console: Console) -> None:
         files: Any = console
-        # SIGINT is a stop in a training; nobody wants to step through what runs a module.
+        # SIGINT is a stop request in a training. Users do not want to step through runpy.
         super().__init__(stdin=files, stdout=files, nosigint=True, skip=["runpy"])
         self._console, self._steps = console, False
         self.rank = int(os.environ["RANK"])
@@ -61,14 +61,14 @@ class Debugger(pdb.Pdb):
         console.completer = self._complete
 
     def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
-        """Stops in a frame, that of the caller by default."""
-        sys.settrace(None)  # or what is called here would be stepped into, where a step has led to this
+        """Stops in a frame, by default the caller's."""
+        sys.settrace(None)  # or a step that has led here would continue into these functions
         super().set_trace(frame or sys._getframe(1), **options)
 
     def interaction(self, frame: FrameType | None, *details: Any) -> None:
-        """A stop: says where, and is at its prompt until the rank goes on."""
-        told = details[0] if details else None
-        traceback = told.__traceback__ if isinstance(told, BaseException) else told
+        """Handles a stop: reports the position, and prompts until the rank continues."""
+        error = details[0] if details else None
+        traceback = error.__traceback__ if isinstance(error, BaseException) else error
         self._where = _place(frame, traceback)
         host = _host()
         self._events(
@@ -79,7 +79,7 @@ class Debugger(pdb.Pdb):
         )  # fmt: skip
         if not self._console.attended():
             what = "an exception" if traceback is not None else "breakpoint()"
-            _say(
+            _log(
                 f"rank {self.rank} on {host} waits at {what} in {self._where}: "
                 f"python -m launcher attach {_name()} --debug --rank {self.rank}"
             )
@@ -93,21 +93,21 @@ class Debugger(pdb.Pdb):
             self._console.runs(steps=self._steps or traceback is not None)  # after an exception nothing goes on
 
     def stop_here(self, frame: FrameType) -> bool:
-        """As bdb's; a step out of what the user sees is the last one."""
+        """Like bdb's, but a step that leaves the user's code continues."""
         if frame.f_code.co_name in CALLERS and frame.f_code.co_filename.startswith(HERE):
             self.set_continue()
             return False
         return super().stop_here(frame)
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """As pdb's, without the launcher's and torch's frames above the workload."""
+        """Like pdb's, without the frames of launcher and torch above the workload."""
         stack, index = super().get_stack(f, t)
         callers = [place for place, (frame, _) in enumerate(stack[:-1]) if frame.f_code.co_name in CALLERS]
         top = callers[-1] + 1 if callers else 0
         return stack[top:], max(0, index - top)
 
     def quit_cause(self) -> DebuggerQuit:
-        """What a rank ends with whose user has typed `q`."""
+        """The error with which a rank ends after the user has typed `q`."""
         return DebuggerQuit(f"it was ended at the debugger's prompt (q) in {self._where}")
 
     def do_run(self, arg: str) -> None:
@@ -123,7 +123,7 @@ class Debugger(pdb.Pdb):
         self.error("there is no interpreter here besides this prompt, which takes any Python statement")
 
     def _complete(self, word: str, line: str, begin: int, end: int) -> list[str]:
-        """As cmd.Cmd.complete does it with readline's state, which is at the other end here."""
+        """Like cmd.Cmd.complete, without readline, which runs in the terminal."""
         command = self.parseline(line)[0] if begin > 0 else None
         chosen: Callable[..., list[str]] = self.completenames
         if command is not None:
@@ -132,31 +132,31 @@ class Debugger(pdb.Pdb):
             chosen = self.completedefault
         try:
             return [str(each) for each in chosen(word, line, begin, end) or []][:200]
-        except Exception:  # evaluating what is half typed may raise anything
+        except Exception:  # evaluating an incomplete expression may raise anything
             return []
 
 
 _debugger: Debugger | None = None
 _ranks: tuple[int, ...] = ()
-_passed: set[tuple[str, int]] = set()
+_logged: set[tuple[str, int]] = set()  # places of breakpoints without a stop
 
 
-def wanted(plan: JobPlan) -> dict[str, Any]:
-    """What `install` is told, in JSON's types: for a rank that becomes another program."""
+def install_arguments(plan: JobPlan) -> dict[str, Any]:
+    """The arguments of `install` in JSON types, for a rank that executes another program."""
     return {"ranks": list(plan.debug.ranks), "post_mortem": plan.debug.post_mortem}
 
 
 def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
-    """In a rank: breakpoint(), pdb.set_trace() and torch.distributed.breakpoint() are for `attach --debug`.
+    """In a rank: redirects breakpoint(), pdb.set_trace() and torch.distributed.breakpoint() to `attach --debug`.
 
-    Not where somebody sits at the rank's own terminal, and not where PYTHONBREAKPOINT names another debugger.
+    Does not do so if the rank has a terminal, or PYTHONBREAKPOINT names another debugger.
 
     Args:
-        ranks: those that stop; empty: breakpoints are passed over.
-        post_mortem: they also stop where an exception is raised that nobody catches.
+        ranks: the ranks that stop; the others log a line and continue.
+        post_mortem: whether these ranks also stop at an uncaught exception.
 
     Returns:
-        For what is run.
+        A context manager for the code that the rank runs.
     """
     global _ranks
     _ranks = tuple(ranks)
@@ -171,17 +171,17 @@ def install(ranks: Sequence[int], post_mortem: bool = False) -> Watched:
 
 
 def stop(*_: Any, header: str | None = None, **__: Any) -> None:
-    """Takes the place of breakpoint() and pdb.set_trace()."""
+    """Replaces breakpoint() and pdb.set_trace()."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == PASSES_ON:
+    while frame.f_globals.get("__name__") == __name__ or frame.f_code.co_name == FIRST_BREAKPOINT:
         frame = frame.f_back or frame
     if int(os.environ["RANK"]) not in _ranks:
-        _pass(frame)
+        _log_once(frame)
         return
-    debugger = _the()
+    debugger = _debugger_of_rank()
     if header is not None:
         debugger.message(header)
-    debugger.set_trace(frame)  # nothing may follow: it stops at the next line that is run
+    debugger.set_trace(frame)  # must be the last statement: the debugger stops at the next line that runs
 
 
 def _install_torch(distributed_c10d: Any) -> None:
@@ -191,21 +191,21 @@ def _install_torch(distributed_c10d: Any) -> None:
     if not _ranks:
         dist.breakpoint = lambda *_, **__: stop()
         return
-    # Groups made from now on without a time of their own: torch's default is half an hour.
+    # For groups that are made from now on without a timeout; torch's default is half an hour.
     distributed_c10d.default_pg_timeout = timedelta(seconds=FOREVER)
     if distributed_c10d.default_pg_nccl_timeout is not None:
         distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=FOREVER)
-    # It would set the time of all groups to an hour, and read /dev/stdin.
+    # torch's breakpoint would set the timeout of all groups to an hour, and read /dev/stdin.
     names = list(inspect.signature(dist.breakpoint).parameters)
-    if "timeout_s" in names:  # the last one; torch 2.6 has none, and sets no time
+    if "timeout_s" in names:  # the last one; torch 2.6 has none, and sets no timeout
         dist.breakpoint.__defaults__ = (*(dist.breakpoint.__defaults__ or ())[:-1], None)
-    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # what makes its debugger: a function; before, the class
+    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # a function that makes its debugger; earlier a class
         if hasattr(dist, name):
-            setattr(dist, name, _the)
+            setattr(dist, name, _debugger_of_rank)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Installs what concerns torch when a program has imported that."""
+    """Calls `_install_torch` after a program has imported torch.distributed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -229,7 +229,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class Watched:
-    """For all that a rank runs: `q` ends it with a cause, and with debug.post_mortem an exception stops it first."""
+    """For the code that a rank runs: `q` ends it with an error; with debug.post_mortem the rank stops at exceptions."""
 
     def __init__(self, post_mortem: bool) -> None:
         self._post_mortem = post_mortem
@@ -245,31 +245,31 @@ class Watched:
         if isinstance(error, bdb.BdbQuit) and _debugger is not None:
             raise _debugger.quit_cause() from None
         if self._post_mortem and isinstance(error, Exception):
-            debugger = _the()
+            debugger = _debugger_of_rank()
             debugger.message(f"{type(error).__name__}: {error}")
             debugger.reset()
             debugger.interaction(None, error if sys.version_info >= (3, 13) else traceback)
 
 
-def _the() -> Debugger:
-    """This rank's debugger, which keeps its breakpoints from one stop to the next."""
+def _debugger_of_rank() -> Debugger:
+    """This rank's debugger; the same one for all stops, so that it keeps its breakpoints."""
     global _debugger
     if _debugger is None:
         _debugger = Debugger(Console(Path(os.environ[SOCKETS])))
     return _debugger
 
 
-def _pass(frame: FrameType) -> None:
-    """Says, once for each place, that a breakpoint is passed over."""
+def _log_once(frame: FrameType) -> None:
+    """Logs, once for each place, that this rank does not stop at a breakpoint."""
     here = (frame.f_code.co_filename, frame.f_lineno)
-    if here not in _passed:
-        _passed.add(here)
+    if here not in _logged:
+        _logged.add(here)
         chosen = f"debug.rank={','.join(map(str, _ranks))}" if _ranks else "add debug.rank=0 to stop"
-        _say(f"rank {os.environ['RANK']} passes over breakpoint() in {_place(frame, None)} ({chosen})")
+        _log(f"rank {os.environ['RANK']} passes over breakpoint() in {_place(frame, None)} ({chosen})")
 
 
 def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
-    """`train.py:12`, with as much of the path as is not the working directory's."""
+    """`train.py:12`, with the path relative to the working directory if possible."""
     number = frame.f_lineno if frame is not None else 0
     while traceback is not None:
         frame, number, traceback = traceback.tb_frame, traceback.tb_lineno, traceback.tb_next
@@ -284,7 +284,7 @@ def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
 
 
 def _host() -> str:
-    """This rank's node, as the run calls it."""
+    """This rank's host, by the name that the run uses."""
     hosts, node = os.environ.get("LAUNCHER_HOSTS", "").split(","), int(os.environ.get("NODE_RANK", "0"))
     return (hosts[node] if node < len(hosts) else "") or os.uname().nodename
 
@@ -295,11 +295,11 @@ def _name() -> str:
 
 
 def _left() -> str:
-    """How long the job may still take; nothing suspends that."""
+    """The time until the job ends, for the prompt; debugging does not suspend it."""
     left = time_left(os.environ)
     return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     with contextlib.suppress(OSError):
         print(f"launcher: {text}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
 """Which accelerators a rank sees, and which device it computes on.
 
-A GPU that was asked for and is not there is an error, never a reason to train on the CPU. Our own workloads see one
-GPU per rank, so that no thread of theirs can use another rank's by mistake: CUDA's current device is one per thread
-and begins at 0. Users' programs and functions see all GPUs of the node, for torchrun's contract, which their code is
-written for, is that LOCAL_RANK is the index of the device.
+If a GPU was asked for and is missing, that is an error, never a reason to train on the CPU. The workloads of this
+repository see one GPU per rank, so that no thread can use another rank's by mistake: CUDA's current device is
+per thread, and initially 0. Users' programs and functions see all GPUs of the node, since they are written for
+torchrun's contract: LOCAL_RANK is the index of the device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from launcher import errors
 from launcher.config.schema import Device, VisibleDevices
 from launcher.spec.plan import JobPlan
 
-ASKED = "LAUNCHER_GPUS_PER_NODE"  # tells a rank, and the program that it may become, how many GPUs the run asked for
-# The variables that limit what a process sees, by the kind of torch build; of several the last one that is set is
-# narrowed. ROCm applies ROCR_VISIBLE_DEVICES first, and the others count within what that leaves.
+ASKED = "LAUNCHER_GPUS_PER_NODE"  # for a rank, and a program that it executes: how many GPUs the run asked for
+# The variables that limit what a process sees, by the kind of torch build. If several are set, the last one is
+# narrowed. ROCm applies ROCR_VISIBLE_DEVICES first; the others count within the remaining devices.
 _MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "hip": ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
@@ -29,13 +29,13 @@ _NO_DEVICES = ("", "-1", "NoDevFiles")  # the last one is Slurm's
 
 
 class BackendError(errors.LauncherError):
-    """The backend or the device that was asked for cannot be had here; it would be so again."""
+    """The backend or device that was asked for is not available here; a retry would fail too."""
 
     exit_code = errors.NO_RETRY
 
 
 def torch_build() -> str:
-    """The kind of accelerator that this torch was built for: cuda, hip or xpu; empty: for CPUs only."""
+    """The kind of accelerator that this torch was built for: cuda, hip or xpu; empty for CPUs only."""
     return next((kind for kind in ("hip", "cuda", "xpu") if getattr(torch.version, kind, None)), "")
 
 
@@ -43,7 +43,7 @@ def torch_build() -> str:
 
 
 def variables(plan: JobPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment gets before torch uses an accelerator; its place must be in there already."""
+    """The variables to set in a rank before torch uses an accelerator; `environ` must contain LOCAL_RANK already."""
     changes = visible_device_changes(
         environ,
         local_rank=int(environ["LOCAL_RANK"]),
@@ -66,24 +66,24 @@ def visible_device_changes(
     own_code: bool,
     build: str,
 ) -> dict[str, str]:
-    """What makes a rank see one device only. Pure; the first line that fits counts.
+    """The variables that make a rank see one device only. Pure; the first row that applies decides.
 
     | launch.visible_devices | the node | the rank sees |
     |---|---|---|
-    | all; or auto, and the ranks run the user's own code | | what is there |
-    | otherwise | no GPUs were asked for, or no mask of a CPU-only torch is set | what is there |
-    | | the mask names one device, or none (the scheduler gave each task its own) | what is there |
-    | | the mask names fewer devices than the node has ranks | what is there: `choose_device` refuses |
-    | | the mask names enough | the one at the place of its local rank, in the mask's own words (number, UUID, MIG) |
-    | | no mask is set, and there are as many GPUs as ranks | the one with the number of its local rank |
+    | all; or auto, and the ranks run the user's own code | | all that is there |
+    | otherwise | no GPUs were asked for, or torch is CPU-only and no mask is set | all that is there |
+    | | the mask names one device, or none (the scheduler gave each task its own) | all that is there |
+    | | the mask names fewer devices than the node has ranks | all that is there: `choose_device` refuses |
+    | | the mask names enough | its entry at the index of the local rank, unchanged (number, UUID, MIG) |
+    | | no mask is set, and there are as many GPUs as ranks | the GPU with the number of the local rank |
 
     Args:
         environ: variables of the rank.
-        local_rank: its number on the node.
-        ranks: how many ranks the node has.
+        local_rank: of this rank.
+        ranks: number of ranks on the node.
         gpus_per_node: GPUs that the run asked for on each node.
         wanted: launch.visible_devices.
-        own_code: the ranks run a program or a function of the user's own.
+        own_code: whether the ranks run the user's own program or function.
         build: see `torch_build`.
 
     Returns:
@@ -101,7 +101,7 @@ def visible_device_changes(
 
 
 def _mask(environ: Mapping[str, str], build: str) -> str | None:
-    """The variable to narrow. With a torch for CPUs, which need not be the program's, the one that is set tells."""
+    """The mask to narrow. With a CPU-only torch, which may not be the program's, the one that is set."""
     known = _MASKS.get(build) or tuple(name for names in reversed(_MASKS.values()) for name in names)
     there = [name for name in known if name in environ]
     if there:
@@ -110,7 +110,7 @@ def _mask(environ: Mapping[str, str], build: str) -> str | None:
 
 
 def _entries(mask: str) -> list[str]:
-    """The devices of a mask; a driver ignores whatever follows the first entry that is none."""
+    """The devices of a mask; a driver ignores everything from the first invalid entry on."""
     entries = []
     for entry in mask.split(","):
         if entry.strip() in _NO_DEVICES:
@@ -119,19 +119,19 @@ def _entries(mask: str) -> list[str]:
     return entries
 
 
-# -- what it computes on
+# -- the device of a rank
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What this process sees.
+class Accelerators:
+    """The accelerators that this process sees.
 
     Attributes:
-        kind: type of the accelerator's torch.device (cuda on ROCm as well); empty: torch was built for CPUs only.
+        kind: their torch.device type (cuda on ROCm as well); empty if torch was built for CPUs only.
         count: how many there are.
         torch: torch's version.
-        mask: the variables that limit what is seen, as the environment has them.
-        error: what the driver said where it found none.
+        mask: the variables that limit what the process sees, with their values.
+        error: the driver's message if it found none.
     """
 
     kind: str
@@ -142,21 +142,21 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """For an error."""
+        """A description for errors."""
         if not self.kind:
             return f"torch {self.torch} was built for CPUs only"
-        said = f"; the driver says: {self.error}" if self.error else ""
-        return f"torch {self.torch} finds {self.count or 'none'} with {self.mask}{said}"
+        error = f"; the driver says: {self.error}" if self.error else ""
+        return f"torch {self.torch} finds {self.count or 'none'} with {self.mask}{error}"
 
 
-def look(environ: Mapping[str, str]) -> Seen:
-    """What this process sees now."""
+def find_accelerators(environ: Mapping[str, str]) -> Accelerators:
+    """The accelerators that this process sees now."""
     build = torch_build()
     names = _MASKS.get(build, ())
     mask = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
     kind = "cuda" if build == "hip" else build
     if not kind:
-        return Seen("", 0, torch.__version__)
+        return Accelerators("", 0, torch.__version__)
     device_module = getattr(torch, kind)
     count, error = device_module.device_count(), ""
     if not count:
@@ -164,20 +164,20 @@ def look(environ: Mapping[str, str]) -> Seen:
             device_module.init()
         except Exception as failed:  # RuntimeError, and AssertionError of some builds
             error = str(failed).partition("\n")[0]
-    return Seen(kind, count, torch.__version__, mask or f"{names[-1]} not set", error)
+    return Accelerators(kind, count, torch.__version__, mask or f"{names[-1]} not set", error)
 
 
 def choose_device(
-    wanted: str, asked: int, seen: Seen, *, rank: int, local_rank: int, ranks: int, host: str
+    wanted: str, asked: int, seen: Accelerators, *, rank: int, local_rank: int, ranks: int, host: str
 ) -> tuple[str, int | None]:
-    """The type and the index of the device of a rank. Pure; the first line that fits counts.
+    """The type and the index of a rank's device. Pure; the first row that applies decides.
 
-    A run that asked for GPUs takes no more of those that are seen: a machine without a scheduler shows them all.
+    A run that asked for GPUs uses no more of those that it sees: a machine without a scheduler shows them all.
 
-    | device | GPUs asked for | seen, of those | it is |
+    | device | GPUs asked for | GPUs seen, at most as many as asked for | result |
     |---|---|---|---|
     | cpu | | | the CPU |
-    | cuda | | an accelerator that is not CUDA's, or none | refused |
+    | cuda | | accelerators of another kind, or none | refused |
     | auto | some | none | refused |
     | auto | none | none | the CPU |
     | auto or cuda | | more than one, but fewer than the node has ranks | refused |
@@ -188,11 +188,12 @@ def choose_device(
         wanted: auto, cpu or cuda.
         asked: GPUs on each node that the run asked for; 0 outside of a run.
         seen: by this process.
-        rank, local_rank, ranks: its place, and the number of ranks on its node.
+        rank, local_rank: of this rank.
+        ranks: number of ranks on its node.
         host: its node.
 
     Raises:
-        BackendError: what was asked for is not there.
+        BackendError: the device that was asked for is not available.
     """
     if wanted == Device.cpu.value or (wanted == Device.auto.value and not asked and not seen.count):
         return "cpu", None

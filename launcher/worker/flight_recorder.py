@@ -1,10 +1,10 @@
-"""Who holds up the others on GPUs, from NCCL's flight recorder.
+"""Finds the ranks that block the others on GPUs, from NCCL's flight recorder.
 
-On GPUs the stacks of ranks tell little: collectives are enqueued, and all ranks hang where they next wait for their GPU
-(`loss.item()`). What tells is which collectives each rank has enqueued, and which of them its GPU has begun and ended.
-torch records that, and a thread of its own writes it to a file when somebody writes to a named pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The main thread may wait in C as long as it has released the interpreter's
-lock, which `.item()` and `torch.cuda.synchronize()` have. Nothing here needs torch.
+On GPUs the stacks of ranks show little: collectives are enqueued, and all ranks hang where they next wait for their GPU
+(`loss.item()`). The flight recorder shows which collectives each rank has enqueued, and which of them its GPU has begun
+and finished. A thread of torch dumps it to a file when something is written to a named pipe
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE). This works while the main thread waits in C, as long as it has released the
+interpreter's lock, as `.item()` and `torch.cuda.synchronize()` do. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 
 from launcher.formatting import name_ranks
 
-ENTRIES = 2000  # collectives that a rank remembers; torch's own default
-PATIENCE = 4.0  # seconds for the dumps; torch looks at the pipe once in a second, and then looks up all stacks
+ENTRIES = 2000  # collectives that each rank records; torch's default
+TIMEOUT = 4.0  # seconds for the dumps; torch polls the pipe once a second, and then looks up all stacks
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 
 
 @dataclass(frozen=True)
 class Group:
-    """What one rank has done in one process group.
+    """A rank's collectives in one process group.
 
     Attributes:
         name: of the group; the same on all of its ranks.
         enqueued: number of the last collective that the rank has enqueued; 0: none.
-        pending: number of the first one that its GPU has not ended; None: it has ended all.
-        operation: that one (`nccl:all_reduce`); empty when none is pending.
-        started: its GPU has begun that one.
+        pending: number of the first one that its GPU has not finished; None: it has finished all.
+        operation: of the pending one (`nccl:all_reduce`); empty if none is pending.
+        started: whether its GPU has begun the pending one.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Recorder:
-    """What one rank has done in all of its groups."""
+    """A rank's collectives in all of its groups."""
 
     rank: int
     groups: tuple[Group, ...]
@@ -58,26 +58,26 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that holds up others, and how one tells."""
+    """A rank that blocks others, and why it is suspected."""
 
     rank: int
     why: str
 
 
 def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
-    """The ranks that hold up the others. Pure; in each group the first line that fits counts.
+    """The ranks that block the others. Pure; in each group the first row that applies decides.
 
-    The first collective of the group that has not ended on every rank:
+    About the first collective of the group that is not finished on every rank:
 
-    | what is seen | to blame |
+    | what the recorders show | to blame |
     |---|---|
-    | some ranks have enqueued it, others have not | those that have not |
-    | the ranks have enqueued different operations | those with another one than most |
-    | it has ended on some GPUs only | the ranks on which it has not |
+    | some ranks have enqueued it, others have not | the ranks that have not |
+    | the ranks have enqueued different operations | the ranks with another one than most |
+    | it has finished on some GPUs only | the ranks on which it has not |
     | it has begun on some GPUs only | the ranks on which it has not: something before it does not end |
     | anything else | nobody |
 
-    A rank that is to blame in one group because it waits for another one in a second group is not the cause.
+    A rank that is to blame in one group because it waits for another rank in a second group is not the cause.
     """
     accused: dict[int, Suspect] = {}
     waits_for: dict[int, set[int]] = {}
@@ -94,7 +94,7 @@ def blame(recorders: Sequence[Recorder]) -> list[Suspect]:
 
 
 def _in_group(name: str, seen: Mapping[int, Group]) -> tuple[list[int], str]:
-    """The ranks to blame in one group, and how one tells."""
+    """The ranks to blame in one group, and why."""
     pending = [group.pending for group in seen.values() if group.pending is not None]
     if not pending:
         return [], ""
@@ -128,19 +128,19 @@ def _waiting(ranks: Mapping[int, Group] | Sequence[int]) -> str:
 
 
 class _PlainOnly(pickle.Unpickler):
-    """Unpickles dicts, lists, texts and numbers, which a dump is made of, and nothing that could run code."""
+    """Unpickles dicts, lists, texts and numbers, of which a dump consists, and nothing that could execute code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
 
 
 def parse(rank: int, dump: bytes) -> Recorder:
-    """A rank's dump, as torch writes it to a file. Pure.
+    """Parses a rank's dump, as torch writes it to a file. Pure.
 
-    An entry is done when its state is `completed`. gloo, whose entries never say so, retires them.
+    An entry is finished when its state is `completed`. gloo never sets that state, and marks entries as retired.
 
     Raises:
-        ValueError: it is no dump, or not whole.
+        ValueError: it is not a dump, or is incomplete.
     """
     try:
         entries = _PlainOnly(io.BytesIO(dump)).load().get("entries", [])
@@ -170,7 +170,7 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 
 
 def to_json(recorder: Recorder) -> str:
-    """For the way to another agent."""
+    """A Recorder as JSON, to send it to another agent."""
     return json.dumps(asdict(recorder))
 
 
@@ -181,21 +181,21 @@ def from_json(text: str) -> Recorder:
 
 
 class Recorders:
-    """The flight recorders of the ranks of one node, as their agent asks them."""
+    """The flight recorders of the ranks of one node, for their agent."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], *, renamed: bool) -> None:
-        """Chooses where ranks are asked and answer.
+        """Chooses the paths of pipes and dumps.
 
         Args:
-            folder: a private one on this node, which outlives the ranks; the caller removes it.
-            environ: of the agent; what the user has set there stays.
-            renamed: torch has `torch._C._distributed_c10d._dump_fr_trace`, so it also knows the variables by their
-                later names, and warns of the earlier ones.
+            folder: private, on this node, outlives the ranks; the caller removes it.
+            environ: of the agent; variables that the user has set there are kept.
+            renamed: whether torch has `torch._C._distributed_c10d._dump_fr_trace`. Then it also knows the variables by
+                their later names, and warns of the earlier ones.
         """
         size = "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
         wanted = {
             size: str(ENTRIES),
-            "TORCH_NCCL_ENABLE_TIMING": "1",  # without it nobody knows whether a GPU has begun a collective
+            "TORCH_NCCL_ENABLE_TIMING": "1",  # without it torch does not record whether a GPU has begun a collective
             _PIPE: f"{folder}/ask-",
             _FILE: f"{folder}/dump-",
         }
@@ -205,28 +205,28 @@ class Recorders:
         self._pipe = environ.get(_PIPE, wanted[_PIPE])
         self._file = environ.get("TORCH_FR_DUMP_TEMP_FILE" if renamed else _FILE) or environ.get(_FILE, wanted[_FILE])
 
-    def take(self, ranks: Sequence[int], patience: float = PATIENCE) -> list[str]:
-        """What the recorder of each rank says, as `to_json` writes it; empty: the rank has none, or does not answer."""
+    def take(self, ranks: Sequence[int], timeout: float = TIMEOUT) -> list[str]:
+        """The recorder of each rank as `to_json` writes it; empty if the rank has none, or does not respond in time."""
         found = dict.fromkeys(ranks, "")
-        asked = [rank for rank in ranks if self._ask(rank)]
-        give_up = time.monotonic() + patience
+        asked = [rank for rank in ranks if self._request(rank)]
+        deadline = time.monotonic() + timeout
         while asked:
             for rank in list(asked):
-                with contextlib.suppress(OSError, ValueError):  # it is not there yet, or not whole
+                with contextlib.suppress(OSError, ValueError):  # missing so far, or incomplete
                     found[rank] = to_json(parse(rank, Path(f"{self._file}{rank}").read_bytes()))
                     asked.remove(rank)
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         return list(found.values())
 
-    def _ask(self, rank: int) -> bool:
-        """Whether there is somebody to ask."""
+    def _request(self, rank: int) -> bool:
+        """Requests a dump from a rank; returns False if the rank has no recorder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self._file}{rank}")
         try:
             pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # no NCCL there, or nobody reads it any more
+        except OSError:  # no NCCL in that rank, or nothing reads the pipe any more
             return False
         with contextlib.suppress(OSError):
             os.write(pipe, b"dump\n")

@@ -1,4 +1,4 @@
-"""Which samples each rank takes at each step, the same whatever the number of ranks."""
+"""Which samples each rank takes at each step, independent of the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class GlobalBatchSampler:
-    """Which samples are used when: the order is a pure function of (seed, epoch, step), whatever the world size.
+    """Chooses samples: their order is a pure function of (seed, epoch, step), whatever the world size.
 
-    An epoch is a fresh permutation of all samples, cut into global batches of `batch_size`; what is left over at its
-    end (fewer than `batch_size` samples) is not used in that epoch. Of each global batch a rank takes one contiguous
-    share; shares differ by at most one sample.
+    An epoch is a new permutation of all samples, cut into global batches of `batch_size`. The rest at its end (fewer
+    than `batch_size` samples) is not used in that epoch. Each rank takes a contiguous share of each global batch;
+    shares differ by at most one sample.
 
-    With `micro_batches` the global batch is cut into so many logical micro-batches, which differ by at most one sample
-    and do not depend on the world size, and a rank takes whole ones.
+    With `micro_batches` the global batch is cut into that many micro-batches, which differ by at most one sample and do
+    not depend on the world size, and each rank takes whole ones.
 
     Raises:
         ValueError: the data set is smaller than one batch, the batch has fewer samples than there are ranks or
@@ -65,42 +65,42 @@ class GlobalBatchSampler:
 
     @property
     def weight(self) -> float:
-        """What the sum of this rank's per-sample losses must be multiplied by.
+        """The factor for the sum of this rank's per-sample losses.
 
-        With it, the mean over ranks of their gradients is the gradient of the mean loss over the global batch, also
-        where shares differ: mean_r(W / B x sum_r) = sum / B.
+        With it, the mean over ranks of their gradients is the gradient of the mean loss over the global batch, even if
+        shares differ: mean_r(W / B x sum_r) = sum / B.
         """
         return self.world_size / self.batch_size
 
     def order(self, epoch: int) -> Tensor:
-        """All samples in the order of that epoch, int64 [size]."""
+        """All samples in the order of an epoch, int64 [size]."""
         if self._order is None or self._order[0] != epoch:
             digest = hashlib.sha256(f"{self.seed}/{epoch}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-            # Always drawn on the CPU: a GPU's generator gives another permutation for the same seed.
+            # Always drawn on the CPU: a GPU's generator draws another permutation for the same seed.
             self._order = epoch, torch.randperm(self.size, generator=generator).to(self.device)
         return self._order[1]
 
     def global_batch(self, epoch: int, step: int) -> Tensor:
-        """The samples of all ranks at that step of the epoch, int64 [batch_size]."""
+        """The samples of all ranks at a step of an epoch, int64 [batch_size]."""
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} is not one of the {self.steps_per_epoch} steps of an epoch")
         return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def batch(self, epoch: int, step: int) -> Tensor:
-        """This rank's share of the global batch, int64 [its sizes' sum]."""
+        """This rank's share of the global batch, int64 [sum of its sizes]."""
         return self.global_batch(epoch, step)[self._first : self._last]
 
     def batches(self, epoch: int, step: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """(step, this rank's share) for the rest of the epoch, from `step` on."""
+        """(step, this rank's share) for each step of the epoch from `step` on."""
         for following in range(step, self.steps_per_epoch):
             yield following, self.batch(epoch, following)
 
     def locate(self, global_step: int) -> tuple[int, int]:
-        """(epoch, step in it) of the step that comes after `global_step` steps."""
+        """(epoch, step in it) of the step after the first `global_step` steps."""
         return divmod(global_step, self.steps_per_epoch)
 
 
 def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open range of `count` things that belongs to a rank; ranges are contiguous and differ by at most one."""
+    """A rank's half-open range of `count` things; ranges are contiguous and differ by at most one."""
     return count * rank // world_size, count * (rank + 1) // world_size

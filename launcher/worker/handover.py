@@ -1,13 +1,13 @@
-"""What an agent and a rank that it started hand to each other: a gate on the way in, a report on the way out.
+"""The two channels between an agent and a rank that it starts: a gate before it joins, and a report when it ends.
 
-The agent leaves two descriptors in the rank's environment, which the rank takes before it does anything else:
+The agent passes two descriptors in the rank's environment, which the rank takes first of all:
 
-| variable | names the descriptor of |
+| variable | the descriptor of |
 |---|---|
-| `LAUNCHER_GATE` | a pipe that can be read as soon as the rank may use the store; nobody reads it |
+| `LAUNCHER_GATE` | a pipe that becomes readable when the rank may use the store; its content is not read |
 | `LAUNCHER_REPORT` | a file in memory, in which the rank writes how it ended: one JSON object, never a pickle |
 
-A report is `{"returned": METRICS}` or `{"error": ...}` (`script.error_report`). A rank that is killed, or leaves by
+A report is `{"returned": METRICS}` or `{"error": ...}` (`script.error_report`). A rank that is killed, or ends by
 os._exit, writes none.
 """
 
@@ -35,10 +35,10 @@ from launcher.failures.symptoms import LOST_PEER
 from launcher.worker import script
 
 GATE, REPORT = "LAUNCHER_GATE", "LAUNCHER_REPORT"
-SYMPTOM_DELAY = 2.0  # seconds that a survivor waits before it fails, so that the rank that it lost is heard first
+SYMPTOM_DELAY = 2.0  # seconds that a survivor waits before it fails, so that the failure of the lost rank comes first
 LONGEST_REPORT = 1 << 20  # bytes
 _LAUNCHER = Path(__file__).parents[1]
-# Files and folders whose frames stand above a workload's or a function's own.
+# Files and folders whose frames are above those of a workload or a function.
 ABOVE = (
     *script.ABOVE,
     f"{_LAUNCHER / 'agent'}/",
@@ -50,7 +50,7 @@ ABOVE = (
 
 
 class GateError(RuntimeError):
-    """The agents did not let this rank go on in time."""
+    """The agents did not let this rank join in time."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Handover:
         """Waits until the rank may use the store.
 
         Raises:
-            GateError: that takes longer than `timeout` seconds.
+            GateError: not within `timeout` seconds.
         """
-        gate = select.poll()  # select() knows no descriptor above 1023
+        gate = select.poll()  # select() cannot handle descriptors above 1023
         gate.register(self.gate, select.POLLIN)
         if not gate.poll(timeout * 1000):
             raise GateError(
@@ -77,21 +77,21 @@ class Handover:
 
 
 def take() -> Handover:
-    """This rank's, once; processes that it starts find nothing of it."""
+    """Takes this rank's descriptors out of the environment, so that its child processes do not inherit them."""
     return Handover(int(os.environ.pop(GATE)), int(os.environ.pop(REPORT)))
 
 
 @dataclass(frozen=True)
 class WorkerError:
-    """How a rank failed, in its own words.
+    """How a rank failed, as it reported itself.
 
     Attributes:
-        code: raised, lost peer (another rank was gone before), or sys.exit (called with words).
+        code: raised, lost peer (another rank was gone before), or sys.exit (called with a text).
         type: name of the exception's class.
         message: its text.
-        traceback: as Python prints it, from the user's own frames on.
-        lost_peer: it failed because another rank was gone.
-        final: it would fail again, wherever the work is taken up.
+        traceback: as Python prints it, starting at the user's frames.
+        lost_peer: whether it failed because another rank was gone.
+        final: whether a retry would fail too.
     """
 
     code: str
@@ -112,7 +112,7 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank has left: metrics, an error, or (neither) nothing that can be read."""
+    """A rank's report: metrics or an error; neither if it left no readable report."""
 
     returned: dict[str, Any] | None = None
     error: WorkerError | None = None
@@ -122,10 +122,10 @@ class Report:
 
 
 def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) -> int:
-    """Does a rank's work in this process, and reports how it ended.
+    """Runs a rank's work in this process, and reports how it ended.
 
     Args:
-        call: the work; it returns metrics, or nothing.
+        call: the work; returns metrics, or None.
         report: descriptor of the report.
 
     Returns:
@@ -152,19 +152,19 @@ def run_and_report(call: Callable[[], Mapping[str, Any] | None], report: int) ->
     except BaseException as error:
         whole = error.__traceback__
         shown = script.cut(error, ABOVE)
-        told = script.error_report(error, shown, LOST_PEER.pattern)
-        if shown[2] is None and not told["final"]:  # it is no word of ours about the workload, but a fault of our own
+        entry = script.error_report(error, shown, LOST_PEER.pattern)
+        if shown[2] is None and not entry["final"]:  # raised by the launcher itself: a defect, so show its frames
             shown = type(error), error.with_traceback(whole), whole
-            told = script.error_report(error, shown, LOST_PEER.pattern)
-        traceback.print_exception(*shown)  # not by torch's hook, which puts the rank before each line
-        if told["lost_peer"]:
+            entry = script.error_report(error, shown, LOST_PEER.pattern)
+        traceback.print_exception(*shown)  # not by torch's hook, which prefixes each line with the rank
+        if entry["lost_peer"]:
             time.sleep(SYMPTOM_DELAY)
-        script.write_report(report, owner, {"error": told})
+        script.write_report(report, owner, {"error": entry})
         return errors.NO_RETRY if getattr(error, "exit_code", None) == errors.NO_RETRY else errors.FAILED
 
 
 def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics in JSON's types; of what JSON has no type for, its text.
+    """Metrics in JSON types; values of other types as text.
 
     Raises:
         ValueError: they are too large for a report.
@@ -178,9 +178,9 @@ def _metrics(returned: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin_process() -> None:
-    """Makes a fork what a process of its own would be: nothing that its parent was to do at its end is done here."""
+    """Makes a fork behave like a new process: removes what the parent was to do at its exit."""
     atexit._clear()
-    # What multiprocessing does in a process that it forks itself: the parent's children are not this one's.
+    # As multiprocessing does in processes that it forks itself: the parent's children are not this one's.
     process._children.clear()  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     util._run_after_forkers()  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def begin_process() -> None:
 
 
 def end_process(code: int) -> None:
-    """Ends it as the interpreter would: threads are waited for, what was registered for the end is done."""
+    """Ends the process as the interpreter would: waits for threads, and calls exit handlers."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -203,31 +203,31 @@ def end_process(code: int) -> None:
 
 
 def read_report(descriptor: int) -> Report:
-    """What a rank that has ended wrote."""
+    """Reads the report of a rank that has ended."""
     try:
-        told = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
+        report = json.loads(os.pread(descriptor, 2 * LONGEST_REPORT, 0))
     except (OSError, ValueError):
         return Report()
-    if not isinstance(told, dict):
+    if not isinstance(report, dict):
         return Report()
-    returned, error = told.get("returned"), told.get("error")
+    returned, error = report.get("returned"), report.get("error")
     if isinstance(error, dict):
         return Report(error=_error_of(error))
     return Report(returned=returned) if isinstance(returned, dict) else Report()
 
 
-def _error_of(told: Mapping[str, Any]) -> WorkerError:
-    code, kind, message, trace = (str(told.get(name, "")) for name in ("code", "type", "message", "traceback"))
+def _error_of(entry: Mapping[str, Any]) -> WorkerError:
+    code, kind, message, trace = (str(entry.get(name, "")) for name in ("code", "type", "message", "traceback"))
     return WorkerError(
-        code, kind, message, trace, lost_peer=told.get("lost_peer") is True, final=told.get("final") is True
+        code, kind, message, trace, lost_peer=entry.get("lost_peer") is True, final=entry.get("final") is True
     )
 
 
 def read_error_file(path: Path) -> WorkerError | None:
-    """What torch's `@record` has left of an error (TORCHELASTIC_ERROR_FILE); None: nothing that can be read."""
+    """The error that torch's `@record` wrote (TORCHELASTIC_ERROR_FILE); None if there is none that can be read."""
     try:
         with open(path, "rb") as file:
-            os.fchmod(file.fileno(), 0o600)  # torch makes it anew, with the umask of the user's own code
+            os.fchmod(file.fileno(), 0o600)  # torch creates it with the umask of the user's code
             message = json.loads(file.read(2 * LONGEST_REPORT))["message"]
         trace = str(message["extraInfo"]["py_callstack"])
         kind, _, text = str(message["message"]).partition(": ")
@@ -238,7 +238,7 @@ def read_error_file(path: Path) -> WorkerError | None:
 
 
 def _record_lost_peer(kind: str, text: str, trace: str) -> bool:
-    """`script.lost_peer`, of what is left of an error that another process has recorded: again by type and place."""
+    """Like `script.lost_peer`, for an error that another process has recorded: by type and place."""
     if kind == "DistNetworkError":
         return True
     if not LOST_PEER.search(text) or not (kind == "RuntimeError" or kind.startswith("Dist")):

@@ -1,7 +1,7 @@
-"""Finds ranks that hang: that they do, which ones, and where, from the stacks of all ranks.
+"""Detects ranks that hang, and finds out which ones and where, from the stacks of all ranks.
 
-A rank that hangs holds up all others in their next collective, so all are silent at once. What tells them apart is
-what the kernel and the interpreter say of each.
+A rank that hangs blocks all others in their next collective, so all become silent at once. The kernel's state and the
+interpreter's stacks tell them apart.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from launcher.files import memory_file
 from launcher.worker import flight_recorder
 from launcher.worker.heartbeat import Sign
 
-SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for the others
-WRITES = 1.0  # seconds in which a rank that can write its stacks has done so
-LOOK = 5.0  # seconds between two looks at the CPU time of ranks
-BUSY = 0.01  # of one core: a process that uses less only waits (NCCL's watchdog threads wake now and then)
-# Where a rank is that waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
+SIGNAL = signal.SIGQUIT  # makes a rank write its stacks; trainings have handlers of their own for other signals
+WRITES = 1.0  # seconds in which a rank writes its stacks if it can
+LOOK = 5.0  # seconds between two measurements of the ranks' CPU time
+BUSY = 0.01  # of one core: a process that uses less is waiting (NCCL's watchdog threads wake up now and then)
+# Where a rank waits for others: in a collective, in DDP's or autograd's engine, in the agreement on a stop.
 _WAITS = re.compile(r"/torch/(distributed/|autograd/graph\.py)|/launcher/worker/(stop|process_group)\.py|/ranks\.py")
 
 
 @dataclass(frozen=True)
 class Report:
-    """One rank at the time of a hang.
+    """The state of one rank during a hang.
 
     Attributes:
-        rank: it.
+        rank: its number.
         host: its node.
         step: steps of the run that it has done.
-        state: the kernel's letter for its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty: it is gone.
-        stack: its stacks as faulthandler writes them; empty: it did not write any.
-        recorder: what NCCL's flight recorder says of it (flight_recorder.to_json); empty: it has none.
+        state: the kernel's state letter of its process (man 5 proc, /proc/PID/stat): R, S, D, T, ...; empty if gone.
+        stack: its stacks as faulthandler writes them; empty if it wrote none.
+        recorder: its flight recorder (flight_recorder.to_json); empty if it has none.
     """
 
     rank: int
@@ -52,11 +52,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Blamed:
-    """Who is to blame for a hang.
+    """The ranks to blame for a hang.
 
     Attributes:
         names: `rank 1 on node2`.
-        why: how one can tell.
+        why: the reason.
         rank: the first of them.
         step: steps of the run that the slowest of them has done.
     """
@@ -68,17 +68,17 @@ class Blamed:
 
 
 def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
-    """The ranks to blame, and how one tells. Pure; the first line that fits some, but not all, ranks counts.
+    """The ranks to blame, and why. Pure; the first row that applies to some, but not all, ranks decides.
 
-    | a rank | because |
+    | a rank | |
     |---|---|
     | is stopped, or waits for a device or a file server | state T, t or D |
-    | wrote no stacks | its interpreter does not get to it |
-    | holds up a collective on the GPUs | NCCL's flight recorder says so; see `flight_recorder.blame` |
+    | wrote no stacks | its interpreter does not run |
+    | blocks a collective on the GPUs | according to the flight recorder; see `flight_recorder.blame` |
     | is outside of every collective | the others wait for it in one |
-    | has done fewer steps than others | it is behind |
+    | has done fewer steps than others | |
 
-    When none fits, all are to blame.
+    If no row applies, all ranks are returned.
     """
     stopped = [each for each in reports if each.state in ("T", "t", "D")]
     if stopped:
@@ -87,19 +87,19 @@ def suspects(reports: Sequence[Report]) -> tuple[list[Report], str]:
     lowest = min((each.step for each in reports), default=0)
     blamed = flight_recorder.blame([flight_recorder.from_json(each.recorder) for each in reports if each.recorder])
     held_up = {suspect.rank: suspect.why for suspect in blamed}
-    for chosen, words_of_it in (
+    for chosen, reason in (
         ([each for each in reports if not each.stack], "does not even write its stack"),
         ([each for each in reports if each.rank in held_up], next(iter(held_up.values()), "")),
         ([each for each in reports if not waits(each.stack)], "is in no collective, and others wait for it in one"),
         ([each for each in reports if each.step == lowest], "is behind the others"),
     ):
         if chosen and len(chosen) < len(reports):
-            return chosen, words_of_it
+            return chosen, reason
     return list(reports), "is silent, as are all others"
 
 
 def waits(stack: str) -> bool:
-    """Whether the main thread waits for other ranks. Pure; faulthandler writes its newest frame first."""
+    """Whether the main thread waits for other ranks. Pure. faulthandler writes the newest frame first."""
     threads = re.split(r"\n\s*\n", stack.strip())
     main = threads[-1]  # faulthandler writes the main thread last
     newest = next((line for line in main.splitlines() if line.lstrip().startswith("File ")), "")
@@ -107,18 +107,18 @@ def waits(stack: str) -> bool:
 
 
 class StepWatch:
-    """When each rank of an agent has last done a step."""
+    """Records when each rank of an agent has last done a step."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._last: dict[int, tuple[int, float]] = {}
 
     def silent(self, signs: Sequence[Sign], now: float) -> list[int]:
-        """The ranks (by place) that listen, have done a step, and told nothing for `timeout` seconds.
+        """The places of the ranks that listen, have done a step, and then nothing for `timeout` seconds.
 
         Args:
             signs: of all ranks of the agent.
-            now: seconds, by any clock that does not jump.
+            now: seconds of a monotonic clock.
         """
         found = []
         for place, sign in enumerate(signs):
@@ -131,30 +131,30 @@ class StepWatch:
 
 
 class Activity:
-    """Any sign of life of the ranks of an agent, for every kind of workload: CPU time, output, steps."""
+    """Signs of life of an agent's ranks, for every kind of workload: CPU time, output, steps."""
 
     def __init__(self, ranks: int, now: float, every: float = LOOK) -> None:
         """
         Args:
-            ranks: of this agent.
-            now: the time; see `idle`.
-            every: seconds between two looks at CPU time.
+            ranks: number of this agent's ranks.
+            now: see `idle`.
+            every: seconds between two measurements of CPU time.
         """
         self._every = every
-        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # signs in the pulse, bytes printed
-        self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # seconds, and when they were looked at
+        self._seen: list[tuple[int, int]] = [(0, 0)] * ranks  # heartbeats, bytes of output
+        self._cpu: list[tuple[float, float]] = [(0.0, now)] * ranks  # CPU seconds, and when they were measured
         self._last, self._next = now, now
 
     def idle(self, signs: Sequence[Sign], pids: Sequence[int], printed: Sequence[int], now: float) -> float:
-        """Seconds since the last sign of life of any of the ranks.
+        """Seconds since the last sign of life of any rank.
 
-        A rank that waits for others in NCCL keeps a core busy, so a hang of such ranks is only found by their steps.
+        Ranks that wait in NCCL keep a core busy, so a hang of such ranks is only found by their steps.
 
         Args:
-            signs: what each rank has told.
-            pids: of each rank; 0: it has ended.
-            printed: bytes that each rank has printed.
-            now: seconds, by any clock that does not jump.
+            signs: of each rank.
+            pids: of each rank; 0 if it has ended.
+            printed: bytes of output of each rank.
+            now: seconds of a monotonic clock.
         """
         for place, (sign, count) in enumerate(zip(signs, printed, strict=True)):
             if self._seen[place] != (sign.beats, count):
@@ -172,7 +172,7 @@ class Activity:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of its descendants that live (man 5 proc, /proc/PID/stat); 0 when it is gone."""
+    """CPU seconds of a process and its living descendants (man 5 proc, /proc/PID/stat); 0 if it is gone."""
     try:
         values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
@@ -183,7 +183,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
-    """Whom to blame for a hang, from the stacks that all agents have sent. Pure."""
+    """The ranks to blame for a hang, from the reports of all agents. Pure."""
     guilty, why = suspects([Report(**report) for report in reports])
     names = "; ".join(f"rank {each.rank} on {each.host}" for each in guilty[:4])
     step = min((each.step for each in guilty), default=None)
@@ -191,7 +191,7 @@ def blame(reports: Iterable[Mapping[str, Any]]) -> Blamed:
 
 
 class Stacks:
-    """Memory files that the ranks of one agent write their stacks to: a rank that hangs may not get to a disk."""
+    """Files in memory for the stacks of one agent's ranks: a rank that hangs may be unable to write to a disk."""
 
     def __init__(self, ranks: int) -> None:
         self._files = [memory_file.make(f"stacks-{place}") for place in range(ranks)]
@@ -202,22 +202,22 @@ class Stacks:
             os.lseek(file, 0, os.SEEK_SET)  # the ranks share the position
 
     def file(self, place: int) -> int:
-        """For the rank with this place, in its own process; see `serve`."""
+        """The file descriptor for the rank with this place; see `serve`."""
         return self._files[place]
 
     def take(self, pids: Sequence[int]) -> list[tuple[str, str]]:
-        """State of the process and stacks of every rank; empty for one that wrote none in time.
+        """The process state and the stacks of every rank; empty stacks for a rank that wrote none in time.
 
-        Only who takes the signal is sent it: others would die of it (a rank that was forked a moment ago, a program
-        that a rank became, and who has the number of a rank that is gone).
+        Only processes with a handler get the signal, which would kill others: a rank that was just forked, a program
+        that a rank has executed, or an unrelated process with the id of a rank that is gone.
         """
         self.clear()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if pid > 0 and _survives(pid):  # 0 stands for none, and would be this process's whole group
+                if pid > 0 and _survives(pid):  # 0 means none, and would signal this process's group
                     os.kill(pid, SIGNAL)
-        give_up, sizes = time.monotonic() + WRITES, [-1] * len(pids)
-        while time.monotonic() < give_up:
+        deadline, sizes = time.monotonic() + WRITES, [-1] * len(pids)
+        while time.monotonic() < deadline:
             before, sizes = sizes, [os.fstat(file).st_size for file in self._files]
             if all(sizes) and sizes == before:
                 break
@@ -229,12 +229,12 @@ class Stacks:
 
 
 def serve(file: int) -> None:
-    """In a rank: from now on `SIGNAL` makes it write the stacks of all its threads to this file."""
+    """In a rank: `SIGNAL` makes it write the stacks of all threads to this file from now on."""
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 
 def _survives(pid: int) -> bool:
-    """Whether a process has a handler for the signal, or ignores it (man 5 proc, SigCgt and SigIgn)."""
+    """Whether a process handles or ignores the signal (man 5 proc, SigCgt and SigIgn)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # it is gone
@@ -244,7 +244,7 @@ def _survives(pid: int) -> bool:
 
 
 def state(pid: int) -> str:
-    """The kernel's letter for the state of a process; empty when it is gone."""
+    """The kernel's state letter of a process; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

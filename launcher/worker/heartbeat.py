@@ -1,7 +1,7 @@
-"""Signs of life of forked ranks, in memory that their agent shares with them: no file, no lock, no system call.
+"""Heartbeats of forked ranks, in memory that they share with their agent: no file, no lock, no system call.
 
-The memory begins with what the agent shows to all of its ranks. Then each rank has a place: its signs of life, its
-pace, and its part in the agreement on stops (see `stop_memory`).
+The memory begins with the agent's words to all of its ranks. Then each rank has a slot: its heartbeat, its step time,
+and its part in the agreement on stops (see `stop_memory`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from launcher.worker import stop_memory
 from launcher.worker.stop_agreement import Proposal, RankState
 from launcher.worker.stop_memory import AgentWords, RankWords
 
-INTERVAL = 1.0  # seconds between two beats of a rank that waits
-_SLOT = struct.Struct("=qqqq")  # how it takes a stop, last step, beats, how far it has joined
-_PACE = struct.Struct("@dq")  # seconds that a step takes it, steps of which that was measured
+INTERVAL = 1.0  # seconds between two heartbeats of a rank that waits
+_SLOT = struct.Struct("=qqqq")  # how it reacts to a stop, last step, heartbeats, how far it has joined
+_PACE = struct.Struct("@dq")  # seconds of a step without waiting, number of steps measured
 _AGENT = stop_memory.AGENT
 _SIZE = _SLOT.size + _PACE.size + stop_memory.RANK
 _NAME = "launcher-pulse"
@@ -31,15 +31,15 @@ _ABSENT, _ARRIVED, _JOINED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Sign:
-    """What one rank has told.
+    """The heartbeat of one rank.
 
     Attributes:
-        listens: it looks for a stop at its step boundaries, so it is given the time to save and to leave by itself.
-        step: steps done, as it counts them over the whole run; -1 before the first.
-        beats: how often it has told a step, or that it is alive.
-        gives_up: its error is final; to start again would not help.
-        arrived: it waits for the other ranks, to make the process group with them.
-        joined: all ranks have come to that point.
+        listens: whether it checks for a stop at step boundaries: then it gets the time to save and exit by itself.
+        step: steps of the run that are done; -1 before the first.
+        beats: number of heartbeats.
+        gives_up: its error is final: a restart would not help.
+        arrived: it waits for the other ranks to make the process group.
+        joined: all ranks have arrived.
     """
 
     listens: bool
@@ -51,11 +51,11 @@ class Sign:
 
 
 class Slot:
-    """One rank's place; it alone writes there, and a torn read harms nobody.
+    """One rank's slot. Only the rank writes to it, and a torn read does no harm.
 
     Attributes:
-        stop: its part in the agreement on stops.
-        agent: what its agent shows of that agreement to all of its ranks.
+        stop: the rank's part in the agreement on stops.
+        agent: the agent's part in it, for all of its ranks.
     """
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
@@ -68,38 +68,38 @@ class Slot:
         self.pace(0.0, 0)
 
     def listen(self) -> None:
-        """From now on this rank leaves by itself when it is told to stop."""
+        """From now on this rank exits by itself after a stop request."""
         self._listens = _LISTENS
         self._write()
 
     def arrive(self) -> None:
-        """This rank waits for the others, to make the process group with them."""
+        """This rank waits for the others to make the process group."""
         self._joining = _ARRIVED
         self._write()
 
     def join(self) -> None:
-        """All ranks have come to that point."""
+        """All ranks have arrived."""
         self._joining = _JOINED
         self._write()
 
     def give_up(self) -> None:
-        """This rank is about to fail, and would fail again."""
+        """This rank is about to fail, and a restart would fail too."""
         self._listens = _GIVES_UP
         self._write()
 
     def beat(self, step: int | None = None) -> None:
-        """Tells that this rank is alive, and how many steps of the run are done."""
+        """Sends a heartbeat, with the number of steps of the run that are done."""
         self._step = self._step if step is None else step
         self._beats += 1
         self._write()
 
     def progress(self, step: int) -> None:
-        """Notes how many steps of the run are done, where nothing else tells it at each of them."""
+        """Records the steps of the run that are done, unless `beat` is called at each step."""
         if self._listens != _LISTENS:
-            self.beat(int(step))  # some count in parts of an epoch
+            self.beat(int(step))  # some programs count in fractions of an epoch
 
     def pace(self, seconds: float, steps: int) -> None:
-        """Tells how long a step takes this rank without waiting, as measured lately, and in how many steps so far."""
+        """Records the seconds of a step without waiting, as measured lately, and the number of steps measured."""
         _PACE.pack_into(self._memory, self._offset + _SLOT.size, seconds, steps)
 
     def _write(self) -> None:
@@ -117,41 +117,41 @@ class Pulse:
         self.clear()
 
     def clear(self, world_size: int = 0) -> None:
-        """Forgets what earlier ranks have told.
+        """Resets all slots.
 
         Args:
-            world_size: ranks of all agents, which agree on stops through their agents; 0: they do not.
+            world_size: ranks of all agents, if they agree on stops through their agents; otherwise 0.
         """
         self._agent = AgentWords(self._memory)
         self._agent.clear(world_size)
         self._stops = [Slot(self._memory, index).stop for index in range(self._ranks)]
 
     def slot(self, index: int) -> Slot:
-        """For the rank with this place among the agent's own, in its own process."""
+        """The slot for the rank with this place, for use in its process."""
         return Slot(self._memory, index)
 
     def share(self) -> int:
-        """The file of all slots, for a rank that becomes another program; see `mine`."""
+        """The file descriptor of all slots, for a rank that executes another program; see `mine`."""
         return self._file.fileno()
 
     def signs(self) -> list[Sign]:
-        """What each rank has told, in order."""
-        told = (_SLOT.unpack_from(self._memory, _AGENT + index * _SIZE) for index in range(self._ranks))
+        """The heartbeats of all ranks, in order."""
+        slots = (_SLOT.unpack_from(self._memory, _AGENT + index * _SIZE) for index in range(self._ranks))
         return [
             Sign(how == _LISTENS, step, beats, how == _GIVES_UP, joining >= _ARRIVED, joining == _JOINED)
-            for how, step, beats, joining in told
+            for how, step, beats, joining in slots
         ]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """Shows the ranks the newest proposal of a stop, and the number of the last one that was committed."""
+        """Shows the ranks the newest proposal of a stop, and the number of the last committed one."""
         self._agent.show(proposal, committed)
 
     def stops(self) -> list[RankState]:
-        """What each rank says about stops, in order."""
+        """The ranks' parts in the agreement on stops, in order."""
         return [words.read() for words in self._stops]
 
     def paces(self) -> list[tuple[float, int]]:
-        """(seconds of a step, steps measured) of each rank, in order; (0, 0): it has told none."""
+        """(seconds of a step, steps measured) of each rank, in order; (0, 0) if not measured."""
         return [_PACE.unpack_from(self._memory, _AGENT + index * _SIZE + _SLOT.size) for index in range(self._ranks)]
 
 
@@ -159,21 +159,21 @@ _mine: Slot | None = None
 
 
 def take(slot: Slot) -> None:
-    """In a forked rank: this is its place."""
+    """In a forked rank: sets this process's slot."""
     global _mine
     _mine = slot
 
 
 def mine() -> Slot | None:
-    """This rank's place; None where no agent watches.
+    """This rank's slot; None if no agent started it.
 
-    A program that took the place of a rank finds it by LAUNCHER_PULSE (PID:FILE:PLACE). What it starts in turn inherits
-    the variable, but is another process, or does not have the file.
+    A program that a rank has executed finds it through LAUNCHER_PULSE (PID:FILE:PLACE). Its child processes inherit the
+    variable, but have another process id, or lack the file.
     """
     global _mine
-    if _mine is None and (told := os.environ.get("LAUNCHER_PULSE")):
+    if _mine is None and (value := os.environ.get("LAUNCHER_PULSE")):
         with contextlib.suppress(ValueError, OSError):
-            pid, file, place = map(int, told.split(":"))
+            pid, file, place = map(int, value.split(":"))
             if pid == os.getpid() and memory_file.is_named(file, _NAME):
                 _mine = Slot(mmap.mmap(file, 0), place)
     return _mine
@@ -181,7 +181,7 @@ def mine() -> Slot | None:
 
 @contextlib.contextmanager
 def alive() -> Iterator[None]:
-    """For work between two steps that may take longer than a step (a save that is waited for): this rank lives."""
+    """Sends heartbeats during work between two steps that may take longer than a step (a save)."""
     slot, over = mine(), threading.Event()
     if slot is None:
         yield

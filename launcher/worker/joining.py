@@ -1,7 +1,7 @@
-"""What the ranks of a run must have in common, compared while they join.
+"""Compares, while the ranks of a run join, what they must have in common.
 
-Every rank writes its facts into the store. The last one to join reads all of them at once, compares, and writes the
-verdict, which every rank reads: requests and bytes grow with the number of ranks, not with its square.
+Every rank writes its facts into the store. The last rank to join reads all of them, compares, and writes the verdict,
+which every rank reads. So requests and bytes grow linearly with the number of ranks, not with its square.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from launcher.formatting import name_ranks
 from launcher.worker import rank_objects
 from launcher.worker.devices import BackendError
 
-_SHOWN = 4  # values, and nodes of each, that a refusal lists
+_SHOWN = 4  # values, and hosts of each, that an error lists
 
 
 class RanksDiffer(BackendError):
-    """The ranks cannot work together; the text says which of them have what."""
+    """The ranks cannot work together; the text says which ranks have which values."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank has.
+    """Facts about one rank.
 
     Attributes:
-        rank, host: it, and its node.
+        rank, host: its number, and its node.
         device: type of its device.
-        gpu: what tells its GPU from every other one of all nodes; empty: unknown, or it has none.
+        gpu: identifies its GPU among those of all nodes; empty if unknown, or if it has none.
         backend: of its process group.
         torch, git: version of torch, and the commit that it was built from.
         nccl: version of NCCL; empty with other backends.
@@ -50,11 +50,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One thing that the ranks have not in common, or share and must not.
+    """A difference between ranks, or something that they share and must not.
 
     Attributes:
-        what: it is.
-        holders: the facts of who has which value, the most common value first.
+        what: the difference.
+        holders: each value with the facts of the ranks that have it, the most common value first.
         fix: what to do.
     """
 
@@ -64,11 +64,11 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """As the user reads it."""
-        told = [f"{value or 'none'} on {_who(ranks)}" for value, ranks in self.holders[:_SHOWN]]
+        """The error text for the user."""
+        shown = [f"{value or 'none'} on {_who(ranks)}" for value, ranks in self.holders[:_SHOWN]]
         if len(self.holders) > _SHOWN:
-            told.append(f"and {len(self.holders) - _SHOWN} more")
-        return f"{self.what}: {'; '.join(told)}. {self.fix}"
+            shown.append(f"and {len(self.holders) - _SHOWN} more")
+        return f"{self.what}: {'; '.join(shown)}. {self.fix}"
 
 
 def _who(ranks: Sequence[Facts]) -> str:
@@ -81,18 +81,18 @@ _SAME_SOFTWARE = "Give all nodes the same environment (env.activate, env.archive
 
 
 def compare(facts: Sequence[Facts]) -> list[Refusal]:
-    """Why these ranks cannot work together. Pure.
+    """Why these ranks cannot work together; empty if they can. Pure.
 
-    | what is seen | refused |
+    | difference | refused |
     |---|---|
-    | types of device that differ | yes |
-    | backends that differ | yes |
-    | versions of torch that differ | yes |
+    | types of device | yes |
+    | backends | yes |
+    | versions of torch | yes |
     | the same version of torch, built from different commits | yes |
-    | versions of NCCL that differ | yes |
-    | two ranks on one GPU (slices of MIG are GPUs of their own) | yes |
-    | two GPUs of the same number or PCI address on different nodes | no |
-    | GPUs that cannot be told apart, or none | no |
+    | versions of NCCL | yes |
+    | none, but two ranks use one GPU (a MIG slice counts as a GPU) | yes |
+    | none, and two GPUs on different nodes have the same number or PCI address | no |
+    | none, and GPUs cannot be identified, or there are none | no |
     """
     refusals = []
     versions = _by(facts, "torch")
@@ -114,7 +114,7 @@ def compare(facts: Sequence[Facts]) -> list[Refusal]:
 
 
 def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
-    """The ranks by one of their facts."""
+    """The ranks, grouped by one of their facts."""
     found: dict[str, list[Facts]] = {}
     for each in facts:
         found.setdefault(getattr(each, name), []).append(each)
@@ -122,7 +122,7 @@ def _by(facts: Iterable[Facts], name: str) -> dict[str, tuple[Facts, ...]]:
 
 
 def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: Mapping[str, str]) -> Facts:
-    """This rank's own."""
+    """The facts about this rank."""
     gpu = ""
     if device.type != "cpu":
         properties = getattr(torch, device.type).get_device_properties(device)
@@ -133,13 +133,13 @@ def facts_of(rank: int, host: str, device: torch.device, backend: str, environ: 
 
 
 def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
-    """What tells a GPU from every other one of all nodes; empty when nothing does. Pure.
+    """Identifies a GPU among those of all nodes; empty if nothing does. Pure.
 
-    | known | it is |
+    | known | result |
     |---|---|
-    | the mask names a slice of MIG | that name: of some drivers a slice has its GPU's UUID |
-    | a UUID | that |
-    | an address on the PCI bus | that, with the node, since each node has such an address |
+    | the mask names a MIG slice | that name: with some drivers a slice has its GPU's UUID |
+    | a UUID | the UUID |
+    | a PCI address | the address with the host, since other hosts have the same addresses |
     """
     entries = [entry.strip() for entry in mask.split(",")]
     if index < len(entries) and entries[index].startswith("MIG-"):
@@ -155,8 +155,8 @@ def gpu_identity(properties: Any, index: int, mask: str, host: str) -> str:
 # -- through the store
 
 
-def tell(store: dist.Store, facts: Facts, world_size: int) -> None:
-    """Writes this rank's facts; the last rank to do so compares all of them."""
+def share_facts(store: dist.Store, facts: Facts, world_size: int) -> None:
+    """Writes this rank's facts into the store; the last rank to do so compares all of them."""
     store.set(f"joined/{facts.rank}", json.dumps(asdict(facts)))
     if store.add("joined", 1) == world_size:
         found = store.multi_get([f"joined/{rank}" for rank in range(world_size)])
@@ -165,7 +165,7 @@ def tell(store: dist.Store, facts: Facts, world_size: int) -> None:
 
 
 def require_alike(store: dist.Store) -> None:
-    """Reads the verdict, which must be there.
+    """Reads the verdict, which must be in the store already.
 
     Raises:
         RanksDiffer: the ranks cannot work together.
@@ -174,7 +174,7 @@ def require_alike(store: dist.Store) -> None:
 
 
 def require_alike_in_group(facts: Facts) -> None:
-    """The same for ranks that have a process group already, and no store: MPI's. All ranks must call it.
+    """Like `require_alike`, for ranks with a process group and no store (MPI). All ranks must call it.
 
     Raises:
         RanksDiffer: the ranks cannot work together.

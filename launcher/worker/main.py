@@ -1,7 +1,7 @@
-"""What a rank does: it takes its place, makes the process group, and calls the workload or becomes the user's program.
+"""The main function of a rank: prepares the process, and calls the workload or executes the user's program.
 
-A rank is forked by its agent, which calls `run_rank`, or, where that agent cannot be forked safely, started in an
-interpreter of its own:
+A rank is forked by its agent, which calls `run_rank`. Where that agent cannot be forked safely, the rank is started in
+a new interpreter:
 
     python -m launcher.worker.main '{"place": 0, "pulse": 5, "stacks": 6, "lives": 0}'
 """
@@ -28,18 +28,18 @@ from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
 from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script, threads
 
-AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # the agent's place, not the rank's
+AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # variables of the agent that do not fit its ranks
 
 
 def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, lives: int) -> dict[str, Any]:
     """Runs the workload in this process, whose environment the agent has set.
 
     Args:
-        plan: the run.
-        place: of this rank among its agent's.
-        pulse_file: descriptor of the memory where the agent's ranks tell that they live; see `Pulse.share`.
-        stacks_file: descriptor of the file that this rank writes its stacks to when it hangs.
-        lives: how often ranks of this attempt were started before.
+        plan: the run's plan.
+        place: of this rank among its agent's ranks.
+        pulse_file: descriptor of the memory for heartbeats; see `Pulse.share`.
+        stacks_file: descriptor of the file to which this rank writes its stacks when it hangs.
+        lives: how often the ranks of this attempt were started before.
 
     Returns:
         The workload's metrics.
@@ -58,7 +58,7 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
     for variable in AGENTS_OWN:
         os.environ.pop(variable, None)
     try:
-        with debugger.install(**debugger.wanted(plan)):
+        with debugger.install(**debugger.install_arguments(plan)):
             if plan.workload.kind == "Program":
                 agents.wait(plan.launch.rendezvous_timeout)
                 attempt = int(os.environ["LAUNCHER_ATTEMPT"])
@@ -74,16 +74,16 @@ def run_rank(plan: JobPlan, place: int, *, pulse_file: int, stacks_file: int, li
 
 
 def ignored_signals(lives: int) -> tuple[signal.Signals, ...]:
-    """The signals that a rank begins with ignored. Pure.
+    """The signals that a rank ignores at its start. Pure.
 
-    A warning is for ranks that listen only. Ranks that start again can resume: what tells them to stop before they
-    listen must not look like a crash, and is handed on by the agent when they do.
+    Warning signals are only for ranks that listen. Restarted ranks can resume: a stop request before they listen must
+    not look like a crash; the agent repeats it when they do.
     """
     return (signal.SIGUSR1, signal.SIGUSR2, *((signal.SIGTERM, signal.SIGINT) if lives else ()))
 
 
 def end_attempt(error: errors.LauncherError) -> int:
-    """Says why this attempt ends although a later one may go on; the exit code."""
+    """Reports why this attempt ends, although a later one may continue; returns the exit code."""
     print(f"launcher: {error}", file=sys.stderr, flush=True)
     if os.environ.get("RANK", "0") == "0":
         reason = StopReason.UNREADABLE if error.code == errors.UNAVAILABLE else StopReason.UNKNOWN
@@ -92,7 +92,7 @@ def end_attempt(error: errors.LauncherError) -> int:
 
 
 def final(error: Exception) -> bool:
-    """Whether it would come again, wherever the work is taken up: a workload or the launcher itself said no. Pure."""
+    """Whether a retry would fail too, since a workload or the launcher itself refused. Pure."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return not names.isdisjoint(script.FINAL) and script.NOT_FINAL not in names
 
@@ -103,15 +103,15 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
 
     module, _, function = plan.workload.entry.partition(":")
     if plan.own_code or module.partition(".")[0] != "workloads":
-        sys.path.insert(0, os.getcwd())  # from here on the user's code is imported; see `own_module`
+        sys.path.insert(0, os.getcwd())  # for the imports of the user's code; see `own_module`
     workload = getattr(importlib.import_module(module), function)
     agents.wait(plan.launch.rendezvous_timeout)
     joining, collective = plan.launch.rendezvous_timeout, plan.launch.timeout
-    if plan.debugs:  # for a rank that stands at a breakpoint the others wait as long as it takes
+    if plan.debugs:  # the other ranks wait as long as a rank is at a breakpoint
         joining = collective = int(debugger.FOREVER)
     env = None
     try:
-        if plan.workload.params.get("init", True):  # a function may make its own
+        if plan.workload.params.get("init", True):  # otherwise the function makes its own process group
             env = process_group.init(
                 plan.workload.backend, plan.workload.device, rendezvous_timeout=joining, timeout=collective
             )
@@ -119,13 +119,13 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
         process_group.report(**metrics)
         process_group.close()
     except BaseException:
-        atexit.unregister(process_group.close)  # other ranks may be gone, and it could wait for them
+        atexit.unregister(process_group.close)  # it could wait for ranks that are gone
         raise
     return dict(metrics)
 
 
 def workload_config(plan: JobPlan) -> schema.Workload:
-    """The workload's keys as the dataclass of its schema."""
+    """The workload's settings as the dataclass of its schema."""
     kind = getattr(schema, plan.workload.kind)
     hints = get_type_hints(kind)
     values = {
@@ -136,14 +136,14 @@ def workload_config(plan: JobPlan) -> schema.Workload:
 
 
 def fresh_command(place: int, *, pulse_file: int, stacks_file: int, lives: int) -> list[str]:
-    """What starts a rank in an interpreter of its own; the descriptors are to be inherited. Pure."""
-    told = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
-    return [sys.executable, *own_module("launcher.worker.main"), json.dumps(told)]
+    """The command that starts a rank in a new interpreter, which must inherit the descriptors. Pure."""
+    arguments = {"place": place, "pulse": pulse_file, "stacks": stacks_file, "lives": lives}
+    return [sys.executable, *own_module("launcher.worker.main"), json.dumps(arguments)]
 
 
-def main(told: str) -> int:
-    """A rank in an interpreter of its own; returns the exit code."""
-    given = json.loads(told)
+def main(arguments: str) -> int:
+    """Runs a rank in a new interpreter; returns the exit code."""
+    given = json.loads(arguments)
     report = int(os.environ[handover.REPORT])
     for descriptor in (given["pulse"], given["stacks"], report, int(os.environ[handover.GATE])):
         os.set_inheritable(descriptor, False)

@@ -1,4 +1,4 @@
-"""The public face in a rank: `init` makes the process group, `report` and `progress` tell the run how it goes."""
+"""The public API in a rank: `init` makes the process group; `report` and `progress` report to the run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PORTS = (20000, 32767)  # for init() outside of a run; below Linux's ephemeral p
 
 @dataclass(frozen=True)
 class Env:
-    """This rank's place and means.
+    """This rank's place, device and backend.
 
     Attributes:
         rank, local_rank, world_size, local_world_size, node_rank, nnodes: as torch.distributed uses them.
-        hosts: host name of each node rank (empty where nobody tells).
+        hosts: host name of each node rank (empty if unknown).
         host: this rank's host.
         backend: gloo, nccl or mpi.
-        device: where this rank's tensors belong.
+        device: the device for this rank's tensors.
         source: what the ranks were derived from.
         node_ranks: node rank of each rank.
     """
@@ -60,12 +60,12 @@ class Env:
 
 
 _reporter: Reporter | None = None
-_tells_progress = False  # the program says itself how far it is
+_has_progress = False  # whether the program calls `progress`
 _env: Env | None = None
 
 
-def _told() -> Reporter:
-    """Where this process tells how it goes; a program finds its run and its rank in its environment."""
+def _get_reporter() -> Reporter:
+    """This process's reporter; the run and the rank are in the environment."""
     global _reporter
     if _reporter is None:
         _reporter = Reporter(current_attempt(), int(os.environ.get("RANK", "0")))
@@ -73,28 +73,28 @@ def _told() -> Reporter:
 
 
 def report(**metrics: object) -> None:
-    """Adds metrics to the run's result (rank 0's count; JSON types)."""
-    _told().report(**metrics)
+    """Adds metrics (JSON types) to the run's result. Only those of rank 0 count."""
+    _get_reporter().report(**metrics)
 
 
 def progress(step: int, total: int, **values: object) -> None:
-    """Shows how far the work is; call it on rank 0 as often as you like."""
-    global _tells_progress
-    _tells_progress = True
+    """Reports how far the work is. Call it on rank 0, as often as you like."""
+    global _has_progress
+    _has_progress = True
     if (slot := heartbeat.mine()) is not None:
         slot.progress(step)
-    _told().progress(step, total, **values)
+    _get_reporter().progress(step, total, **values)
 
 
-def passed(step: int) -> None:
-    """So many steps of the run are done, of nobody knows how many; `progress` tells more."""
-    if not _tells_progress:
-        _told().progress(step, total=0)
+def report_step(step: int) -> None:
+    """Reports the number of steps done, unless the program calls `progress`, which also reports the total."""
+    if not _has_progress:
+        _get_reporter().progress(step, total=0)
 
 
 def evaluated(step: int, **values: object) -> None:
-    """Notes what an evaluation after `step` steps has come to (rank 0's count; JSON types)."""
-    _told().evaluated(step, **values)
+    """Reports the result of an evaluation after `step` steps (JSON types). Only those of rank 0 count."""
+    _get_reporter().evaluated(step, **values)
 
 
 def run_dir() -> Path | None:
@@ -104,26 +104,26 @@ def run_dir() -> Path | None:
 
 
 def rank_zero() -> bool:
-    """Whether this is rank 0; without a process group RANK says so, and without that there is one rank only."""
+    """Whether this is rank 0: by the process group, else by the variable RANK, else True."""
     return dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
 
 
 def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: float = 300, timeout: float = 1800) -> Env:
-    """Makes the default process group for whatever started this process, or takes the one that is there.
+    """Makes the default process group for whatever started this process, or uses the existing one.
 
-    Under our agent and under torchrun the ranks use the store that is there. Elsewhere (srun, mpiexec, pbsdsh, or a
-    bare `python script.py`) rank 0 makes one on a port of its own choice, which the others find and verify.
+    Under this launcher's agent and under torchrun the ranks use the existing store. Elsewhere (srun, mpiexec, pbsdsh,
+    or a plain `python script.py`) rank 0 serves one on a port that the other ranks find and verify.
 
     Args:
         backend: auto (nccl on GPUs, else gloo), gloo, nccl or mpi.
-        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU when there is one), cpu or cuda.
+        device: auto (in a run with gpus_per_node > 0 a GPU, elsewhere a GPU if there is one), cpu or cuda.
         rendezvous_timeout: seconds until all ranks must have joined.
-        timeout: seconds that a collective may take.
+        timeout: seconds for each collective.
 
     Raises:
-        TopologyError: the environment tells only a part of this rank's place.
-        RendezvousError: not all ranks joined in time; it names the missing ones.
-        BackendError: the backend or the device cannot be had here, or the ranks differ in what they have.
+        TopologyError: the environment describes only a part of this rank's place.
+        RendezvousError: not all ranks joined in time; the text names the missing ones.
+        BackendError: the backend or device is not available here, or the ranks differ.
     """
     host = socket.gethostname()
     place = topology.derive(os.environ, host, lambda path: Path(path).read_text())
@@ -133,7 +133,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
     if not dist.is_initialized():
         facts = joining.facts_of(place.rank, host, chosen_device, chosen_backend, os.environ)
         nodes = _make_group(place, facts, chosen_device, rendezvous_timeout, timeout)
-    atexit.register(close)  # one run without it aborted at exit
+    atexit.register(close)  # a run without this aborted at exit
     global _reporter, _env
     _reporter = Reporter(current_attempt(), place.rank)
     nodes = nodes or _nodes_by_group(place, host)
@@ -148,7 +148,7 @@ def init(backend: str = "auto", device: str = "auto", *, rendezvous_timeout: flo
 def _make_group(
     place: topology.Topology, facts: joining.Facts, device: torch.device, rendezvous_timeout: float, timeout: float
 ) -> topology.Nodes | None:
-    """Makes the default process group, of ranks that can work together; their nodes, where a store tells them."""
+    """Makes the default process group after comparing the ranks; returns the nodes, if a store has them."""
     if facts.backend == "mpi":
         dist.init_process_group("mpi")
         joining.require_alike_in_group(facts)
@@ -180,15 +180,15 @@ def close() -> None:
 
 
 def _device(wanted: str, place: topology.Topology, host: str) -> torch.device:
-    """The device of this rank, which becomes the current one."""
+    """This rank's device, which becomes the current one."""
     kind, index = devices.choose_device(
-        wanted, int(os.environ.get(devices.ASKED, "0")), devices.look(os.environ),
+        wanted, int(os.environ.get(devices.ASKED, "0")), devices.find_accelerators(os.environ),
         rank=place.rank, local_rank=place.local_rank, ranks=place.local_world_size, host=host,
     )  # fmt: skip
     if index is None:
         return torch.device(kind)
     device = torch.device(kind, index)
-    getattr(torch, kind).set_device(device)  # else a DeviceMesh would take the one with the number LOCAL_RANK
+    getattr(torch, kind).set_device(device)  # or a DeviceMesh would use the one with the number LOCAL_RANK
     return device
 
 
@@ -201,7 +201,7 @@ def _backend(wanted: str, device: torch.device) -> str:
     name = wanted
     if wanted == "auto":
         name = {"cpu": "gloo", "cuda": "nccl"}.get(device.type, "")
-        if not name:  # another accelerator, whose backend torch may know
+        if not name:  # another accelerator, for which torch may know a backend
             default = getattr(dist, "get_default_backend_for_device", None)
             return str(default(device)) if default else "gloo"
     if name not in available:
@@ -220,10 +220,10 @@ def _backend(wanted: str, device: torch.device) -> str:
 def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
     """The store that the ranks share."""
     if place.master_port is not None:
-        patience = timedelta(seconds=timeout)
+        limit = timedelta(seconds=timeout)
         # Under an elastic agent the store is the agent's; elsewhere MASTER_PORT is rank 0's to bind.
-        ours = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = dist.TCPStore(place.master, place.master_port, is_master=ours, timeout=patience, wait_for_workers=False)
+        serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = dist.TCPStore(place.master, place.master_port, is_master=serves, timeout=limit, wait_for_workers=False)
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return dist.PrefixStore(f"ranks/{restart}", store)
     if place.world_size == 1:
@@ -239,28 +239,28 @@ def _store(place: topology.Topology, host: str, timeout: float) -> dist.Store:
         timeout=timeout,
     )
     _use_interface(meeting.interface)
-    patience = timedelta(seconds=timeout)
+    limit = timedelta(seconds=timeout)
     if meeting.listener is not None:
-        # Without the gate of `agent.store`: what holds the interpreter in this process would hold up all other ranks.
-        return dist.PrefixStore("ranks", store_on(meeting.listener, meeting.host, patience))
-    client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=patience, wait_for_workers=False)
+        # Without the gate of `rendezvous.store`: whatever holds this process's interpreter would block all other ranks.
+        return dist.PrefixStore("ranks", store_on(meeting.listener, meeting.host, limit))
+    client = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=limit, wait_for_workers=False)
     return dist.PrefixStore("ranks", client)
 
 
 def _use_interface(name: str | None) -> None:
-    """gloo takes the address that the host's name resolves to, which on many nodes is 127.0.1.1."""
+    """Sets gloo's interface. By default it uses the address of the host name, on many nodes 127.0.1.1."""
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, timeout: float) -> None:
-    """Waits for all ranks, so that one that hangs before this point is named and not merely missed.
+    """Waits for all ranks to join, so that the error names a rank that hangs before.
 
     Raises:
         RendezvousError: not all have joined in time.
         RanksDiffer: they cannot work together.
     """
-    joining.tell(store, facts, place.world_size)
+    joining.share_facts(store, facts, place.world_size)
     try:
         store.wait(["all joined"], timedelta(seconds=timeout))
     except dist.DistStoreError:
@@ -275,29 +275,29 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
 
 
 def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
-    """The hosts of ranks that have not joined, where the environment tells; else none."""
+    """The hosts of these ranks, if the environment contains them; otherwise empty."""
     node_ranks = topology.in_order(place) if place.hosts else ()
     return sorted({place.hosts[node_ranks[rank]] for rank in ranks}) if node_ranks else []
 
 
 def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
-    """Where all ranks are, as they tell each other. Rank 0 puts it together, so that each asks the store once."""
+    """The nodes of all ranks, through the store. Rank 0 collects them, so that each rank reads one key."""
     if place.world_size == 1:
         return topology.numbered([(0, host)], place.hosts)
-    store.set(f"node/{place.rank}", json.dumps(_told_of(place, host)))
+    store.set(f"node/{place.rank}", json.dumps(_node_of(place, host)))
     if place.rank == 0:
-        told = store.multi_get([f"node/{rank}" for rank in range(place.world_size)])
-        store.set("nodes", json.dumps(asdict(topology.numbered([json.loads(each) for each in told], place.hosts))))
+        nodes = store.multi_get([f"node/{rank}" for rank in range(place.world_size)])
+        store.set("nodes", json.dumps(asdict(topology.numbered([json.loads(each) for each in nodes], place.hosts))))
     found = json.loads(store.get("nodes"))
     return topology.Nodes(tuple(found["of_ranks"]), tuple(found["hosts"]))
 
 
 def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
-    """The same where there is no store of ours: MPI, and process groups that somebody else has made."""
-    told = rank_objects.all_gather(_told_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
-    return topology.numbered(told, place.hosts)
+    """The nodes of all ranks, without a store: for MPI, and process groups that others have made."""
+    nodes = rank_objects.all_gather(_node_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
+    return topology.numbered(nodes, place.hosts)
 
 
-def _told_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
+def _node_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
     known = place.hosts[place.node_rank] if place.node_told and place.hosts else host
     return place.node_rank if place.node_told else None, known

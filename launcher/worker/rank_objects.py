@@ -1,8 +1,8 @@
-"""Objects that ranks send each other: pickles that carry a MAC.
+"""Sends objects between ranks, as pickles with a MAC.
 
-To unpickle is to run whatever the sender likes, and gloo takes whoever connects for a rank (docs/security.md). So
-torch's own `all_gather_object` and its kin are not used: only what was made with the ranks' secret is unpickled. All
-ranks of the group call the same function.
+Unpickling executes whatever the sender chose, and gloo accepts whoever connects as a rank (docs/security.md). So this
+replaces torch's `all_gather_object` and similar functions: it unpickles only data with a MAC made with the ranks'
+secret. All ranks of the group call the same function.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from launcher.files import shared_secret
 from launcher.runs.event_writer import current_attempt
 
 MAC = hashlib.sha256().digest_size  # bytes
-SMALL = 1 << 10  # bytes of a broadcast that is sent at once
+SMALL = 1 << 10  # bytes; a broadcast up to this size is one message
 LENGTH = 8  # bytes
 
 T = TypeVar("T")
 
 
 class NotFromARank(RuntimeError):
-    """What has arrived was not made by a rank of this job."""
+    """The data was not sent by a rank of this job."""
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks on rank 0; nothing on the others.
+    """The values of all ranks on rank 0; an empty list on the others.
 
     Raises:
-        NotFromARank: an object does not carry the secret of this job's ranks.
+        NotFromARank: an object has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else []
@@ -45,10 +45,10 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, in their order.
+    """The values of all ranks, in order.
 
     Raises:
-        NotFromARank: an object does not carry the secret of this job's ranks.
+        NotFromARank: an object has no valid MAC.
     """
     mine, sizes = _padded(value, group)
     received = [torch.empty_like(mine) for _ in sizes]
@@ -57,10 +57,10 @@ def all_gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
-    """Rank 0's value, whatever the others give; a small one takes a single message.
+    """Rank 0's value; the arguments of other ranks are ignored. A small one takes a single message.
 
     Raises:
-        NotFromARank: an object does not carry the secret of this job's ranks.
+        NotFromARank: the object has no valid MAC.
     """
     device = _device(group)
     sealed = _seal(value) if dist.get_rank() == 0 else b""
@@ -76,7 +76,7 @@ def broadcast(value: T | None, group: dist.ProcessGroup | None = None) -> T:
 
 
 def _padded(value: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """This rank's sealed value, padded to the longest of all ranks, and the length of every rank's."""
+    """This rank's sealed value, padded to the longest of all ranks, and the lengths of all ranks' values."""
     device, sealed = _device(group), _seal(value)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(sealed)], dtype=torch.int64, device=device), group=group)
@@ -121,10 +121,10 @@ def _mac(data: bytes) -> bytes:
 
 @cache
 def _secret() -> bytes:
-    """Of the run; outside of one, of the user.
+    """The secret of the run; outside of a run, of the user.
 
     Raises:
-        RunError: it cannot be had.
+        RunError: it cannot be read.
     """
     attempt = current_attempt()
     return attempt.run.secret() if attempt else shared_secret.of_user()

@@ -1,4 +1,4 @@
-"""What rank 0 reports of its work: progress, evaluations and metrics, to the run directory and to trackers."""
+"""Writes what rank 0 reports (progress, evaluations, metrics) to the run directory and to trackers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.runs.events import Evaluated, Progress
 from launcher.worker import tracking
 from launcher.worker.tracking import Tracking
 
-INTERVAL = 0.5  # seconds between two events of a kind that may come often
-FIRST = 50  # of them that are all kept, so that a short run has a curve, too
+INTERVAL = 0.5  # seconds between two events of a kind that may be frequent
+FIRST = 50  # events of a kind that are all written, so that a short run has a curve, too
 
 
 class _Due:
-    """Whether the next event of a kind is kept: the first ones all are, later ones if the last is INTERVAL ago."""
+    """Decides whether to write the next event of a kind: the first FIRST ones, later at most one per INTERVAL."""
 
     def __init__(self) -> None:
         self._left, self._last = FIRST, 0.0
@@ -32,43 +32,43 @@ class _Due:
 
 
 class Reporter:
-    """Progress and metrics of rank 0."""
+    """Reports of rank 0; on other ranks it does nothing."""
 
     def __init__(self, attempt: directory.Attempt | None, rank: int) -> None:
         self._attempt = attempt if rank == 0 else None
         self._events = Events(self._attempt, "rank-0")
         self._metrics: dict[str, Any] = {}
-        # A step without values must not use up what the next one with values, which may be rare, would need.
+        # Steps with values may be rare: those without must not use up their share.
         self._due = {"steps": _Due(), "progress": _Due(), "evaluated": _Due()}
         self._tracking: Tracking | None = None
-        self._tracked = self._attempt is not None  # as far as is known
+        self._tracked = self._attempt is not None  # until it is known whether the run has trackers
 
     def progress(self, step: int, total: int, **values: Any) -> None:
-        """Drives the progress line; cheap enough for every step. A total of 0: nobody knows it."""
+        """Reports a step; cheap enough for every step. A total of 0 means unknown."""
         done = 0 < total <= step
         if self._attempt and self._due["progress" if values else "steps"](always=done):
             self._events(Progress(step=step, total=total, values=values or None))
             self._track("train", values, step, done=done)
 
     def evaluated(self, step: int, **values: Any) -> None:
-        """What an evaluation after `step` steps has come to."""
+        """Reports the result of an evaluation after `step` steps."""
         if self._attempt and self._due["evaluated"]():
             self._events(Evaluated(step=step, values=values or None))
             self._track("eval", values, step)
 
     def report(self, **metrics: Any) -> None:
-        """Adds to the run's result."""
+        """Adds metrics to the run's result."""
         self._metrics.update(metrics)
         if self._attempt:
             self._attempt.run.write_result(self._metrics)
             self._track("result", metrics, done=True)
 
     def _track(self, prefix: str, values: dict[str, Any], step: int | None = None, *, done: bool = False) -> None:
-        """Hands numbers to the run's trackers, if it has any."""
+        """Passes numbers to the run's trackers, if it has any."""
         if self._tracked and self._tracking is None:
             try:
                 self._tracking = tracking.of(self._attempt) if self._attempt else None
-            except (LauncherError, RuntimeError) as error:  # the latter where no thread can be started
+            except (LauncherError, RuntimeError) as error:  # RuntimeError if no thread can be started
                 print(f"launcher: nothing is tracked: {error}", file=sys.stderr, flush=True)
             self._tracked = self._tracking is not None
         if self._tracking is not None:

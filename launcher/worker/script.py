@@ -3,10 +3,10 @@
     python -u script.py script PATH ARGUMENTS...
     python -u script.py module NAME ARGUMENTS...
 
-It takes the place of a rank, in whatever interpreter the program wants (3.8 or later, without torch or the launcher):
-only the standard library is imported, and nothing of it before the program's own `sys.path` is in place.
-What an error is reported as, and which error means that another rank is gone, is decided here for all ranks: those that
-are forked (`handover`) use the same functions.
+This replaces a rank, in whatever interpreter the program needs (3.8 or later, without torch or launcher). So it imports
+the standard library only, and none of it before the program's `sys.path` is set up.
+The functions that turn an error into a report, and that recognise the loss of another rank, are used for forked ranks
+as well (`handover`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this folder; the program's own comes instead
+    del sys.path[0]  # this folder; run_script and run_module add the program's
 
 import builtins
 import contextlib
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     Cut = tuple[type[BaseException], BaseException, types.TracebackType | None]
 
 _HERE = os.path.abspath(__file__)
-ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files and folders whose frames stand above a program's own
+ABOVE = (_HERE, "<frozen runpy>", runpy.__file__)  # files and folders whose frames are above a program's own
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 1 << 14, 1 << 18  # characters of a report
-FINAL = ("LauncherError", "WorkloadError")  # errors that would come again wherever the work is taken up,
-NOT_FINAL = "UnavailableError"  # but for these: what cannot be read now
+FINAL = ("LauncherError", "WorkloadError")  # errors that a retry would raise again,
+NOT_FINAL = "UnavailableError"  # except this one: a file cannot be read now
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
-    """Runs it. Its exit code is this process's."""
+    """Runs the program; this process exits with its code."""
     settings = json.loads(os.environ.pop("LAUNCHER_PROGRAM", "{}"))
     _prepare(settings)
     descriptor, owner = settings.get("report", -1), os.getpid()
@@ -58,25 +58,25 @@ def main(kind: str, target: str, *arguments: str) -> None:
         sys.excepthook(*cut(error, ABOVE))
         sys.exit(130)
     except BaseException as caught:
-        ended = _debugged(caught)
+        ended = _debug_error(caught)
         report = error_report(ended, cut(ended, ABOVE), settings.get("lost_peer", ""))
         sys.excepthook(*cut(ended, ABOVE))
         if report["lost_peer"]:
-            time.sleep(settings.get("delay", 0.0))  # so that the agent of the rank that is gone is heard first
+            time.sleep(settings.get("delay", 0.0))  # so that the failure of the lost rank is reported first
         write_report(descriptor, owner, {"error": report})
-        code = getattr(ended, "exit_code", None)  # of the launcher's own errors: see launcher.errors
+        code = getattr(ended, "exit_code", None)  # of launcher's errors: see launcher.errors
         sys.exit(93 if type(ended).__name__ == "DebuggerQuit" else code if code in (75, 93) else 1)
 
 
-# -- what is reported of an error
+# -- reports of errors
 
 
 def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict[str, Any]:
-    """An error in JSON's types.
+    """An error in JSON types.
 
     Args:
-        error: it.
-        shown: the error as the user is to see it; see `cut`.
+        error: the error.
+        shown: the error as the user will see it; see `cut`.
         lost_peer_words: see `lost_peer`.
     """
     lost = lost_peer(error, lost_peer_words)
@@ -93,30 +93,30 @@ def error_report(error: BaseException, shown: Cut, lost_peer_words: str) -> dict
 
 
 def exit_report(leave: SystemExit, shown: Cut) -> dict[str, Any]:
-    """`sys.exit("words")`, which exits with code 1."""
+    """The report of `sys.exit("text")`, which exits with code 1."""
     report = error_report(leave, shown, "")
     return {**report, "code": "sys.exit", "message": _bounded(f"sys.exit({leave.code!r})", LONGEST_MESSAGE)}
 
 
 def lost_peer(error: BaseException, words: str) -> bool:
-    """Whether an error says that another rank is gone: by its type and by where it was raised, never by its text alone.
+    """Whether an error means that another rank is gone. Decided by type and place, never by its text alone.
 
-    | type | raised | words | lost peer |
+    | type | raised | text | lost peer |
     |---|---|---|---|
     | torch.distributed's DistNetworkError | anywhere | any | yes |
     | another error of torch.distributed (DistBackendError, DistStoreError) | anywhere | of a lost connection | yes |
     | RuntimeError itself | in torch.distributed, or in autograd's engine (by DDP) | of a lost connection | yes |
-    | RuntimeError itself | by native code that a user's code has called (`work.wait()`) | gloo's of that | yes |
-    | RuntimeError itself | by a `raise` in a user's code | any | no |
-    | any other, as ConnectionRefusedError or URLError | anywhere | any | no |
+    | RuntimeError itself | by native code that the user's code has called (`work.wait()`) | gloo's, of that | yes |
+    | RuntimeError itself | by a `raise` in the user's code | any | no |
+    | any other, such as ConnectionRefusedError or URLError | anywhere | any | no |
     | any other, `raise ... from` one of those above | anywhere | any | yes |
 
-    Words are a condition besides type and place, because torch has one type for many causes: tensors of different
-    shapes are a RuntimeError of torch.distributed as well.
+    The text is checked in addition, since torch has one type for many causes: tensors of different shapes are a
+    RuntimeError of torch.distributed as well.
 
     Args:
-        error: it.
-        words: pattern of what gloo, NCCL and torch say of a connection that is lost.
+        error: the error.
+        words: pattern of the texts of gloo, NCCL and torch for a lost connection.
     """
     seen = set()
     cause: BaseException | None = error
@@ -142,7 +142,7 @@ def _is_lost_peer(error: BaseException, words: str) -> bool:
 
 
 def _in_collective(trace: types.TracebackType | None) -> bool:
-    """Whether torch's own frames that stand innermost have one of torch.distributed or autograd among them."""
+    """Whether torch.distributed or autograd is among the innermost frames that are torch's."""
     inner = False
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -155,12 +155,12 @@ def _in_collective(trace: types.TracebackType | None) -> bool:
 
 
 def _is_gloos(text: str) -> bool:
-    """Whether it begins as gloo's errors do: `[.../gloo/transport/tcp/pair.cc:553] `."""
+    """Whether a text begins like gloo's errors: `[.../gloo/transport/tcp/pair.cc:553] `."""
     return re.match(r"\[[^\]\s]*gloo/[^\]\s]*:\d+\] ", text) is not None
 
 
 def _raised_natively(trace: types.TracebackType | None) -> bool:
-    """Whether the innermost Python frame has called what raised it, and has no `raise` there itself."""
+    """Whether the innermost Python frame called native code that raised, instead of executing a `raise`."""
     if trace is None:
         return False
     while trace.tb_next is not None:
@@ -170,7 +170,7 @@ def _raised_natively(trace: types.TracebackType | None) -> bool:
 
 
 def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
-    """(type, error, its traceback without the frames of these files that stand above the user's own)."""
+    """The type, the error, and its traceback without the frames of these files above the user's own."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(above):
         frames = frames.tb_next
@@ -178,17 +178,17 @@ def cut(error: BaseException, above: tuple[str, ...]) -> Cut:
 
 
 def write_report(descriptor: int, owner: int, report: dict[str, Any]) -> None:
-    """Writes it for the agent.
+    """Writes a report for the agent.
 
     Args:
-        descriptor: of the file that the agent has made for this rank; -1: there is none.
-        owner: process id of the rank; a fork of it that comes to its end here has nothing to report.
-        report: it.
+        descriptor: of the file that the agent has made for this rank; -1 if there is none.
+        owner: process id of the rank; a fork of the rank that ends here writes nothing.
+        report: in JSON types.
     """
     if descriptor < 0 or os.getpid() != owner:
         return
     data = json.dumps(report).encode()
-    with contextlib.suppress(OSError):  # then the exit code is all that is known
+    with contextlib.suppress(OSError):  # the agent still gets the exit code
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, data, 0)
 
@@ -201,7 +201,7 @@ def _text(error: BaseException) -> str:
 
 
 def _bounded(text: str, most: int) -> str:
-    """The text, without its middle where it is too long. What JSON cannot carry is escaped."""
+    """The text without its middle if it is too long; characters that JSON cannot represent are escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= most:
         return text
@@ -211,26 +211,26 @@ def _bounded(text: str, most: int) -> str:
 # -- the debugger
 
 
-_debug: dict[str, Any] = {}  # what `launcher.worker.debugger` is told, and its watch once it is here
+_debug: dict[str, Any] = {}  # arguments for `launcher.worker.debugger`, and its context manager once it is loaded
 
 
 def _first_breakpoint(*arguments: Any, **options: Any) -> None:
-    """breakpoint(), where nothing was known of a debugger: the launcher's comes now."""
+    """Replaces breakpoint() until the first call, which loads launcher's debugger."""
     _load_debugger()
-    sys.breakpointhook(*arguments, **options)  # nothing may follow
+    sys.breakpointhook(*arguments, **options)  # must be the last statement
 
 
 def _load_debugger() -> None:
-    """Makes breakpoint() the launcher's, if this interpreter can import that."""
+    """Makes breakpoint() launcher's, if this interpreter can import launcher."""
     sys.breakpointhook = sys.__breakpointhook__
-    told = dict(_debug["told"])
-    folder = told.pop("launcher")
+    arguments = dict(_debug["arguments"])
+    folder = arguments.pop("launcher")
     sys.path.append(folder)
     try:
         # Lazily: only a rank with a debugger needs it
         from launcher.worker import debugger
 
-        _debug["watch"] = debugger.install(**told)
+        _debug["watch"] = debugger.install(**arguments)
     except (ImportError, SyntaxError) as error:
         sys.stderr.write(f"launcher: no breakpoints here: this Python cannot import the launcher ({error})\n")
         sys.breakpointhook = lambda *_, **__: None
@@ -238,8 +238,8 @@ def _load_debugger() -> None:
         sys.path.remove(folder)
 
 
-def _debugged(error: BaseException) -> BaseException:
-    """The error that ends the program, after the debugger has seen it."""
+def _debug_error(error: BaseException) -> BaseException:
+    """Lets the debugger, if loaded, handle an error; returns the error that ends the program."""
     watch = _debug.get("watch")
     if watch is None:
         return error
@@ -250,18 +250,18 @@ def _debugged(error: BaseException) -> BaseException:
     return error
 
 
-# -- how it is run
+# -- running the program
 
 
 def _prepare(settings: dict[str, Any]) -> None:
-    """What the agent shares with this process; nothing of it is for processes that the program starts."""
+    """Sets up what the agent shares with this process, and hides it from processes that the program starts."""
     if "debug" in settings and "PYTHONBREAKPOINT" not in os.environ:
-        _debug["told"] = settings["debug"]
+        _debug["arguments"] = settings["debug"]
         if settings["debug"]["ranks"]:
             _load_debugger()
         else:
             sys.breakpointhook = _first_breakpoint
-    if "stacks" in settings:  # for the agent, when this rank hangs
+    if "stacks" in settings:  # the agent requests stacks when this rank hangs
         faulthandler.register(signal.SIGQUIT, file=settings["stacks"], all_threads=True, chain=False)
     for descriptor in settings.get("descriptors", ()):
         with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _prepare(settings: dict[str, Any]) -> None:
 
 
 def run_script(path: str, arguments: list[str]) -> None:
-    """As `python PATH ARGUMENTS...`."""
+    """Does what `python PATH ARGUMENTS...` does."""
     sys.argv[:] = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
@@ -285,7 +285,7 @@ def run_script(path: str, arguments: list[str]) -> None:
 
 
 def run_module(name: str, arguments: list[str]) -> None:
-    """As `python -m NAME ARGUMENTS...`."""
+    """Does what `python -m NAME ARGUMENTS...` does."""
     sys.argv[:] = [name, *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())

@@ -1,4 +1,4 @@
-"""What a rank may know of its run: where it saves, when its time is up, how it is to train."""
+"""The settings of a run that its ranks need: for checkpoints, deadlines and training."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from launcher.worker.debugger import FOREVER
 
 @dataclass(frozen=True)
 class Settings:
-    """The run's settings for its trainings. The defaults are those outside of a run.
+    """A run's settings for trainings. The defaults apply outside of a run.
 
     Attributes:
         run_dir: the run directory; None outside of a run.
         attempt: number of this attempt.
-        world_size: ranks of the run when it gets all its nodes.
-        checkpoint_dir: where checkpoints are; None: none are written.
-        every, every_steps: seconds or steps between two saves; both None: from the measured costs.
-        keep: newest complete checkpoints that are kept.
-        best, best_is: metric by which one more is kept, and which value of it is the best (`max`, `min`).
-        background: write while training goes on.
-        verify: compare checksums on loading.
-        read_timeout: seconds for which a read that fails is tried again.
-        checkpoint_timeout: seconds for which the slowest rank is awaited in a save or a load.
+        world_size: ranks of the run if it gets all its nodes.
+        checkpoint_dir: folder of checkpoints; None: none are written.
+        every, every_steps: seconds or steps between two saves; both None: computed from the measured costs.
+        keep: how many of the newest complete checkpoints to keep.
+        best, best_is: metric whose best checkpoint is kept as well, and which value is the best (`max`, `min`).
+        background: whether to write while training continues.
+        verify: whether to compare checksums when loading.
+        read_timeout: seconds for which a failing read is retried.
+        checkpoint_timeout: seconds to wait for the slowest rank in a save or a load.
         max_failures: saves in a row that may fail; 0: any number.
-        check_replicas: compare what ranks hold under one name.
-        start_over: begin anew where no checkpoint is sound.
-        strict: refuse a checkpoint with which the result could differ.
+        check_replicas: whether to compare the tensors that ranks have under the same name.
+        start_over: whether to start from the beginning if no checkpoint is sound.
+        strict: whether to refuse a checkpoint with which the result could differ.
         invariant, micro_batches: see launcher.config.schema.Train.
         lead: seconds before the deadline at which to stop, at least.
-        timeout: seconds that a collective may take; None: torch's default.
+        timeout: seconds for each collective; None: torch's default.
         deadline: when the scheduler ends the attempt, in seconds since the epoch by this machine's clock; None: never,
-            or other ranks know better.
+            or other ranks know it better.
     """
 
     run_dir: Path | None = None

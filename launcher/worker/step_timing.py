@@ -1,14 +1,14 @@
-"""What each rank itself needs for a step, told to its agent at next to no cost.
+"""Measures how long each rank works in a step, at next to no cost, and passes it to the rank's agent.
 
-In synchronous training all steps take equally long, for all ranks wait for the slowest: what tells them apart is the
-time that a rank does not wait. A training marks where its own work ends and where waiting does:
+In synchronous training all steps take equally long, since all ranks wait for the slowest. What differs is the time that
+a rank does not wait. A training marks where its own work ends and where waiting ends:
 
-    pace.begin()      # a step begins (Resumable does it at each boundary)
-    pace.computed()   # the time since the last mark was this rank's own
+    pace.begin()      # a step begins (Resumable calls it at each boundary)
+    pace.computed()   # the time since the last mark was this rank's own work
     pace.waited()     # the time since the last mark was spent waiting for others
 
 `watch_gradients` and `watch_blocks` set the marks for DistributedDataParallel and FSDP. A step without `computed` does
-not count. On a GPU marks are CUDA events, which nobody ever waits for.
+not count. On a GPU marks are CUDA events, which are never waited for.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch import nn
 
 from launcher.worker import heartbeat
 
-INTERVAL = 1.0  # seconds between two words to the agent
-KEPT = 1024  # steps between two words whose times are kept
-BEHIND = 64  # steps whose times the device may still owe
+INTERVAL = 1.0  # seconds between two reports to the agent
+KEPT = 1024  # steps between two reports whose times are kept
+BEHIND = 64  # steps that the device may be behind
 
 M = TypeVar("M")
 
 
 class _Clock(Protocol[M]):
-    """Marks in a device's time."""
+    """Marks points in a device's time."""
 
     def mark(self) -> M: ...
     def passed(self, mark: M) -> bool: ...
@@ -40,7 +40,7 @@ class _Clock(Protocol[M]):
 
 
 class _Host:
-    """The time of the host, for work that a call has done when it returns."""
+    """The host's clock, for work that is done when a call returns."""
 
     @staticmethod
     def mark() -> float:
@@ -56,7 +56,7 @@ class _Host:
 
 
 class _Device:
-    """The time at which a GPU comes to a point of the current stream."""
+    """The time at which a GPU reaches a point of the current stream."""
 
     @staticmethod
     def mark() -> torch.cuda.Event:
@@ -74,11 +74,11 @@ class _Device:
 
 
 class Pace(Generic[M]):
-    """The pace of one rank. Where no agent listens, it does nothing.
+    """Measures one rank's step time. Does nothing in a process without an agent.
 
     Attributes:
-        units: parts of the work of a step that this rank does, where ranks do unequal numbers of equal parts; what is
-            told is the time of one.
+        units: for ranks that do different numbers of equal parts of a step's work: this rank's number. The reported
+            time is that of one part.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pace(Generic[M]):
         """
         Args:
             device: that this rank computes on.
-            slot: where to tell it; None: this rank's place with its agent, if it has one.
+            slot: where to write the time; None: this rank's slot, if it has one.
             clock: None: the device's.
         """
         self.units = 1.0
@@ -95,12 +95,12 @@ class Pace(Generic[M]):
         self._clock: Any = clock or (_Device if device.type == "cuda" else _Host)
         self._mark: M | None = None
         self._spans: list[tuple[M, M]] = []  # of this step
-        self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # of steps that the device has yet to come to
+        self._owed: deque[list[tuple[M, M]]] = deque(maxlen=BEHIND)  # of steps that the device has not finished
         self._times: deque[float] = deque(maxlen=KEPT)
-        self._steps, self._next_word = 0, 0.0
+        self._steps, self._next_report = 0, 0.0
 
     def begin(self) -> None:
-        """A step begins, and the one before is over."""
+        """Marks the end of a step and the begin of the next."""
         if self._slot is None:
             return
         if self._spans:
@@ -110,38 +110,38 @@ class Pace(Generic[M]):
         while self._owed and clock.passed(self._owed[0][-1][1]):
             self._times.append(sum(clock.seconds(first, last) for first, last in self._owed.popleft()))
             self._steps += 1
-        if self._times and (now := time.monotonic()) >= self._next_word:
-            self._next_word = now + INTERVAL
+        if self._times and (now := time.monotonic()) >= self._next_report:
+            self._next_report = now + INTERVAL
             self._slot.pace(statistics.median(self._times) / self.units, self._steps)
             self._times.clear()
         self._mark = clock.mark()
 
     def computed(self) -> None:
-        """The time since the last mark was this rank's own."""
+        """Counts the time since the last mark as this rank's own work."""
         if self._mark is not None:
             now = self._clock.mark()
             self._spans.append((self._mark, now))
             self._mark = now
 
     def waited(self) -> None:
-        """The time since the last mark was spent waiting for other ranks."""
+        """Counts the time since the last mark as waiting for other ranks."""
         if self._mark is not None:
             self._mark = self._clock.mark()
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Marks when the backward pass has come to the first parameter, the last to get its gradient.
+        """Marks the moment when the backward pass reaches the first parameter, the last one to get its gradient.
 
-        By then a rank has done all its own work of a step, and then waits for sums over ranks
-        (DistributedDataParallel, or whatever sums gradients after the backward pass).
+        By then a rank has done all of its work in a step, and waits for sums over ranks (DistributedDataParallel, or
+        whatever sums gradients after the backward pass).
         """
         first = next((each for each in model.parameters() if each.requires_grad), None)
         if self._slot is not None and first is not None:
             first.register_post_accumulate_grad_hook(lambda _: self.computed())
 
     def watch_blocks(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Marks the forward passes of blocks whose weights `fully_shard` gathers before each, which is waiting.
+        """Marks the forward passes of blocks, before each of which `fully_shard` gathers weights, which is waiting.
 
-        Call it after fully_shard. What comes before the model is called (data) counts as well; backward passes do not.
+        Call it after fully_shard. The time before the model is called (data) counts as work; backward passes do not.
         """
         if self._slot is None:
             return
@@ -152,6 +152,6 @@ class Pace(Generic[M]):
 
     @staticmethod
     def _in_training(mark: Any) -> None:
-        """Evaluations do other work. A hook that returns something would change what goes through the model."""
+        """Calls `mark` unless this is an evaluation. Returns None: a hook's result would replace the model's values."""
         if torch.is_grad_enabled():
             mark()

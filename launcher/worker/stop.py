@@ -1,20 +1,20 @@
-"""Every reason to stop early becomes a flag, and all ranks agree on it at a step boundary.
+"""Combines all reasons to stop early: each becomes a flag, and all ranks agree on it at a step boundary.
 
-A signal handler sets the flag and does nothing else: whatever it interrupts (a collective, a data loader) goes on. A
-rank that hears nothing (PBS signals one node only) hears it from the others:
+A signal handler only sets the flag; whatever it interrupts (a collective, a data loader) continues. A rank without a
+flag (PBS signals one node only) learns of it from the others:
 
-- Where ranks have an agent, they agree through the agents, and a boundary costs some microseconds; see
-  `launcher.worker.stop_agreement`. Only at the boundary where all act a rank may have to wait.
-- Elsewhere (`init()` under srun, mpiexec or torchrun) one small all_reduce in a gloo group of its own combines the
-  flags of all ranks. It runs in the background from one boundary to the next, and only every few steps when steps are
-  short, so that it costs next to nothing; see `interval`.
+- Ranks with an agent agree through their agents, and a boundary takes some microseconds; see
+  `launcher.worker.stop_agreement`. A rank may have to wait only at the boundary where all act.
+- Other ranks (`init()` under srun, mpiexec or torchrun) combine their flags with one small all_reduce in a gloo group
+  of its own. It runs in the background from one boundary to the next, and only every few steps if steps are short, so
+  that it costs next to nothing; see `interval`.
 
-| cause | told by | known to |
+| cause | source | known to |
 |---|---|---|
-| time is nearly up | the deadline of the attempt, less the time that a save takes | every rank |
-| warning signal | Slurm's --signal (USR1; USR2 counts as well) | ranks of srun's tasks |
+| the time is nearly up | the deadline of the attempt, less the time for a save | every rank |
+| warning signal | Slurm's --signal (USR1; USR2 counts as well) | the ranks of srun's tasks |
 | stop file | `touch RUN/stop` | rank 0 |
-| SIGTERM | preemption, cancellation | the first node at least |
+| SIGTERM | preemption, cancellation | at least the first node |
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from launcher.worker.stop_agreement import Cause, Then, Want, decide
 if TYPE_CHECKING:
     from launcher.worker.process_group import Env
 
-FILES_INTERVAL = 1.0  # seconds between two looks for RUN/stop and RUN/save
-LATENCY = 0.5  # seconds in which a stop is agreed on, if a step is shorter than that
-SLOW_STEP = 0.1  # seconds; steps longer than this agree at once, since it costs them next to nothing
-SAVES = 2  # the lead allows for this many saves of the longest duration so far, and
-MARGIN = 5.0  # for these seconds
-RAREST = 64  # steps between two agreements at most, for steps may become longer
-LOOK = 0.001  # seconds between two looks of a rank that waits for the commit of a stop or a save
+FILES_INTERVAL = 1.0  # seconds between two checks for RUN/stop and RUN/save
+LATENCY = 0.5  # seconds within which a stop is agreed on, if steps are shorter than that
+SLOW_STEP = 0.1  # seconds; ranks with longer steps agree at once, which costs them next to nothing
+SAVES = 2  # the lead before a deadline is this many saves of the longest duration so far,
+MARGIN = 5.0  # plus these seconds
+RAREST = 64  # steps between two agreements at most, since steps may become longer
+LOOK = 0.001  # seconds between two polls of a rank that waits for the commit of a stop or a save
 _RANKS = 1 << 32
 _REASONS = {
     Cause.DEADLINE: StopReason.TIME_LIMIT,
@@ -65,8 +65,8 @@ class Verdict:
     """What all ranks have agreed on.
 
     Attributes:
-        stop: the cause in words, the same on every rank; None: go on.
-        save: a save is wanted now, by a rank for which it is due or by RUN/save.
+        stop: the stop reason as text, the same on every rank; None: continue.
+        save: whether to save now, since a rank wants to, or because of RUN/save.
     """
 
     stop: str | None = None
@@ -77,12 +77,12 @@ GO_ON = Verdict()
 
 
 def interval(step_time: float) -> int:
-    """Steps between two agreements; 0: at every step, and the step waits for it. Pure.
+    """Steps between two agreements on stops; 0: at every step, and the step waits for the result. Pure.
 
     | steps | agreements |
     |---|---|
     | longer than SLOW_STEP | at every boundary, at once |
-    | shorter | in the background, one each LATENCY, or RAREST steps if those are shorter |
+    | shorter | in the background, one per LATENCY or per RAREST steps, whichever is shorter |
 
     Args:
         step_time: seconds of a step.
@@ -93,25 +93,25 @@ def interval(step_time: float) -> int:
 
 
 class _ThroughAgents:
-    """One rank's part in the agreement through the agents."""
+    """A rank's part in the agreement through the agents."""
 
     def __init__(self, slot: heartbeat.Slot) -> None:
         self._slot, self._pid, self._stopped = slot, os.getpid(), False
-        self._state = replace(slot.stop.read(), closed=False)  # this process may have come to boundaries before
+        self._state = replace(slot.stop.read(), closed=False)  # this process may have had boundaries before
         self._slot.stop.write(self._state)
 
     def want(self, cause: Cause) -> None:
-        """For a signal handler: the agent need not wait for the next boundary to see it."""
-        forked = os.getpid() != self._pid  # a data loader's worker, which is no rank
+        """For a signal handler: shows the agent the cause before the next boundary."""
+        forked = os.getpid() != self._pid  # for example a data loader's worker
         if not (forked or self._stopped or self._state.closed):
             self._update(cause=max(cause, self._state.cause))
 
     def boundary(self, want: Want, step_time: float) -> Want:
-        """What all ranks do at this boundary.
+        """Returns what all ranks do at this boundary.
 
         Args:
             want: what this rank wants.
-            step_time: seconds of a step; 0: not known.
+            step_time: seconds of a step; 0 if unknown.
         """
         self._update(
             boundary=self._state.boundary + 1, cause=want.cause, save=want.save, step_time=step_time, closed=False
@@ -135,7 +135,7 @@ class _ThroughAgents:
             time.sleep(LOOK)
 
     def close(self) -> None:
-        """This rank comes to no more boundaries."""
+        """Declares that this rank has no more boundaries."""
         self._update(closed=True, cause=Cause.NONE, save=False)
 
     def _update(self, **changes: Any) -> None:
@@ -144,10 +144,10 @@ class _ThroughAgents:
 
 
 class Stop:
-    """The stop flag of one rank. All ranks make one, at the same point of their program."""
+    """A rank's stop flag. All ranks make one, at the same point of their program."""
 
     def __init__(self, env: Env, run: Settings | None = None) -> None:
-        """Installs the handlers and tells the agent that this rank leaves by itself when it is told to stop.
+        """Installs the signal handlers, and declares to the agent that this rank exits by itself after a stop request.
 
         Args:
             env: this rank.
@@ -155,20 +155,20 @@ class Stop:
         """
         self._env = env
         self._settings = settings() if run is None else run
-        self._asked = Cause.NONE
+        self._cause = Cause.NONE
         self._lead = self._settings.lead
         self._ends: float | None = None
-        self._most = math.inf  # seconds of lead
-        if self._settings.deadline is not None:  # by a clock that nobody sets
+        self._max_lead = math.inf  # seconds
+        if self._settings.deadline is not None:  # converted to the monotonic clock
             left = self._settings.deadline - time.time()
-            self._ends, self._most = time.monotonic() + left, max(self._lead, left / 2)
+            self._ends, self._max_lead = time.monotonic() + left, max(self._lead, left / 2)
         self._slot = heartbeat.mine()
         self._agents: _ThroughAgents | None = None
-        # A program may have made a process group of a part of the ranks, which agree among themselves.
+        # A program may have a process group of some of the ranks, which then agree among themselves.
         if self._slot is not None and 1 < env.world_size == self._slot.agent.world_size:
             self._agents = _ThroughAgents(self._slot)
         self._group: dist.ProcessGroup | None = None
-        mpi = env.backend == "mpi"  # its ranks have no store to make a group with
+        mpi = env.backend == "mpi"  # without a store to make a group with
         if env.world_size > 1 and self._agents is None and not mpi:
             seconds = self._settings.timeout
             self._group = dist.new_group(
@@ -187,23 +187,23 @@ class Stop:
             self._slot.listen()
 
     def take_signals(self) -> None:
-        """Installs the handlers, again where somebody else's have taken their place since."""
+        """Installs the signal handlers; call it again after others may have replaced them."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._told)
+            signal.signal(number, self._on_signal)
 
     def boundary(self, step: int, *, save_due: bool = False) -> Verdict:
-        """What to do between two steps. All ranks must call it after every step, with equal steps.
+        """Returns what to do between two steps. All ranks must call it after every step, with equal steps.
 
         Args:
             step: steps of the run that are done.
-            save_due: this rank finds that it is time to save; one such rank is enough, and must go on saying so until
-                the verdict is to save.
+            save_due: whether this rank wants to save. One such rank is enough. It must repeat this until the verdict is
+                to save.
         """
         now = time.monotonic()
         if self._slot is not None:
             self._slot.beat(step)
         if self._last is not None:
-            # Half of what is new, so that one slow step (a save, an evaluation) is soon forgotten.
+            # A moving average with weight 1/2, so that one slow step (a save, an evaluation) is soon forgotten.
             self._step_time = (self._step_time + now - self._last) / 2
         if self._env.world_size == 1:
             verdict = self._verdict(self._wanted(now, save_due))
@@ -219,34 +219,34 @@ class Stop:
         return verdict
 
     def save_took(self, seconds: float) -> None:
-        """The next stop for lack of time comes early enough for saves of this duration.
+        """Makes stops before the deadline early enough for saves of this duration.
 
-        At most half of the attempt is left for that: rather than to work for a moment only, it says that its time is
-        too short.
+        The lead is at most half of the attempt. Beyond that it logs that the attempt is too short, since an attempt
+        that mostly saves would be of no use.
         """
         wanted = SAVES * seconds + MARGIN
-        if wanted > self._most:
-            if self._env.rank == 0 and self._lead < self._most:
+        if wanted > self._max_lead:
+            if self._env.rank == 0 and self._lead < self._max_lead:
                 print(
-                    f"launcher: a save takes {seconds:.0f} s, too long for an attempt of {2 * self._most:.0f} s: the "
-                    "last one may be cut off; raise `time`", flush=True,
+                    f"launcher: a save takes {seconds:.0f} s, too long for an attempt of {2 * self._max_lead:.0f} s: "
+                    "the last one may be cut off; raise `time`", flush=True,
                 )  # fmt: skip
-            wanted = self._most
+            wanted = self._max_lead
         self._lead = max(self._lead, wanted)
 
     def close(self) -> None:
-        """This rank comes to no more boundaries. All ranks call it after equally many."""
+        """Declares that this rank has no more boundaries. All ranks call it after equally many."""
         if self._agents is not None:
             self._agents.close()
         if self._work is not None:
             self._work.wait()
             self._work = None
 
-    def _told(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         term = number in (signal.SIGTERM, signal.SIGINT)
-        self._asked = max(self._asked, Cause.TERM if term else Cause.WARNING)
+        self._cause = max(self._cause, Cause.TERM if term else Cause.WARNING)
         if self._agents is not None:
-            self._agents.want(self._asked)
+            self._agents.want(self._cause)
 
     def _agree_at_once(self, now: float, save_due: bool) -> Verdict:
         flags = self._flags_of(self._wanted(now, save_due))
@@ -270,11 +270,11 @@ class Stop:
 
     def _wanted(self, now: float, save_due: bool) -> Want:
         """What this rank wants."""
-        cause = self._asked
-        ahead = 0.0 if self._agents is None else self._step_time  # what is wanted now happens at a later boundary
+        cause = self._cause
+        ahead = 0.0 if self._agents is None else self._step_time  # agents agree on a later boundary
         if self._ends is not None and now + ahead >= self._ends - self._lead:
             cause = max(cause, Cause.DEADLINE)
-        looks = self._env.rank == 0 or self._env.world_size == 1  # one that is alone hears of it from nobody else
+        looks = self._env.rank == 0 or self._env.world_size == 1
         if looks and now >= self._next_look:
             self._next_look = now + FILES_INTERVAL
             self._files = self._is_there("stop"), self._is_there("save")
@@ -284,10 +284,10 @@ class Stop:
         return Want(cause, self._env.rank if cause else 0, save_due or save_file)
 
     def _flags_of(self, want: Want) -> torch.Tensor:
-        """For an all_reduce, int64 [3]: cause and rank, whether to save, and the interval that this rank wants."""
+        """The tensor for an all_reduce, int64 [3]: cause and rank, whether to save, and this rank's interval."""
         wanted = interval(self._step_time) if self._last is not None else 0
-        wanted = min(wanted, 2 * max(self._interval, 1))  # a first step may be no measure
-        who = _RANKS - 1 - self._env.rank  # of several the lowest rank is told
+        wanted = min(wanted, 2 * max(self._interval, 1))  # the first step may be unusually fast
+        who = _RANKS - 1 - self._env.rank  # of several ranks the maximum chooses the lowest
         return torch.tensor([want.cause * _RANKS + who if want.cause else 0, int(want.save), wanted])
 
     def _combined(self, flags: torch.Tensor) -> Verdict:
@@ -308,7 +308,7 @@ class Stop:
         return Verdict(None, agreed.save)
 
     def _event(self, cause: str, step: int) -> StopEvent:
-        """What is told of the stop that all ranks have agreed on."""
+        """The event for the stop that all ranks have agreed on."""
         rank = self._agreed.rank
         return StopEvent(
             cause=cause, reason=_REASONS[self._agreed.cause], rank=rank, host=self._host_of(rank), step=step

@@ -1,38 +1,37 @@
-"""How all ranks stop, or save, after the same step: agreed on through their agents, without a collective. Pure.
+"""The protocol by which all ranks stop, or save, after the same step: through their agents, without a collective. Pure.
 
 Ranks count the calls of `Stop.boundary` in their process, and all call it equally often. So "boundary 120" is the same
-point of the program on every rank, also where a step has several boundaries (evaluations).
+point of the program on every rank, even if a step has several boundaries (evaluations).
 
 1. A rank that wants something (to stop, to save) writes it into the memory that it shares with its agent.
-2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has come to.
-3. The leader proposes one boundary for all, `at`: the highest that it knows of and some more, so that ranks need not
+2. Its agent sends `want` to the leading agent, with the highest boundary that any of its ranks has reached.
+3. The leader proposes one boundary for all, `at`: the highest that it knows of plus a margin, so that ranks need not
    wait there. It sends `propose` to all agents, and each writes the proposal into the memory of its ranks.
-4. A rank looks at its next boundary. If it is not beyond `at`, it accepts, and from then on does not go beyond `at`
-   before it knows how the proposal ends. If it is beyond `at` already, it refuses.
-5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that was at the
-   boundary `at` before it saw the proposal, and so does not answer there, has refused. One that has ended before `at`,
-   or will come to no boundary any more (`Stop.close`), counts as one that has accepted.
+4. A rank reads it at its next boundary. If that is not beyond `at`, it accepts, and from then on does not pass `at`
+   before it knows the outcome of the proposal. If it is beyond `at` already, it refuses.
+5. An agent sends `agree` once: when all of its ranks have accepted, or when one has refused. A rank that had reached
+   `at` before it saw the proposal, and so does not answer there, has refused. One that has ended before `at`, or will
+   have no more boundaries (`Stop.close`), counts as one that has accepted.
 6. When all agents have accepted, the leader sends `commit`: all ranks act at the boundary `at`. After a refusal it
-   proposes a later boundary instead, with twice the margin; ranks that wait for the old one go on.
+   proposes a later boundary instead, with twice the margin; ranks that wait at the old one continue.
 
-| message | from | says |
+| message | from | content |
 |---|---|---|
 | `want` | agent | what its ranks want: `cause`, `rank`, `save`; their `boundary`, and seconds of a step: `step_time` |
 | `propose` | leader | `number`, boundary `at`, and what to do there: `cause`, `rank`, `save` |
 | `agree` | agent | whether its ranks have `accepted` the proposal `number`; the highest `boundary` of them |
 | `commit` | leader | the proposal `number` is to be carried out |
 
-Why all act at the same boundary: a proposal is carried out only if no rank has refused it, so every rank has accepted
-it at `at` or before, and waits there for the commit if that has not come yet.
+Why all act at the same boundary: a proposal is carried out only if no rank has refused it. So every rank has accepted
+it at `at` or before, and waits there for the commit if that has not arrived yet.
 
-Why nobody waits for ever: a rank that waits at `at` has done all that comes before it, so every rank gets as far as
-`at`, or closes. It accepts there or before; or it went on from there before it saw the proposal, and may be in a
-collective with those that wait. Its agent sees by its boundary that it has, and refuses in its name. A rank that hangs
-before is found by its silence.
+Why there is no deadlock: a rank that waits at `at` has done everything before it, so every rank reaches `at`, or
+closes. It accepts there or before; or it passed `at` before it saw the proposal, and may be in a collective with ranks
+that wait. Its agent sees that from its boundary, and refuses for it. A rank that hangs before is detected as a hang.
 
-Why nothing that is wanted is lost: the leader keeps what was wanted until a proposal that contains it is carried out.
-An agent does not send what an open proposal contains. It shows its ranks the next proposal only when all of them have
-acted upon the last one that is to be carried out; what a rank wants after that is new.
+Why nothing is lost: the leader keeps what ranks want until a proposal that contains it is carried out. An agent does
+not send what an open proposal contains. It shows its ranks the next proposal only when all of them have acted on the
+last committed one; what a rank wants after that is new.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
 
-ROUND_TRIP = 0.05  # seconds from a proposal to its commit, which ranks spend with steps
+ROUND_TRIP = 0.05  # seconds from a proposal to its commit, during which ranks continue
 MOST_AHEAD = 16  # boundaries between the highest known one and the first that is proposed; steps may become longer
 
 Message = Mapping[str, Any]
 
 
 class Cause(IntEnum):
-    """Why to stop; of several the highest is given as the reason."""
+    """Why to stop; of several causes the highest becomes the stop reason."""
 
     NONE = 0
     DEADLINE = 1
@@ -62,12 +61,12 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class Want:
-    """What one or several ranks want to be done at a boundary.
+    """What one or several ranks want to do at a boundary.
 
     Attributes:
         cause: why to stop; NONE: no stop.
-        rank: that has this cause; of several the lowest. 0 where there is no cause.
-        save: a save.
+        rank: the lowest rank with this cause; 0 if there is none.
+        save: whether to save.
     """
 
     cause: Cause = Cause.NONE
@@ -78,13 +77,13 @@ class Want:
         return self.cause is not Cause.NONE or self.save
 
     def without(self, served: Want) -> Want:
-        """What is left to do when something has been done. Any stop is as good as any other."""
+        """What is left after something was done. A stop for one cause serves for any other."""
         stop = self.cause if served.cause is Cause.NONE else Cause.NONE
         return Want(stop, self.rank if stop else 0, self.save and not served.save)
 
 
 def joined(wants: Iterable[Want]) -> Want:
-    """All of them in one."""
+    """All of them combined."""
     wants = list(wants)
     cause = max((want.cause for want in wants), default=Cause.NONE)
     rank = min(want.rank for want in wants if want.cause is cause) if cause else 0
@@ -93,12 +92,12 @@ def joined(wants: Iterable[Want]) -> Want:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What all ranks are to do at one boundary, if all agree.
+    """What all ranks will do at one boundary, if all agree.
 
     Attributes:
         number: of the proposal, from 1.
         at: the boundary.
-        want: what is to be done there.
+        want: what to do there.
     """
 
     number: int
@@ -108,16 +107,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank tells its agent.
+    """What a rank shows its agent.
 
     Attributes:
-        boundary: how many boundaries it has come to.
-        closed: it comes to no more, unless it says so again.
+        boundary: how many boundaries it has reached.
+        closed: whether it will have no more.
         cause, save: what it wants.
         acted: number of the last proposal that it has carried out.
         answered: number of the last proposal that it has answered.
         accepted: the answer.
-        step_time: seconds of a step; 0: not known yet.
+        step_time: seconds of a step; 0 if unknown.
     """
 
     boundary: int = 0
@@ -146,18 +145,18 @@ class Then(Enum):
 def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int) -> Then:
     """What a rank does at a boundary. Pure.
 
-    | proposal | its boundary | then |
+    | proposal | its boundary | result |
     |---|---|---|
-    | there is none, or the rank has acted upon it | | go on |
+    | none, or the rank has carried it out | | go on |
     | any other | passed | refuse |
-    | any other | still to come | accept |
-    | any other | this one | wait; once it is committed, act |
+    | any other | not reached yet | accept |
+    | any other | this one | wait; act once it is committed |
 
     Args:
-        boundary: at which the rank is.
+        boundary: that the rank has reached.
         acted: number of the last proposal that it has carried out.
         proposal: the newest.
-        committed: number of the last proposal that was committed.
+        committed: number of the last committed proposal.
     """
     if proposal is None or proposal.number == acted:
         return Then.GO_ON
@@ -172,13 +171,13 @@ def decide(boundary: int, acted: int, proposal: Proposal | None, committed: int)
 
 
 def answer(rank: RankState, proposal: Proposal) -> bool | None:
-    """Whether a rank accepts a proposal that it was shown; None: it has yet to come to a boundary. Pure.
+    """Whether a rank accepts a proposal that it was shown; None if it has not reached a boundary since. Pure.
 
-    | it has answered | its boundary | accepts |
+    | it has answered | its boundary | result |
     |---|---|---|
-    | yes | | as it says |
-    | no | before the proposed one | not known yet |
-    | no | the proposed one, or beyond | no: it was there before it was shown the proposal |
+    | yes | | its answer |
+    | no | before the proposed one | None |
+    | no | the proposed one, or beyond | False: it was there before it was shown the proposal |
     """
     if rank.answered == proposal.number:
         return rank.accepted
@@ -189,32 +188,32 @@ class AgentSide:
     """One agent in one round: between its ranks and the leader.
 
     Attributes:
-        proposal, committed: what the ranks are to be shown after each `look`.
+        proposal, committed: to be shown to the ranks after each `look`.
     """
 
     def __init__(self, first_rank: int) -> None:
         """
         Args:
-            first_rank: the lowest of this agent's.
+            first_rank: the lowest rank of this agent.
         """
         self.proposal: Proposal | None = None
         self.committed = 0
         self._first_rank = first_rank
         self._answered = 0
-        self._next: deque[Message] = deque()  # what the leader has sent and the ranks have not been shown
+        self._next: deque[Message] = deque()  # messages of the leader that were not shown to the ranks yet
         self._sent = Want()
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be done as soon as the ranks have come to their next boundary."""
+        """Whether the agent must look again soon, at the next boundary of its ranks."""
         return bool(self._next) or (self.proposal is not None and self._answered != self.proposal.number)
 
     def receive(self, message: Message) -> None:
-        """The leader has sent `propose` or `commit`."""
+        """Takes a message `propose` or `commit` from the leader."""
         self._next.append(message)
 
     def look(self, ranks: Sequence[RankState], ended: Collection[int] = ()) -> list[Message]:
-        """Takes in what the ranks have written; what is to be sent to the leader.
+        """Reads the state of the ranks; returns the messages to send to the leader.
 
         Args:
             ranks: each of this agent's, in order.
@@ -222,8 +221,8 @@ class AgentSide:
         """
         here = {place: rank for place, rank in enumerate(ranks) if place not in ended and not rank.closed}
         highest = max((rank.boundary for rank in ranks), default=0)
-        # The ranks were shown the proposal after the last look. A rank that was closed then and is closed now will see
-        # it before its next boundary, if it comes to one.
+        # The ranks were shown the proposal after the last look. A rank that was closed then, and is closed now, will
+        # see it before its next boundary, if it has one.
         messages = self._answer(ranks, here, highest)
         while self._next and self._may_show(self._next[0], here):
             self._show(self._next.popleft())
@@ -247,7 +246,7 @@ class AgentSide:
         return [{"type": "agree", "number": proposal.number, "accepted": accepted, "boundary": highest}]
 
     def _may_show(self, message: Message, here: Mapping[int, RankState]) -> bool:
-        """A proposal must not take the place of one that is to be carried out and has not been, on every rank."""
+        """Whether all ranks have carried out the current proposal, if it is committed, so that it may be replaced."""
         current = self.proposal
         if message["type"] == "commit" or current is None or self.committed != current.number:
             return True
@@ -260,7 +259,7 @@ class AgentSide:
             self.proposal = Proposal(int(message["number"]), int(message["at"]), want_of(message))
 
     def _wants(self, here: Mapping[int, RankState]) -> Want:
-        """What the ranks want and no proposal contains that they have yet to carry out."""
+        """What the ranks want, without what is in a proposal that they have not carried out yet."""
         current = self.proposal
         wants = []
         for place, rank in here.items():
@@ -277,24 +276,24 @@ class AgentSide:
 
 
 class LeaderSide:
-    """The leading agent in one round. Each method returns what is to be sent to all agents of the round."""
+    """The leading agent in one round. Each method returns the messages to send to all agents of the round."""
 
     def __init__(self, agents: Iterable[int]) -> None:
         """
         Args:
-            agents: all of the round.
+            agents: indices of all agents of the round.
         """
         self._wants = {index: Want() for index in agents}
-        self._awaited = set(self._wants)  # agents whose ranks may still come to a boundary
+        self._awaited = set(self._wants)  # agents whose ranks may still have boundaries
         self._accepted: set[int] = set()
         self._open: Proposal | None = None
         self._number = 0
-        self._highest = 0  # boundary that any rank is known to have come to, or was to act at
+        self._highest = 0  # highest boundary that any rank has reached, or was to act at
         self._step_time = 0.0
         self._margin = 1
 
     def receive(self, index: int, message: Message) -> list[Message]:
-        """An agent has sent `want` or `agree`."""
+        """Takes a message `want` or `agree` from an agent."""
         self._highest = max(self._highest, int(message["boundary"]))
         if message["type"] == "want":
             self._wants[index] = want_of(message)
@@ -309,13 +308,13 @@ class LeaderSide:
         return self._finish()
 
     def leave(self, index: int) -> list[Message]:
-        """No rank of this agent will come to a boundary any more."""
+        """No rank of this agent will have another boundary."""
         self._awaited.discard(index)
         self._wants.pop(index, None)
         return self._finish()
 
     def _begin(self) -> list[Message]:
-        """Proposes what is wanted, if anything is."""
+        """Proposes what ranks want, if they want anything."""
         wanted = joined(self._wants.values())
         self._margin = margin(self._step_time)
         return self._propose(wanted) if wanted else []
@@ -336,19 +335,19 @@ class LeaderSide:
 
 
 def margin(step_time: float) -> int:
-    """Boundaries from the highest one that is known to the one that is proposed. Pure.
+    """Boundaries between the highest known one and the proposed one. Pure.
 
-    Ranks spend ROUND_TRIP with as many steps as it takes. Where one step takes longer than that, the next boundary is
-    proposed, and the ranks wait there a little: that is sooner than one more step.
+    During ROUND_TRIP ranks continue with their steps. If a step takes longer than that, the next boundary is proposed,
+    and the ranks wait there a little, which is sooner than one more step.
 
     Args:
-        step_time: seconds; 0: not known.
+        step_time: seconds; 0 if unknown.
     """
     return max(1, min(math.ceil(ROUND_TRIP / step_time), MOST_AHEAD)) if step_time > 0 else 1
 
 
 def want_of(message: Message) -> Want:
-    """What a message says is wanted."""
+    """The Want in a message."""
     return Want(Cause(int(message["cause"])), int(message["rank"]), bool(message["save"]))
 
 

@@ -1,20 +1,20 @@
-"""The agreement on stops in the memory that ranks share with their agent; see `launcher.worker.stop_agreement`.
+"""The shared memory of ranks and their agent for the agreement on stops; see `launcher.worker.stop_agreement`.
 
-All fields are words of 8 bytes, aligned, each written by one side only and at once, so that none is ever seen half
-written. What belongs together is in one word, or in words that carry the same proposal's number.
+All fields are aligned words of 8 bytes, each written by one side only and in one piece, so that no read is torn. Values
+that belong together share a word, or are in words with the same proposal number.
 
 | word of the agent | bits, from the highest |
 |---|---|
 | 0 | ranks of all agents |
 | 1 | number of the proposal (24), boundary at which to act (40) |
 | 2 | the same number (24), cause (3), save (1), rank (36) |
-| 3 | number of the proposal that was committed last |
+| 3 | number of the last committed proposal |
 
 | word of a rank | bits, from the highest |
 |---|---|
-| 0 | boundaries that it has come to |
-| 1 | number of the proposal that it has carried out last (24); then from the lowest: save (1), cause (3), closed (1) |
-| 2 | number of the proposal that it has answered last (24); lowest: accepted (1) |
+| 0 | number of boundaries that it has reached |
+| 1 | number of the proposal that it has carried out last (24); from the lowest bit: save (1), cause (3), closed (1) |
+| 2 | number of the proposal that it has answered last (24); lowest bit: accepted (1) |
 | 3 | nanoseconds of a step |
 """
 
@@ -32,7 +32,7 @@ _RANKS = (1 << _RANK) - 1
 
 
 class AgentWords:
-    """What an agent shows to its ranks."""
+    """The agent's words, which its ranks read."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         """
@@ -42,7 +42,7 @@ class AgentWords:
         self._words = memoryview(memory)[:AGENT].cast("Q")
 
     def clear(self, world_size: int = 0) -> None:
-        """Begins from scratch, for so many ranks of all agents; 0: there is no agreement through agents."""
+        """Resets all words; `world_size`: ranks of all agents, or 0 if they do not agree through agents."""
         for index, word in enumerate((0, 0, 0, 0)):
             self._words[index] = word
         self._words[0] = world_size
@@ -53,7 +53,7 @@ class AgentWords:
         return self._words[0]
 
     def show(self, proposal: Proposal | None, committed: int) -> None:
-        """For the agent: from now on its ranks see this."""
+        """For the agent: shows its ranks a proposal and the number of the last committed one."""
         if proposal is not None:
             number, want = proposal.number << _NUMBER, proposal.want
             self._words[2] = number | want.cause << _RANK + 1 | want.save << _RANK | want.rank
@@ -61,7 +61,7 @@ class AgentWords:
         self._words[3] = committed
 
     def proposal(self) -> tuple[Proposal | None, int] | None:
-        """For a rank: the newest proposal and the number of the last that was committed; None: look again."""
+        """For a rank: the newest proposal, and the number of the last committed one; None: it changed, read again."""
         committed, first, second = self._words[3], self._words[1], self._words[2]
         number = first >> _NUMBER
         if second >> _NUMBER != number:
@@ -74,7 +74,7 @@ class AgentWords:
 
 
 class RankWords:
-    """What one rank tells its agent."""
+    """A rank's words, which its agent reads."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         """
@@ -84,7 +84,7 @@ class RankWords:
         self._words = memoryview(memory)[offset : offset + RANK].cast("Q")
 
     def write(self, state: RankState) -> None:
-        """For the rank: its agent is to see this."""
+        """For the rank: shows its agent this state."""
         words = self._words
         words[0] = state.boundary
         words[1] = state.acted << _NUMBER | state.closed << 4 | state.cause << 1 | state.save
@@ -92,7 +92,7 @@ class RankWords:
         words[3] = int(state.step_time * 1e9)
 
     def read(self) -> RankState:
-        """What the rank has written last."""
+        """For the agent: the state that the rank has written last."""
         boundary, wanted, answer, step_time = self._words
         return RankState(
             boundary=boundary,

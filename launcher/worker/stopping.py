@@ -1,6 +1,6 @@
-"""`stopping()`: one call in anybody's training loop that tells when to save and leave.
+"""`stopping()`: a call for any training loop that returns whether to save and exit.
 
-`boundary()` is the same call for callbacks of other people's trainers, which can also save and go on.
+`boundary()` is the same for callbacks of other trainers, which can also save and continue.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _steps = 0
 
 
 def stopping(step: int | None = None) -> bool:
-    """Whether to save now and leave with exit code 75, because the attempt is to end. Call it after each step.
+    """Whether to save now and exit with code 75, because the attempt is to end. Call it after each step.
 
-    All ranks of the process group must call it equally often: they agree, so that all of them hear it after the same
-    step. That is agreed on through their agents, or, where this process has none and steps are short, in the background
-    each half second or 64 steps. Why it is to end (time that is nearly up, a signal, RUN/stop) is in the run's events.
-    Without a process group it is this process's own flag.
+    All ranks of the process group must call it equally often: it returns True on all of them after the same step. They
+    agree through their agents, or, without an agent and with short steps, in the background every half second or 64
+    steps. The stop reason (the time is nearly up, a signal, RUN/stop) is in the run's events. Without a process group
+    it is this process's own flag.
 
-    The first call takes SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 from whoever had them, and tells the agent that this rank
-    leaves by itself: it is not ended, and a rank that does not get to its next call within launch.hang_timeout counts
-    as hung.
+    The first call replaces the handlers of SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and declares to the agent that this
+    rank exits by itself: the agent does not end it, and counts it as hung if it does not call again within
+    launch.hang_timeout.
 
     Args:
-        step: steps of the run that are done, those of earlier attempts included, which `status` shows; None: calls of
-            this process count.
+        step: steps of the run that are done, those of earlier attempts included, for `status`; None: the calls in this
+            process are counted.
     """
     return boundary(step).stop is not None
 
 
 def boundary(step: int | None = None) -> Verdict:
-    """As `stopping`, and whether to save and go on (RUN/save). All ranks get the same after the same step."""
+    """Like `stopping`, and also whether to save and continue (RUN/save). The same on all ranks after the same step."""
     global _stopped, _steps
     if _stopped is not None:
         return _stopped
     stop = listen()
     _steps = _steps + 1 if step is None else step
-    if step is not None:  # else it is not the run's
-        process_group.passed(step)
+    if step is not None:  # a count of calls is no step of the run
+        process_group.report_step(step)
     verdict = stop.boundary(_steps)
     if verdict.stop is not None:
         _stopped = verdict
@@ -58,9 +58,9 @@ def boundary(step: int | None = None) -> Verdict:
 
 
 def listen() -> Stop:
-    """What the first call of `stopping` does before it looks: from here on a signal waits for the next step boundary.
+    """This process's stop flag; the first call makes it, and takes the signals, as described at `stopping`.
 
-    All ranks call it at the same point. Its result is this process's own flag, for all calls the same.
+    All ranks make the first call at the same point.
     """
     global _stop
     if _stop is None:
@@ -69,7 +69,7 @@ def listen() -> Stop:
 
 
 def _here() -> Env:
-    """This rank, whoever made the process group."""
+    """This rank, whatever made the process group."""
     if process_group._env is not None and dist.is_initialized():
         return process_group._env
     host = socket.gethostname()
@@ -77,7 +77,7 @@ def _here() -> Env:
     alone = not dist.is_initialized()
     world = 1 if alone else dist.get_world_size()
     backend = "none" if alone else "mpi" if dist.get_backend() == "mpi" else dist.get_backend()
-    # Else what was derived is of another world than this group, or nobody knows which ranks are on which node.
+    # Otherwise the environment describes another world than this group, or the nodes of ranks are unknown.
     node_ranks = topology.in_order(place) if world == place.world_size else ()
     return Env(
         rank=place.rank if alone else dist.get_rank(),

@@ -1,4 +1,4 @@
-"""What a tracker (TensorBoard, MLflow, W&B) is, and what it is told."""
+"""The interface of trackers (TensorBoard, MLflow, W&B), and the data that they get."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-PATIENCE = 5.0  # seconds that the end of the work waits for what has not reached the trackers
+CLOSE_TIMEOUT = 5.0  # seconds to wait at the end for entries that have not reached the trackers
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Numbers of one step; `moment` is in seconds since the epoch."""
+    """Numbers of one step; `moment`: seconds since the epoch."""
 
     step: int
     moment: float
@@ -21,17 +21,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class About:
-    """What a tracker is told of a run.
+    """A run's description for trackers.
 
     Attributes:
         run_id, attempt: the run's id, and this attempt's number.
         folder: the run directory.
-        experiment: name under which runs that belong together are kept.
-        uri: MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow beside the run.
+        experiment: name under which related runs are grouped.
+        uri: MLflow's; empty: MLFLOW_TRACKING_URI, else the folder mlflow next to the run.
         log_dir: TensorBoard's.
         config: the config, flat (`workload.lr`).
-        tags: what else is to be known (job, hosts, ...).
-        project, entity, mode, group: W&B's; an empty entity or group is W&B's to choose.
+        tags: other facts (job, hosts, ...).
+        project, entity, mode, group: W&B's; an empty entity or group is W&B's default.
     """
 
     run_id: str
@@ -49,10 +49,10 @@ class About:
 
 
 class Tracker(Protocol):
-    """One kind of tracker. All its methods are called in one thread, and may raise anything."""
+    """A tracker. All its methods are called in one thread, and may raise anything."""
 
     def log(self, entries: Sequence[Entry]) -> None:
-        """Takes entries, in order; the first call tells it that there is something to track."""
+        """Takes entries, in order; the first call starts the tracker's run."""
 
     def close(self, done: bool) -> None:
-        """No more will come; `done`: the work has come to its end."""
+        """Ends the tracker's run; `done`: whether the work is complete."""

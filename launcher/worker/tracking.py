@@ -1,7 +1,7 @@
-"""Hands what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without ever making the work wait, or fail.
+"""Passes what rank 0 reports to trackers (TensorBoard, MLflow, W&B) without blocking or failing the work.
 
-`progress`, `evaluated` and `report` put numbers into a queue, from which a thread hands them on. When the queue is full
-they are dropped, and how many is told at the end. A failure of a tracker is told of once; after some it is given up.
+`progress`, `evaluated` and `report` put numbers into a queue, which threads empty. If it is full, entries are dropped;
+their number is logged at the end. A tracker's first failure is logged; after several in a row it is disabled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from launcher.redaction import HIDDEN, is_secret, without_password
 from launcher.runs.directory import Attempt
-from launcher.worker.tracker import PATIENCE, About, Entry, Tracker
+from launcher.worker.tracker import CLOSE_TIMEOUT, About, Entry, Tracker
 from launcher.worker.tracking_mlflow import MLflow
 from launcher.worker.tracking_tensorboard import TensorBoard
 from launcher.worker.tracking_wandb import WandB
@@ -30,26 +30,26 @@ FAILURES = 3  # in a row, after which a tracker is given up
 
 
 class Tracking:
-    """Hands entries to trackers, to each in a thread of its own: one that hangs is in no other's way."""
+    """Passes entries to trackers, each in its own thread, so that one that hangs does not block others."""
 
     def __init__(self, trackers: Mapping[str, Callable[[], Tracker]]) -> None:
         """
         Args:
-            trackers: by name, what makes each of them; it is called in the thread, for that may take seconds.
+            trackers: by name, a function that makes each; called in the thread, since it may take seconds.
         """
         self._feeds = [_Feed(name, make) for name, make in trackers.items()]
         self._step, self._pid = 0, os.getpid()
         self._closed = False
         threading.Thread(target=self._close_at_the_end, name="tracking ends", daemon=False).start()
-        self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes as well
+        self._finalize = Finalize(None, self.close, exitpriority=100)  # at the end of forked processes, too
 
     def log(self, prefix: str, values: Mapping[str, Any], step: int | None = None) -> None:
         """Takes the numbers among `values`, each as `prefix/name`; returns at once.
 
         Args:
             prefix: train, eval or result.
-            values: anything; only numbers are taken.
-            step: of the training; None: the last one that was told.
+            values: values of other types than numbers are ignored.
+            step: of the training; None: the last one.
         """
         self._step = self._step if step is None else step
         if numbers := dict(numbers_in(prefix, values)):
@@ -58,29 +58,29 @@ class Tracking:
                 feed.put(entry)
 
     def finished(self) -> None:
-        """The work has come to its end."""
+        """Records that the work is complete."""
         for feed in self._feeds:
             feed.done = True
 
     def close(self) -> None:
-        """Hands on what is left, for a few seconds at most, and tells what could not be."""
+        """Waits CLOSE_TIMEOUT seconds for what is still queued, and logs what was lost."""
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
         for feed in self._feeds:
             feed.ends.set()
-        give_up = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + CLOSE_TIMEOUT
         for feed in self._feeds:
-            feed.join(give_up - time.monotonic())
+            feed.join(deadline - time.monotonic())
 
     def _close_at_the_end(self) -> None:
-        """Closes before functions of `atexit` are called: one of a tracker's own (W&B's) would end it too early."""
+        """Closes before `atexit` functions run: a tracker's own (W&B's) would end it too early."""
         threading.main_thread().join()
         self.close()
 
 
 class _Feed:
-    """What waits for one tracker, and the thread that hands it on."""
+    """The queue of one tracker, and the thread that empties it."""
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
         self.done, self.ends = False, threading.Event()
@@ -101,15 +101,15 @@ class _Feed:
         except queue.Full:
             self._dropped += 1
 
-    def join(self, patience: float) -> None:
-        """Waits for the thread, at most so many seconds, and tells what did not reach the tracker."""
-        self._thread.join(max(0.0, patience))
+    def join(self, timeout: float) -> None:
+        """Waits for the thread, at most `timeout` seconds, and logs how many entries were lost."""
+        self._thread.join(max(0.0, timeout))
         left = self._dropped + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
         if left:
-            _say(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
+            _log(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # at the end of the interpreter anything may be gone
+        with contextlib.suppress(Exception):  # while the interpreter shuts down, anything may be gone
             while not (self.ends.is_set() and self._queue.empty()) and not self._given_up:
                 if batch := self._batch():
                     self._try(lambda batch=batch: self._open().log(batch))  # type: ignore[misc]
@@ -119,7 +119,7 @@ class _Feed:
                 self._try(lambda: self._open().close(self.done))
 
     def _batch(self) -> list[Entry]:
-        """What waits, or comes within a moment."""
+        """The entries in the queue, or those that come within a moment."""
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=0.1))
@@ -133,7 +133,7 @@ class _Feed:
         return self._tracker
 
     def _try(self, action: Callable[[], None]) -> None:
-        """Does something with the tracker, which must not harm anybody else."""
+        """Calls the tracker; logs its failures."""
         try:
             action()
             self._failures = 0
@@ -142,40 +142,40 @@ class _Feed:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             if not self._warned:
                 self._warned = True
-                _say(f"{self._name} failed, the work goes on: {words}")
+                _log(f"{self._name} failed, the work goes on: {words}")
             if self._failures >= FAILURES or isinstance(error, ImportError):
                 self._given_up = True
-                _say(f"{self._name} is given up: no more is tracked there")
+                _log(f"{self._name} is given up: no more is tracked there")
 
 
 def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """`train/loss` and its value for each number, those of mappings inside as `prefix/outer/inner`. Pure."""
+    """(`train/loss`, its value) for each number; those in nested mappings as `prefix/outer/inner`. Pure."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers_in(f"{prefix}/{key}", value)
         elif isinstance(value, (int, float)):
-            with contextlib.suppress(OverflowError):  # a whole number may be larger than any of those
+            with contextlib.suppress(OverflowError):  # an int may be larger than any float
                 yield f"{prefix}/{key}", float(value)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`workload.lr` and its value as text for each key that has one; values of secrets are not shown. Pure."""
+    """(`workload.lr`, its value as text) for each key with a value; secrets are redacted. Pure."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         elif value is not None and value != []:
-            yield prefix + str(key), _public(str(key), str(value))
+            yield prefix + str(key), _redacted(str(key), str(value))
 
 
-def _public(key: str, value: str) -> str:
-    """A value without what is secret in it: a tracker may show it to others."""
+def _redacted(key: str, value: str) -> str:
+    """The value without secrets, since a tracker may show it to others."""
     if is_secret(key):
         return HIDDEN
     return without_password(value) if "://" in value else value
 
 
 def of(attempt: Attempt) -> Tracking | None:
-    """What the run of this attempt is tracked by; None: nothing."""
+    """The trackers of this attempt's run; None if it has none."""
     plan = attempt.run.plan()
     if not plan.track:
         return None
@@ -211,6 +211,6 @@ def of(attempt: Attempt) -> Tracking | None:
     return Tracking({name: made(name) for name in plan.track})
 
 
-def _say(words: str) -> None:
+def _log(words: str) -> None:
     with contextlib.suppress(OSError):
         print(f"launcher: {words}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""MLflow: a run of its own for each run, kept on by later attempts.
+"""MLflow: one MLflow run for all attempts of a run.
 
-MLflow keeps all that it is given, so steps that are done again after a restart are left out: what they came to the
-first time stays. Parameters cannot be changed either; those of the first attempt stay.
+MLflow keeps all values that it gets, so steps that are repeated after a restart are left out: the values of the first
+time stay. Parameters cannot be changed either: those of the first attempt stay.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from launcher.files import run_files
 from launcher.worker.tracker import About, Entry
 
-# What a network that does not answer may cost in one call, in seconds and tries. Without these: minutes.
+# Limits, in seconds and tries, for a server that does not respond. By default one call takes minutes.
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 wants a database, which is no good on a file system of a cluster
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 prefers a database, which does not suit a cluster's file system
 }
 RUN = "mlflow_run"  # file in the run directory: the tracking URI and the id of the run there
-METRICS = 1000  # most of one call
+METRICS = 1000  # per call
 PARAMETERS = 100
 LONGEST = 500  # characters of a parameter's value
 
@@ -33,7 +33,7 @@ class MLflow:
     def __init__(self, about: About) -> None:
         """
         Raises:
-            ImportError: the package mlflow (or mlflow-skinny) is not here.
+            ImportError: the package mlflow (or mlflow-skinny) is not installed.
         """
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -66,7 +66,7 @@ class MLflow:
             self._client.set_terminated(self._run, "FINISHED" if done else "KILLED")
 
     def _begin(self) -> str:
-        """The run that an earlier attempt has made, or a new one."""
+        """Continues the MLflow run of an earlier attempt, or makes a new one; returns its id."""
         run = self._earlier()
         if run is None:
             experiment = self._client.get_experiment_by_name(self._about.experiment)
@@ -85,7 +85,7 @@ class MLflow:
     def _new_experiment(self) -> str:
         try:
             return str(self._client.create_experiment(self._about.experiment))
-        except Exception:  # another point of the sweep has made it at the same time
+        except Exception:  # another point of the sweep may have just made it
             found = self._client.get_experiment_by_name(self._about.experiment)
             if found is None:
                 raise
@@ -113,7 +113,7 @@ class MLflow:
         return {f"launcher.{name}": value for name, value in self._about.tags.items()}
 
     def _last_step(self, name: str) -> int:
-        """The last step of a metric that earlier attempts have logged; -1 without."""
+        """The last step of a metric in earlier attempts; -1 if there is none."""
         if name not in self._last:
             history = self._client.get_metric_history(self._run, name) if name in self._known else ()
             self._last[name] = max((metric.step for metric in history), default=-1)

@@ -17,19 +17,19 @@ FILES = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """One folder for all attempts of a run."""
+    """One TensorBoard folder for all attempts of a run."""
 
     def __init__(self, about: About) -> None:
         """
         Raises:
-            ImportError: the package tensorboard is not here.
+            ImportError: the package tensorboard is not installed.
         """
         # Lazily: TensorBoard takes a second, and may not be here
         from torch.utils.tensorboard import SummaryWriter
 
         self._about, self._kind = about, SummaryWriter
         self._writer: SummaryWriter | None = None
-        self._before: set[Path] | None = None  # files that were there before; None: those since are private already
+        self._before: set[Path] | None = None  # files of earlier attempts; None once this attempt's file is private
 
     def log(self, entries: Sequence[Entry]) -> None:
         writer = self._writer or self._begin(entries[0])
@@ -39,7 +39,7 @@ class TensorBoard:
         writer.flush()
         if self._before is not None:
             for path in set(self._about.log_dir.glob(FILES)) - self._before:
-                path.chmod(0o600)  # it is made with the umask of the user's own code
+                path.chmod(0o600)  # it was made with the umask of the user's code
             self._before = None
 
     def close(self, done: bool) -> None:
@@ -47,7 +47,7 @@ class TensorBoard:
             self._writer.close()
 
     def _begin(self, first: Entry) -> SummaryWriter:
-        """Opens another file; the steps that are done again are not shown from earlier ones any more."""
+        """Opens a new file, and hides the steps of earlier files that this attempt repeats."""
         about, step = self._about, redone_from(first)
         self._before = set(about.log_dir.glob(FILES)) if about.log_dir.is_dir() else set()
         run_files.make_folder(about.log_dir)
@@ -58,10 +58,10 @@ class TensorBoard:
 
 
 def redone_from(first: Entry) -> int:
-    """The first step whose training values an attempt gives again, by its first entry. Pure.
+    """The first step whose training values an attempt repeats, by its first entry. Pure.
 
-    An attempt that was stopped between a step and its evaluation is continued with that evaluation: the training
-    values of the step stand in the earlier file only.
+    An attempt that follows one that stopped between a step and its evaluation begins with that evaluation: then the
+    training values of the step are in the earlier file only.
     """
     trains = any(name.startswith("train/") for name in first.values)
     return first.step if trains else first.step + 1

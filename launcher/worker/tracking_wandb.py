@@ -1,7 +1,7 @@
-"""Weights & Biases: a run of its own for each run, kept on by later attempts.
+"""Weights & Biases: one W&B run for all attempts of a run.
 
-W&B keeps all that it is given, so steps that are done again after a restart are left out: what they came to the first
-time stays. Offline each start of rank 0 writes a folder, which `wandb sync` makes one run of again, by its id.
+W&B keeps all values that it gets, so steps that are repeated after a restart are left out: the values of the first time
+stay. Offline, each start of rank 0 writes a folder; `wandb sync` combines them into one run by its id.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from launcher.files.shared_files import read_text, unwrap
 from launcher.worker import tracker
 from launcher.worker.tracker import About, Entry
 
-RUN = "wandb_run"  # file in the run directory, in JSON: the run's id there, its rows, the last step of each metric
-STEP = "step"  # the metric that W&B draws all others over
-# What a server that does not answer may cost, in seconds and tries. Without these: minutes, at the end as well.
-# What did not get there is in the run directory all the same, for `wandb sync`.
-PATIENCE = {
+RUN = "wandb_run"  # JSON file in the run directory: W&B's id of the run, its rows, the last step of each metric
+STEP = "step"  # the metric on W&B's horizontal axis
+# Limits, in seconds and tries, for a server that does not respond. By default it takes minutes, at the end as well.
+# Values that did not get there are still in the run directory, for `wandb sync`.
+LIMITS = {
     "init_timeout": 10, "x_graphql_timeout_seconds": 5, "x_graphql_retry_max": 1, "x_file_stream_timeout_seconds": 5,
     "x_file_stream_retry_max": 3, "x_file_stream_retry_wait_max_seconds": 2, "x_file_transfer_timeout_seconds": 5,
     "x_file_transfer_retry_max": 1,
@@ -34,7 +34,7 @@ class WandB:
     def __init__(self, about: About) -> None:
         """
         Raises:
-            ImportError: the package wandb is not here.
+            ImportError: the package wandb is not installed.
         """
         # Lazily: W&B takes a second, and may not be here
         import wandb
@@ -49,7 +49,7 @@ class WandB:
         for entry in entries:
             new = {name: value for name, value in entry.values.items() if entry.step > self._last.get(name, -1)}
             if new:
-                # Rows are numbered through all attempts, so that none takes another's place when they are synced.
+                # Rows are numbered across attempts, so that none replaces another when they are synced.
                 self._rows = max(self._rows, self._run.step)
                 self._run.log({**new, STEP: entry.step}, step=self._rows)
                 self._rows += 1
@@ -62,13 +62,13 @@ class WandB:
 
     def _begin(self) -> Any:
         about = self._about
-        self._keep()  # before W&B has it: an attempt that is killed now leaves no second run
+        self._keep()  # before W&B makes the run: an attempt that is killed now causes no second run
         run = self._wandb.init(
             project=about.project, entity=about.entity, group=about.group, id=self._id, name=about.run_id,
             resume="allow", mode=about.mode, dir=str(about.folder), config=dict(about.config),
             settings=self._wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
-                finish_timeout=tracker.PATIENCE, **PATIENCE,
+                finish_timeout=tracker.CLOSE_TIMEOUT, **LIMITS,
             ),
         )  # fmt: skip
         for prefix in ("train", "eval", "result"):
@@ -82,11 +82,11 @@ class WandB:
 
 
 def _earlier(about: About) -> tuple[str, int, dict[str, int]]:
-    """The id that an earlier attempt has given the run, its rows, and the last steps of its metrics; else a new id."""
+    """The W&B id, the number of rows, and the last steps of metrics from earlier attempts; or a new id, 0 and none."""
     try:
         kept = json.loads(unwrap(read_text(about.folder / RUN)) or "")
         return str(kept["id"]), int(kept["rows"]), {str(name): int(step) for name, step in kept["last"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        # One that was removed cannot be made again in W&B, hence the random part.
+        # W&B cannot make a removed run again, hence the random part.
         name = re.sub(r"[^\w.+-]", "-", about.run_id)[:100]
         return f"{name}-{secrets.token_hex(4)}", 0, {}

@@ -156,7 +156,7 @@ class Chaos(Target):
             raise RunLost(f"after {kind} it went back to step {lowest}, and the checkpoint of step {safe} was sound")
         if gone := missing(before, self.sound(), self.damaged):
             raise RunLost(f"after {kind} the sound checkpoints {', '.join(gone)} are gone")
-        aside = set(checkpoints.put_aside(self.path / "checkpoints").values())
+        aside = set(checkpoints.quarantined(self.path / "checkpoints").values())
         if not aside <= self.damaged:
             raise RunLost(f"after {kind} checkpoints were put aside of which only {sorted(self.damaged)} were damaged")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.monitoring.live import read
+from launcher.monitoring.live import read_history
 from launcher.runs.directory import Run
 from launcher.runs.journal import journal_events
 from tests.launch import PYTHON, ROOT, Launcher
@@ -300,7 +300,7 @@ def test_a_job_whose_run_directory_is_gone_is_listed_and_can_be_cancelled(
         assert "is being cancelled" in done.stdout, done.stderr
     launcher.until(lambda: "orphaned" not in listed().values(), "they have ended")
     other = Run(tmp_path / "other" / "elsewhere")
-    done = launcher("cancel", read(other).job_id or "")  # by its id
+    done = launcher("cancel", read_history(other).job_id or "")  # by its id
     assert done.stdout == "elsewhere is being cancelled\n", done.stderr
     assert other.has("cancelled")
     assert launcher("cancel", "999999").stderr.startswith("launcher: no run '999999' in ")

@@ -50,7 +50,7 @@ def test_a_stopped_one_goes_on_with_another_number_of_ranks(launcher: Launcher, 
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     second = stopped_after(launcher, step=first["step"] + 1)
     assert (first["world_size"], second["world_size"]) == (2, 3)
-    begin = f"goes on after step {first['step']} (step-{first['step']:09d}, saved by 2 ranks)"
+    begin = f"continues after step {first['step']} (step-{first['step']:09d}, saved by 2 ranks)"
     assert begin in launcher.printed()
     assert second["identity"] == first["identity"]
     read_without_ranks(launcher, second["step"])

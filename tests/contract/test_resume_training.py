@@ -58,7 +58,7 @@ def test_a_stopped_and_resumed_training_ends_as_an_undisturbed_one(launcher: Lau
     assert of_the_run(dict(run.result() or {})) == whole
     printed = launcher.printed()
     assert f"stopped after step {step}: its stop file" in printed
-    assert f"goes on after step {step} (step-{step:09d}, saved by 2 ranks)" in printed
+    assert f"continues after step {step} (step-{step:09d}, saved by 2 ranks)" in printed
     progress = [event["step"] for event in run.attempts()[-1].events() if event["event"] == "progress"]
     assert progress == sorted(progress) and progress[0] > step and progress[-1] == 3300
 

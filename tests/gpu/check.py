@@ -285,7 +285,7 @@ def recorder_answers(machine: Machine) -> str:
     try:
         assert process.stdout is not None
         require(process.stdout.readline() == "waits\n", "NCCL did not start")
-        (text,) = recorders.take([0], patience=10)
+        (text,) = recorders.take([0], timeout=10)
     finally:
         process.kill()
         process.wait()
@@ -407,7 +407,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def look_for_gpus(environ: Mapping[str, str] = os.environ) -> tuple[list[int], str]:
     """The memory of each GPU in bytes, and what torch says of them; asked in another process, which then ends."""
     code = (
-        "import json, os, torch; from launcher.worker.devices import look; seen = look(os.environ); "
+        "import json, os, torch; from launcher.worker.devices import find_accelerators; "
+        "seen = find_accelerators(os.environ); "
         "sizes = [torch.cuda.get_device_properties(n).total_memory for n in range(seen.count)] "
         "if seen.kind == 'cuda' else []; print(json.dumps([sizes, seen.text]))"
     )

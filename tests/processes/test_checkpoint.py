@@ -518,9 +518,9 @@ def test_a_fence_that_cannot_be_read_is_asked_again_at_the_next_save(make: Any, 
     ("change", "words"),
     [
         ({"state": {"model": {"w": torch.zeros(2).to_sparse()}}}, "model.w is a torch.sparse_coo tensor"),
-        ({"state": {"model": {"f": Path("x")}}}, "state holds what only pickle can restore"),
+        ({"state": {"model": {"f": Path("x")}}}, "state contains what only pickle can restore"),
         ({"state": {"a": {"b.c": torch.zeros(1)}, "a.b": {"c": torch.zeros(1)}}}, "two tensors .* the name a.b.c"),
-        ({"rank_state": {"path": Path("x")}}, "rank_state holds what only pickle can restore"),
+        ({"rank_state": {"path": Path("x")}}, "rank_state contains what only pickle can restore"),
         ({"extra": {"cursor": torch.zeros(1)}}, "extra must be made of JSON types"),
     ],
 )

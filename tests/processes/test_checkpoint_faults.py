@@ -17,7 +17,7 @@ from launcher.checkpoint import format as checkpoints
 from launcher.checkpoint import reading, retention
 from launcher.checkpoint import saving as module
 from launcher.checkpoint.checkpointer import Checkpointer
-from launcher.checkpoint.files import together
+from launcher.checkpoint.files import combined_error
 from launcher.checkpoint.format import CheckpointError, Damaged, Manifest, Misfit, Unavailable
 from launcher.worker import main as rank
 from tests.fakes import faulty_files
@@ -267,7 +267,7 @@ def test_all_ranks_end_when_one_cannot_read(make: Any, tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_ranks_become_one_that_names_them(said: Any, world: int, kind: type, text: str) -> None:
-    error = together(said, world)
+    error = combined_error(said, world)
     assert type(error) is kind and str(error).startswith(text)
     assert type(pickle.loads(pickle.dumps(error))) is kind
 
@@ -308,7 +308,7 @@ def test_what_goes_when_one_is_published(known: list[Any], published: int, keep:
 def test_a_steady_file_reads_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(100)))
-    with reading.SteadyFile(path) as steady, open(path, "rb") as plain:
+    with reading.RetryingFile(path) as steady, open(path, "rb") as plain:
         for offset, whence in ((10, 0), (0, 2), (-5, 2), (10, 0), (0, 2), (20, 0), (5, 1), (0, 2), (35, 0)):
             assert steady.seek(offset, whence) == plain.seek(offset, whence) == steady.tell()
             assert steady.read(10) == plain.read(10)

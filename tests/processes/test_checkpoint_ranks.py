@@ -300,7 +300,7 @@ def test_plain_values_stay_and_numpys_numbers_become_pythons(value: Any, expecte
 
 @pytest.mark.parametrize("value", [Path("x"), numpy.zeros(3), lambda: 0, {"a": [object()]}])
 def test_what_could_not_be_read_again_is_refused_by_its_place(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^state holds what only pickle can restore: s.* is a "):
+    with pytest.raises(TypeError, match=r"^state contains what only pickle can restore: s.* is a "):
         plain({"s": value}, "state")
 
 
@@ -320,7 +320,7 @@ def test_numbers_of_numpy_come_back_in_whatever_save_they_are(
         assert (loaded.step, loaded.values, loaded.rank_state) == (step, {"scheduler": {"last": [rate]}}, {"x": rate})
         assert loaded.metrics == {"loss": rate} and loaded.extra == {"best": rate}
     checkpointer.save(9, {"w": torch.ones(2), "path": Path("x")})  # also one that is not the first
-    with pytest.raises(CheckpointError, match="state holds what only pickle can restore: path is a pathlib"):
+    with pytest.raises(CheckpointError, match="state contains what only pickle can restore: path is a pathlib"):
         checkpointer.wait()
     checkpointer._final = None
     checkpointer.close()

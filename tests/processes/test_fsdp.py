@@ -231,8 +231,8 @@ def test_other_numbers_of_ranks_go_on_with_the_same_batches(folder: Path) -> Non
     for (step, samples, rate, loss), (_, their_samples, their_rate, their_loss) in zip(seen, undisturbed, strict=True):
         assert (samples, rate) == (their_samples, their_rate), step
         assert loss == pytest.approx(their_loss, rel=1e-4), step
-    assert "goes on after step 4 (step-000000004, saved by 2 ranks)" in printed[1]
-    assert "goes on after step 7 (step-000000007, saved by 3 ranks)" in printed[2]
+    assert "continues after step 4 (step-000000004, saved by 2 ranks)" in printed[1]
+    assert "continues after step 7 (step-000000007, saved by 3 ranks)" in printed[2]
 
 
 def resharded(plan: Attempts, env: Env) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def has_a_folder_of_its_own(index: int) -> None:
     checks.SEEN = 0.5
     whole = checks.write_mine
     if index == 1:
-        checks.see = lambda folder, texts, patience: _see(folder.parent, texts, 0.1)
+        checks.see = lambda folder, texts, timeout: _see(folder.parent, texts, 0.1)
         checks.write_mine = lambda folder, mine, text: whole(folder, mine, text + "!")
 
 
@@ -139,7 +139,7 @@ def is_behind_a_wall(index: int) -> None:
         server = socket.create_server(("127.0.0.1", 0))
         told = f"127.0.0.1 {server.getsockname()[1]}"
         server.close()
-        together.door = lambda interface: (server, told)
+        together.open_port = lambda interface: (server, told)
 
 
 def loses_each_other(index: int) -> None:
@@ -230,9 +230,9 @@ def agents(
     [
         (fine, PreflightThen.GO, (), ""),
         (computes_wrong, PreflightThen.WITHOUT, (1,), "cuda:3 computes wrong"),
-        (hangs, PreflightThen.WITHOUT, (1,), "said nothing within 8 s"),
+        (hangs, PreflightThen.WITHOUT, (1,), "reported nothing within 8 s"),
         (dies, PreflightThen.WITHOUT, (0,), "was killed by SIGKILL"),
-        (is_stopped, PreflightThen.WITHOUT, (1,), "said nothing within 8 s"),
+        (is_stopped, PreflightThen.WITHOUT, (1,), "reported nothing within 8 s"),
         (has_a_folder_of_its_own, PreflightThen.WITHOUT, (1,), "is it on a file system that all nodes share?"),
         (breaks_in_the_all_reduce, PreflightThen.WITHOUT, (1,), "unhandled system error"),
         (is_behind_a_wall, PreflightThen.WITHOUT, (1,), "is there a firewall between the nodes"),
@@ -283,7 +283,7 @@ def test_a_master_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyte
         mine, meeting, round_number=0,
     ).run()  # fmt: skip
     assert (verdict.then, verdict.lost) == (PreflightThen.WITHOUT, (0,))
-    assert "does not answer" in verdict.bad[0].words
+    assert "does not respond" in verdict.bad[0].words
     assert leader._hub is not None
     leader._hub.close()
 
@@ -304,7 +304,7 @@ def test_the_leader_s_heartbeat_goes_on_while_its_own_check_takes_long(tmp_path:
     )  # fmt: skip
     part._children = [(None, check_of_it)]
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(part._answers(60, lambda place: None)))  # type: ignore[arg-type, return-value]
+    thread = threading.Thread(target=lambda: found.append(part._collect(60, lambda place: None)))  # type: ignore[arg-type, return-value]
     thread.start()
     lost: list[Any] = []
     give_up = time.monotonic() + 3.0

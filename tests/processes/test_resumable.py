@@ -92,7 +92,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, sync: Syn
     assert 2 < at[0] < at[1] < 22
     last = go(tmp_path / "two", world_size, config=config)
     assert outcome(last) == undisturbed
-    assert f"goes on after step {at[1]} (step-{at[1]:09d}, saved by {resumable.ranks(world_size)})" in last[0].printed
+    assert f"continues after step {at[1]} (step-{at[1]:09d}, saved by {resumable.ranks(world_size)})" in last[0].printed
     assert [step for step, _ in last[0].progress] == [step for step in (16, 20, 22) if step > at[1]]
     assert "world size" not in last[0].printed
 
@@ -102,7 +102,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     again = go(tmp_path / "one", 2)
     assert outcome(again) == outcome(done)
     assert again[0].progress == [] and again[0].metrics["images_per_s"] == 0
-    assert "goes on after step 22" in again[0].printed
+    assert "continues after step 22" in again[0].printed
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -112,7 +112,7 @@ def test_a_killed_training_loses_no_more_than_the_steps_since_its_save(tmp_path:
     with pytest.raises(RanksFailedError, match="died"):
         go(tmp_path / "two", world_size, run=run, kill=13)
     last = go(tmp_path / "two", world_size, run=run)
-    assert "goes on after step 10 " in last[0].printed
+    assert "continues after step 10 " in last[0].printed
     assert outcome(last) == undisturbed
 
 

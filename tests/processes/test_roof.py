@@ -36,7 +36,7 @@ def test_one_rank_has_memory_and_no_link() -> None:
 
 def drop_what_rank_0_sends(env: Env) -> None:
     """As a firewall does: the queue of a socket that nobody accepts from is full, so that the kernel is silent."""
-    patch.object(roof, "PATIENCE", 0.3).start()
+    patch.object(roof, "STEP_TIMEOUT", 0.3).start()
     if env.rank == 0:
         silent = socket.create_server(("127.0.0.1", 0), backlog=0)
         waiting = [socket.socket() for _ in range(4)]

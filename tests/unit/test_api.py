@@ -164,7 +164,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise state
             return SimpleNamespace(state=state)
 
-        monkeypatch.setattr(api, "look", look)
+        monkeypatch.setattr(api, "status_of", look)
 
     return give
 

@@ -1,1 +1,1 @@
-"""What the workloads bring to their submission (`workload.hook`). Free of torch: the login node imports them."""
+"""The hooks of the workloads (`workload.hook`), for their submission. Free of torch: the login node imports them."""

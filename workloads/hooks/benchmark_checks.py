@@ -1,4 +1,4 @@
-"""What the benchmarks of communication refuse before they are submitted: names, sizes, groups. Pure."""
+"""Checks of the communication benchmarks before a submission: names, sizes, groups. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from workloads.sizes import parse_seconds, parse_sizes
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Keys whose values are names, and the names there are.
+# Keys whose values are names, and the known names.
 NAMED = {
     "op": ("operation", names.OPERATIONS),
     "pattern": ("pattern", names.PATTERNS),
 }
-# Keys that take one name.
+# Keys that take a single name.
 ONE_OF = {"dtype": names.DTYPES, "redop": names.REDOPS, "place": names.PLACES}
 
 
 def check_names(plan: JobPlan) -> None:
-    """The names in the workload's keys, before a job waits hours in a queue to stumble over one.
+    """Checks the names in the workload's settings, so that an error shows before hours in a queue.
 
     Raises:
-        ConfigError: there is no such operation, pattern, group or type, or a size is none.
+        ConfigError: an operation, pattern, group or type is unknown, or a size is not valid.
     """
     for key, value in plan.workload.params.items():
         try:
@@ -46,11 +46,11 @@ def check_names(plan: JobPlan) -> None:
 
 
 def check_sweep(plan: JobPlan) -> None:
-    """The numbers of a benchmark of communication (p2p, collective), whose names have passed `check_names`.
+    """Checks the numbers of a communication benchmark (p2p, collective), after `check_names`.
 
     Raises:
-        ConfigError: a size is more than a node's memory, nothing would be measured, a root does not exist, or the
-            backend is known to lack what is asked for.
+        ConfigError: a size exceeds a node's memory, nothing would be measured, a root does not exist, or the backend is
+            known to lack what is asked for.
     """
     params = plan.workload.params
     if params["iterations"] < 1 or params.get("warmup", 0) < 0:
@@ -91,7 +91,7 @@ def _check_operations(plan: JobPlan) -> None:
             raise ConfigError(
                 f"workload.root={params['root']}: the smallest group of {kind} has {has}, so a root is {can}"
             )
-    if names.chooses_all(params["op"]):  # what cannot be run is left out
+    if names.chooses_all(params["op"]):  # operations that the backend lacks are left out
         return
     backend = plan.workload.backend
     if backend == "auto" and (plan.workload.device == "cpu" or plan.gpus_per_node == 0):

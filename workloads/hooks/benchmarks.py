@@ -1,4 +1,4 @@
-"""What the benchmarks of communication (p2p, collective) bring to their submission: names, sizes, and a baseline."""
+"""The submission hook of the communication benchmarks (p2p, collective): checks names and sizes, finds a baseline."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 class Hook(WorkloadHook):
     def prepare(self, config: Config) -> tuple[Workload, tuple[str, ...]]:
-        """
+        """Finds the results of the run that `baseline` names.
+
         Raises:
-            ConfigError: what `baseline` names is no run of this workload.
+            ConfigError: it is not a run of this workload.
         """
         if config.baseline is None:
             return config.workload, ()

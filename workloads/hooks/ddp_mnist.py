@@ -1,4 +1,4 @@
-"""What ddp_mnist brings to its submission: its data sets, and the numbers of a training."""
+"""The submission hook of ddp_mnist: finds its data set, and checks its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fsdp_lm brings to its submission: its text, and the numbers of a training."""
+"""The submission hook of fsdp_lm: finds its text, and checks its numbers."""
 
 from __future__ import annotations
 

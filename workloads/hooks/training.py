@@ -1,4 +1,4 @@
-"""What all trainings refuse before they are submitted. Pure."""
+"""Checks of all trainings before a submission. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from launcher.errors import ConfigError
 if TYPE_CHECKING:
     from launcher.spec.plan import JobPlan
 
-# Numbers of trainings; that none is less than 0 is seen before.
+# Settings with a lower limit; negative numbers are refused before.
 AT_LEAST_ONE = ("epochs", "micro_batch_size", "log_every", "threads")
 ABOVE_ZERO = ("lr", "bucket_mb")
 
 
 def check(plan: JobPlan) -> None:
-    """The numbers of a training, and whether each rank gets a sample of each batch.
+    """Checks the numbers of a training, and that each rank gets a sample of each batch.
 
     Raises:
-        ConfigError: a number makes no sense, or the batch is smaller.
+        ConfigError: a number is not valid, or the batch is smaller than the number of ranks.
     """
-    if not plan.workload.entry.startswith(
-        "workloads."
-    ):  # a function of the user's own may mean something else by these keys
+    if not plan.workload.entry.startswith("workloads."):  # in a user's function these keys may mean something else
         return
     for key, value in plan.workload.params.items():
         if key in AT_LEAST_ONE and value is not None and value < 1:

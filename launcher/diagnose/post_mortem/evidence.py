@@ -12,7 +12,7 @@ from typing import Any
 from launcher import errors
 from launcher.diagnose.post_mortem.verdict import Evidence
 from launcher.files import run_files
-from launcher.monitoring.live import Seen
+from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs import event_file
 from launcher.runs.carriage_returns import last_state
@@ -43,20 +43,20 @@ LOG_LINES = 40  # of a rank's log in which a telling one is looked for: what is 
 Event = Mapping[str, Any]
 
 
-def of(seen: Seen) -> Evidence:
+def of(seen: RunStatus) -> Evidence:
     """What is known of the last attempt, without asking anybody anything more."""
-    story = seen.story
+    history = seen.history
     evidence = _from_events(
-        seen.plan, story.events, Evidence(seen.state, begun=story.attempt is not None, word=seen.word)
+        seen.plan, history.events, Evidence(seen.state, begun=history.attempt is not None, word=seen.word)
     )
-    evidence = replace(evidence, cancelled=story.cancelled, ended=story.code)
+    evidence = replace(evidence, cancelled=history.cancelled, ended=history.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:
         return evidence
-    attempt = None if story.attempt is None else Attempt(seen.run, story.attempt)
+    attempt = None if history.attempt is None else Attempt(seen.run, history.attempt)
     return _with_texts(seen, attempt, None, evidence)
 
 
-def of_attempt(seen: Seen, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
+def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
     """What is known of any attempt.
 
     Args:
@@ -118,7 +118,7 @@ def _from_events(plan: JobPlan, events: Sequence[Event], evidence: Evidence) -> 
     )
 
 
-def _with_texts(seen: Seen, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
+def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, evidence: Evidence) -> Evidence:
     """With what schedulers, the job and the failed rank have written."""
     output = output_lines(seen.run, attempt, following)
     found = notices.find(output, _forms(registry.scheduler(seen.plan.cluster.scheduler)))
@@ -180,7 +180,7 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 
-def memories(seen: Seen, job_id: str | None) -> list[Past]:
+def memories(seen: RunStatus, job_id: str | None) -> list[Past]:
     """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):

@@ -16,7 +16,7 @@ from launcher.diagnose.post_mortem.advice import Case, Step, advice
 from launcher.diagnose.post_mortem.verdict import LEFT, Codes, Verdict, classify
 from launcher.failures import symptoms
 from launcher.failures.codes import FaultCode
-from launcher.monitoring.live import Seen
+from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt
 from launcher.runs.events import Ended, Fault, Restart, Started, Stop, every, first, last
@@ -99,7 +99,7 @@ class Findings:
         }  # fmt: skip
 
 
-def ended(seen: Seen) -> list[tuple[Attempt, Attempt | None]]:
+def ended(seen: RunStatus) -> list[tuple[Attempt, Attempt | None]]:
     """The attempts that are over, each with the next one."""
     attempts = seen.run.attempts()
     following: list[Attempt | None] = [*attempts[1:], None]
@@ -107,13 +107,13 @@ def ended(seen: Seen) -> list[tuple[Attempt, Attempt | None]]:
     return [pair for pair in zip(attempts, following, strict=False) if last or pair[1] is not None]
 
 
-def verdicts(seen: Seen) -> list[tuple[Attempt, Verdict, Codes]]:
+def verdicts(seen: RunStatus) -> list[tuple[Attempt, Verdict, Codes]]:
     """Why each attempt ended that is over, without asking the scheduler for more."""
     found = [(attempt, known.of_attempt(seen, attempt, after, None)) for attempt, after in ended(seen)]
     return [(attempt, classify(evidence), evidence.codes) for attempt, evidence in found]
 
 
-def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
+def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *, name: str, program: str) -> Findings:
     """All about one attempt; None: the run never had one.
 
     Args:
@@ -127,7 +127,7 @@ def find(seen: Seen, attempt: Attempt | None, following: Attempt | None, *, name
         evidence = known.of(seen)
         verdict = classify(evidence)
         case = Case(name, program, seen.plan, verdict)
-        by = _user([past.by for past in known.memories(seen, seen.story.job_id)])
+        by = _user([past.by for past in known.memories(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
     started = first(events, Started)
@@ -244,7 +244,7 @@ def _stacks(attempt: Attempt) -> tuple[Stack, ...]:
     return tuple(Stack(tuple(ranks), frames) for frames, ranks in groups.items())
 
 
-def _files(seen: Seen, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
+def _files(seen: RunStatus, attempt: Attempt | None, rank: int | None) -> dict[str, str]:
     """What is where, as far as it is there."""
     found = {"run": str(seen.run.path)}
     if outputs := seen.run.outputs():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from launcher.formatting import format_time
-from launcher.monitoring.live import Live, Seen, look
+from launcher.monitoring.live import JobMonitor, RunStatus, status_of
 from launcher.monitoring.state import RunState
 from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
@@ -20,7 +20,7 @@ from launcher.schedulers.explanation import Explanation, Waiting
 TIMEOUT = 10.0  # seconds that one question may take
 
 
-def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Explanation:
+def explain(run: Run, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
     """The explanation of a run or a point.
 
     Args:
@@ -45,14 +45,14 @@ def explain(run: Run, program: str, cause: Callable[[Seen], str | None]) -> Expl
     state = not_begun(run) if run.is_point else None
     if state is not None:
         return _not_begun(run, state, program)
-    seen = look(run, Live())
+    seen = status_of(run, JobMonitor())
     if seen.state is RunState.QUEUED:
         return _queued(seen, program)
     return _other(seen, program, cause)
 
 
-def _queued(seen: Seen, program: str) -> Explanation:
-    plan, job_id = seen.plan, str(seen.story.job_id)
+def _queued(seen: RunStatus, program: str) -> Explanation:
+    plan, job_id = seen.plan, str(seen.history.job_id)
     fixed = any(word.partition("=")[0].lstrip("+~") == "min_nodes" for word in seen.run.record().get("overrides", []))
     scheduler, waiting = registry.scheduler(plan.cluster.scheduler), Waiting(seen.run.id, job_id, plan, program, fixed)
     unexplained = Explanation(seen.run.id, "queued", f"the scheduler says {seen.word}", job=job_id)
@@ -64,14 +64,14 @@ def _queued(seen: Seen, program: str) -> Explanation:
         return replace(unexplained, notes=(f"not answered: {error}",))
     if found.throttled and (sweep := sweep_of(seen.run)):
         found = replace(found, do=_throttle(program, sweep))
-    if seen.story.attempt is None:
+    if seen.history.attempt is None:
         return found
-    again = f"it has run before (attempt {seen.story.attempt}), and waits to go on from its newest checkpoint"
+    again = f"it has run before (attempt {seen.history.attempt}), and waits to go on from its newest checkpoint"
     return replace(found, notes=(again, *found.notes))
 
 
-def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Explanation:
-    run, state, job = seen.run.id, seen.state, seen.story.job_id
+def _other(seen: RunStatus, program: str, cause: Callable[[RunStatus], str | None]) -> Explanation:
+    run, state, job = seen.run.id, seen.state, seen.history.job_id
     if state is RunState.RUNNING:
         return Explanation(run, state.value, _running(seen), job=job, do=f"`{program} status {run}` tells more")
     if state is RunState.SUSPENDED:
@@ -103,8 +103,8 @@ def _other(seen: Seen, program: str, cause: Callable[[Seen], str | None]) -> Exp
     return Explanation(run, state.value, why, job=job, do=do)
 
 
-def _running(seen: Seen) -> str:
-    events = seen.story.events
+def _running(seen: RunStatus) -> str:
+    events = seen.history.events
     since = format_time(int(time.time() - events[0]["time"])) if events else None
     words = [f"it has run for {since}" if since else "it runs, and has not reported yet"]
     if seen.progress:

@@ -82,7 +82,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what the scheduler says of every job."""
 
     def says(state: JobState | None, word: str = "", answered: bool = True) -> None:
-        monkeypatch.setattr(live.Live, "job", lambda *_: (state, word, answered))
+        monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (state, word, answered))
 
     return says
 
@@ -348,7 +348,7 @@ def test_fetch_tells_where_the_data_set_is(call: Call, tmp_path: Path) -> None:
 
 def test_a_running_job_that_shows_no_sign_of_life_is_told(tmp_path: Path) -> None:
     run = make(tmp_path, ranks=1)
-    seen = live.Seen(run, plan_of(), live.read(run), RunState.RUNNING, "", None)
+    seen = live.RunStatus(run, plan_of(), live.read_history(run), RunState.RUNNING, "", None)
     assert status._remark(seen) is None  # nobody holds the lease: it has ended
     lease = run.path / "lease"
     lease.touch()

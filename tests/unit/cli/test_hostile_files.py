@@ -29,7 +29,7 @@ from launcher.errors import LauncherError, RunError
 from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.files import run_files
 from launcher.files.shared_files import Wrong, read_json
-from launcher.monitoring.live import Live, look, look_at_all
+from launcher.monitoring.live import JobMonitor, all_statuses, status_of
 from launcher.reports import collect, comparison, page
 from launcher.runs import event_file, unreadable
 from launcher.runs import events as kinds
@@ -147,12 +147,12 @@ def a_post_mortem(run: Run) -> None:
 
 
 def a_report(run: Run) -> None:
-    seen = look_at_all([run], strict=True)[0]
+    seen = all_statuses([run], strict=True)[0]
     print(page.render(comparison.page([collect.collect(seen, cause(seen))], None)))
 
 
 def a_wait(run: Run) -> None:
-    seen = look(run, Live(share=True))
+    seen = status_of(run, JobMonitor(share=True))
     of(seen)
     for text in islice(Stream(run).new(last=True), 10):
         text.decode(errors="replace")

@@ -32,7 +32,7 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of four ranks whose scheduler has forgotten it."""
     monkeypatch.setenv("LAUNCHER_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(live.Live, "job", lambda *_: (None, "", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (None, "", True))
     monkeypatch.setattr(evidence, "memories", lambda *_: [])
     (tmp_path / "runs").mkdir()
     run = Run.create(tmp_path / "runs" / "a")
@@ -114,7 +114,7 @@ def test_a_program_of_its_own_has_its_traceback_in_its_log_only(made: Run, call:
 
 def test_all_commands_tell_the_same_line(made: Run, call: Call) -> None:
     attempt(made, rank=1, cause="it was killed", code="signalled", signal="SIGKILL", memory={"kills": 1})
-    line = cause(live.look(made, live.Live()))
+    line = cause(live.status_of(made, live.JobMonitor()))
     assert line == verdict(call)["cause"]
     assert line == "it was killed; the kernel killed for lack of memory in its cgroup"
 
@@ -126,7 +126,7 @@ def test_what_a_rank_has_raised_cannot_reach_the_terminal(made: Run) -> None:
         cause="rank 1 on node2: ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m \udc80",
         traceback="a\x1b[2Jb",
     )
-    seen = live.look(made, live.Live())
+    seen = live.status_of(made, live.JobMonitor())
     assert cause(seen) == "rank 1 on node2: ValueError: red "
     assert outcome(seen).startswith("Traceback of rank 1:\nab\n")
     assert f"more: python -m launcher post-mortem {made.id}" in outcome(seen).splitlines()[-2]
@@ -201,7 +201,7 @@ def test_a_hang_shows_the_stacks_of_its_last_round(made: Run, call: Call) -> Non
 
 
 def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (JobState.PENDING, "PENDING (Resources)", True))
     assert call("a") == (1, "a is not over: it is queued (PENDING (Resources))\nsee python -m launcher why a\n")
     attempt(made, ended=75)
     event_file.append(
@@ -211,7 +211,7 @@ def test_a_run_that_is_not_over_says_so(made: Run, call: Call, monkeypatch: pyte
     assert code == 1
     assert shown.startswith("attempt 0  wall-time: its time is nearly up at step 7\n\na is not over")
     assert call("a", "--attempt", "0")[0] == 0
-    monkeypatch.setattr(live.Live, "job", lambda *_: (JobState.RUNNING, "", True))
+    monkeypatch.setattr(live.JobMonitor, "job", lambda *_: (JobState.RUNNING, "", True))
     assert call("a") == (1, "a is not over: it is running\nsee python -m launcher status a\n")
     assert call("a", "--attempt", "0")[0] == 1
 

@@ -24,9 +24,9 @@ from launcher.diagnose.why.of_run import explain
 from launcher.errors import ConfigError, RunError
 from launcher.monitoring import live
 from launcher.monitoring import progress as standing
-from launcher.monitoring.live import Live, Seen, look, look_at_all
-from launcher.monitoring.state import RunState, tell
-from launcher.monitoring.sweep import SweepLive
+from launcher.monitoring.live import JobMonitor, RunStatus, all_statuses, status_of
+from launcher.monitoring.state import RunState, history_of
+from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
@@ -47,10 +47,10 @@ def event(moment: float, name: str, **values: Any) -> dict[str, Any]:
     return {"time": moment, "event": name, **values}
 
 
-def seen(state: RunState, *events: dict[str, Any], left: int | None = None, **plan: Any) -> Seen:
+def seen(state: RunState, *events: dict[str, Any], left: int | None = None, **plan: Any) -> RunStatus:
     """A run whose last attempt has told these events."""
-    story = tell([event(0, "submitted", job="7")], 0, events)
-    return Seen(Run(Path("/runs/a")), plan_of(**plan), story, state, "", story.last(kinds.Progress), left)
+    history = history_of([event(0, "submitted", job="7")], 0, events)
+    return RunStatus(Run(Path("/runs/a")), plan_of(**plan), history, state, "", history.last(kinds.Progress), left)
 
 
 def progress(moment: float, step: int, total: int = 1000) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_how_far_a_training_is() -> None:
     run = seen(
         RunState.RUNNING, started, progress(NOW - 500, 0), progress(NOW - 100, 400), event(NOW - 90, "saved", step=300)
     )
-    far = standing.standing(run, NOW)
+    far = standing.progress_of(run, NOW)
     assert (far.step, far.steps, far.percent, far.rate) == (400, 1000, 40, 1.0)
     assert far.needs == 500  # 600 steps at one a second, told of 100 s ago
     assert far.elapsed == 600
@@ -87,15 +87,15 @@ def test_how_far_a_training_is() -> None:
 )
 def test_the_time_that_is_left(state: RunState, told: int | None, scheduler: str, left: int | None) -> None:
     run = seen(state, event(NOW - 600, "started", job="7"), left=told, time="1h", cluster={"scheduler": scheduler})
-    assert standing.standing(run, NOW).left == left
+    assert standing.progress_of(run, NOW).left == left
 
 
 def test_a_training_of_this_machine_ends_after_its_time_and_other_work_does_not() -> None:
     here = {"scheduler": "local"}
     run = seen(RunState.RUNNING, event(NOW - 600, "started", job="x"), time="1h", cluster=here)
-    assert standing.standing(run, NOW).left is None
-    assert standing.standing(run, NOW, before=(5, NOW - 7)).left == 3000
-    assert standing.standing(run, NOW, before=(5, NOW - 7)).saved_ago == 7
+    assert standing.progress_of(run, NOW).left is None
+    assert standing.progress_of(run, NOW, before=(5, NOW - 7)).left == 3000
+    assert standing.progress_of(run, NOW, before=(5, NOW - 7)).saved_ago == 7
 
 
 @given(
@@ -106,15 +106,15 @@ def test_numbers_are_sound_whatever_a_run_has_told(
     told: list[tuple[float, int, int]], state: RunState, now: float
 ) -> None:
     events = [progress(moment, step, total) for moment, step, total in sorted(told)]
-    far = standing.standing(seen(state, *events), now)
+    far = standing.progress_of(seen(state, *events), now)
     assert far.percent is None or far.percent <= 100
     assert all(value is None or value >= 0 for value in (far.needs, far.elapsed, far.left, far.rate))
     assert far.needs is None or state is RunState.RUNNING
 
 
 def test_all_percent_are_done_only_when_all_steps_are() -> None:
-    assert standing.standing(seen(RunState.RUNNING, progress(1, 999_999, 1_000_000)), NOW).percent == 99
-    assert standing.standing(seen(RunState.DONE, progress(1, 1_000_000, 1_000_000)), NOW).percent == 100
+    assert standing.progress_of(seen(RunState.RUNNING, progress(1, 999_999, 1_000_000)), NOW).percent == 99
+    assert standing.progress_of(seen(RunState.DONE, progress(1, 1_000_000, 1_000_000)), NOW).percent == 100
 
 
 def test_the_newest_checkpoint_in_a_folder(tmp_path: Path) -> None:
@@ -286,8 +286,8 @@ def test_what_acts_upon_an_answer_asks_for_itself(tmp_path: Path, says: Callable
     says({"1": RUNNING})
     rows(tmp_path)
     says({}, {"1": FAILED})
-    assert look(run, Live()).state is RunState.FAILED
-    assert look_at_all([run], strict=True)[0].state is RunState.RUNNING  # the answer of a moment ago
+    assert status_of(run, JobMonitor()).state is RunState.FAILED
+    assert all_statuses([run], strict=True)[0].state is RunState.RUNNING  # the answer of a moment ago
 
 
 def test_after_a_cancel_nobody_believes_the_answer_before(
@@ -297,7 +297,7 @@ def test_after_a_cancel_nobody_believes_the_answer_before(
     says({"1": RUNNING})
     rows(tmp_path)
     monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
-    Live().cancel(run)
+    JobMonitor().cancel(run)
     says({}, {"1": (JobState.CANCELLED, "CANCELLED")})
     assert rows(tmp_path)["a"]["state"] == "cancelled"
 
@@ -312,7 +312,7 @@ def test_a_cancel_that_the_scheduler_did_not_take_is_taken_back(
     says({"1": RUNNING})
     monkeypatch.setattr(Slurm, "cancel", unreachable)
     with pytest.raises(QueryError):
-        Live().cancel(run)
+        JobMonitor().cancel(run)
     assert not run.has("cancelled")
     assert rows(tmp_path)["a"]["state"] == "running"
 
@@ -323,7 +323,7 @@ def test_a_run_that_is_asked_to_end_does_not_count_as_running(
     run = make(tmp_path, "a", "1")
     says({"1": RUNNING})
     monkeypatch.setattr(Slurm, "cancel", lambda *_: None)
-    Live().cancel(run)
+    JobMonitor().cancel(run)
     assert (rows(tmp_path)["a"]["state"], rows(tmp_path)["a"]["over"]) == ("cancelling", False)
 
 
@@ -334,13 +334,13 @@ def test_a_follower_asks_less_often_while_nothing_changes(
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
     monkeypatch.setattr("launcher.monitoring.live.time", ticking)
     monkeypatch.setattr("launcher.schedulers.query_cache.time", ticking)
-    asked, follower = says({"1": RUNNING}), Live()
+    asked, follower = says({"1": RUNNING}), JobMonitor()
     for _ in range(300):
-        look(run, follower)
+        status_of(run, follower)
     assert 5 < len(asked) < 100  # a look takes a second or more by this clock: every 2 s would be 150 or more
     end(run, 1, job="1", number=1)  # the run's own record tells of a change
     asked = says({"1": FAILED})
-    assert RunState.FAILED in [look(run, follower).state for _ in range(4)]
+    assert RunState.FAILED in [status_of(run, follower).state for _ in range(4)]
     assert asked
 
 
@@ -352,21 +352,21 @@ def test_a_run_that_failed_long_ago_does_not_have_the_scheduler_asked_often(
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: 0.0)
     for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache"):
         monkeypatch.setattr(f"{module}.time", ticking)
-    asked, follower = says({"2": RUNNING}), Live()
-    assert {look(run, follower).state for _ in range(300)} == {RunState.FAILED}
+    asked, follower = says({"2": RUNNING}), JobMonitor()
+    assert {status_of(run, follower).state for _ in range(300)} == {RunState.FAILED}
     assert len(asked) < 100  # every 2 s would be 150 or more
 
 
-@pytest.mark.parametrize("kind", [Live, SweepLive])
+@pytest.mark.parametrize("kind", [JobMonitor, SweepMonitor])
 def test_the_end_of_a_forgotten_job_is_asked_for_once_and_the_others_less_often(
-    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, kind: type[Live]
+    tmp_path: Path, says: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, kind: type[JobMonitor]
 ) -> None:
     run, clock = make(tmp_path, "a", "1", step=3), itertools.count(int(time.time()))
     ticking = SimpleNamespace(time=lambda: next(clock), monotonic=lambda: float(next(clock)))
     for module in ("launcher.monitoring.live", "launcher.schedulers.query_cache", "launcher.monitoring.sweep"):
         monkeypatch.setattr(f"{module}.time", ticking)
     asked, follower = says({"2": RUNNING}, {"1": FAILED}), kind()
-    assert {look(run, follower).state for _ in range(100)} == {RunState.FAILED}
+    assert {status_of(run, follower).state for _ in range(100)} == {RunState.FAILED}
     assert len([each for each in asked if each.startswith("sacct")]) == 1
     assert len([each for each in asked if each == "squeue"]) < 30  # every 2 s would be 150 or more
 
@@ -451,14 +451,14 @@ def test_a_run_whose_job_slurm_still_lists_is_not_resumed(
     monkeypatch.setattr(Slurm, "run", lambda *_: f"{'1':64}{word:32}{'None':64}{'(null)':256}1:00\n")
     assert rows(tmp_path)["a"]["state"] == state
     with pytest.raises(RunError, match=f"a is {state}"):
-        require_over(run, Live())
+        require_over(run, JobMonitor())
     if state == "unknown":
         assert f"slurm says {word}, a state that is not known here" in explain(run, "launcher", lambda _: None).why
 
 
 def test_states_are_not_waited_for_as_long_as_a_submission() -> None:
-    assert live.queries(plan_of(), live.PATIENCE) == Slurm(10)
-    assert live.queries(plan_of(cluster={"submit_timeout": 3}), live.PATIENCE) == Slurm(3)
+    assert live.queries(plan_of(), live.QUERY_TIMEOUT) == Slurm(10)
+    assert live.queries(plan_of(cluster={"submit_timeout": 3}), live.QUERY_TIMEOUT) == Slurm(3)
     assert live.queries(plan_of()) == Slurm(60)
 
 
@@ -477,9 +477,9 @@ def test_who_waits_for_a_scheduler_says_so_once(
     monkeypatch.setattr("launcher.monitoring.live.threading", SimpleNamespace(Timer=Passed))
     monkeypatch.setattr(Slurm, "jobs", lambda _: {"1": SchedulerJob("1", *RUNNING)})
     monkeypatch.setattr("launcher.monitoring.live.SCHEDULER_INTERVAL", -1.0)
-    run, asks = make(tmp_path, "a", "1"), Live()
+    run, asks = make(tmp_path, "a", "1"), JobMonitor()
     for _ in range(2):
-        look(run, asks)
+        status_of(run, asks)
     assert capsys.readouterr().err == "launcher: waiting for slurm to answer, up to 10 s\n"
 
 
@@ -548,8 +548,8 @@ def test_what_is_watched_is_told_in_lines_where_there_is_no_terminal(
             file.write(json.dumps({"time": clock.now + 9, "event": "ended", "code": 0}) + "\n")
         yield
 
-    story = happens()
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: clock.sleep(seconds) or next(story))
+    history = happens()
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: clock.sleep(seconds) or next(history))
     assert watch.show(Rows(["a"], tmp_path, False)) == 0
     lines = [line.split("  ", 1)[-1] if line[2:3] == ":" else line for line in capsys.readouterr().out.splitlines()]
     assert [line.split(":")[0].split(", needs")[0] for line in lines] == [

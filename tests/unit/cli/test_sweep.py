@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from launcher.cli import commands, sweep_change, sweep_results, sweep_status
 from launcher.errors import LauncherError
-from launcher.monitoring.sweep import PointSeen
+from launcher.monitoring.sweep import PointStatus
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Manifest, Point, Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -192,7 +192,7 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_
 @given(st.lists(st.tuples(words, words), max_size=4))
 def test_no_line_of_the_table_is_wider_than_a_terminal(values: list[tuple[str, str]]) -> None:
     overrides = tuple(f"{key}={value}" for key, value in values)
-    seen = [PointSeen(Point(7, overrides, Sweep(Path("/runs/lr-1")).run(7)), "waiting")]
+    seen = [PointStatus(Point(7, overrides, Sweep(Path("/runs/lr-1")).run(7)), "waiting")]
     assert all(len(line) <= 80 for line in sweep_status.table(seen, [key for key, _ in values]))
     assert all(len(line) <= 80 for key, value in values for line in sweep_status.indented(key + value, 7))
 

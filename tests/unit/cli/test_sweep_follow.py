@@ -11,7 +11,7 @@ import pytest
 
 from launcher.cli import sweep_follow
 from launcher.errors import DONE, FAILED, RESUME
-from launcher.monitoring.sweep import STATES, WAITING, PointSeen, look_at
+from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
 from launcher.runs.directory import being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobState, SchedulerJob
@@ -29,8 +29,8 @@ def scheduler(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_follow, "IDLE_TIME", 0.0)
 
 
-def points(sweep: Sweep, *states: str) -> list[PointSeen]:
-    return [PointSeen(point, state) for point, state in zip(sweep.points(), states, strict=True)]
+def points(sweep: Sweep, *states: str) -> list[PointStatus]:
+    return [PointStatus(point, state) for point, state in zip(sweep.points(), states, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_each_end_is_told_once(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, 3)
     end(sweep.run(0), 0)
     begin(sweep.run(2), "100_2")
-    first = look_at(sweep)
+    first = point_statuses(sweep)
     end(sweep.run(1), 1, job="100_1", fault="rank 1 on node2: ValueError: no", rank=1, host="node2")
     now = [each if each.point.index != 1 else _failed(sweep) for each in first]
     before = {each.point.index: each for each in first}
@@ -64,10 +64,10 @@ def test_each_end_is_told_once(tmp_path: Path) -> None:
     assert not list(sweep_follow.ended({each.point.index: each for each in now}, now, []))
 
 
-def _failed(sweep: Sweep) -> PointSeen:
+def _failed(sweep: Sweep) -> PointStatus:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slurm, "jobs", lambda _: {})
-        return look_at(sweep, points=[1])[0]
+        return point_statuses(sweep, points=[1])[0]
 
 
 @pytest.mark.parametrize(("last", "code", "words"), [(0, 0, "2/2 done"), (75, 75, "1/2 done, 1 stopped")])

@@ -18,7 +18,7 @@ from launcher.cli.status_rows import Rows
 from launcher.errors import ConfigError, RunError
 from launcher.files import ownership, run_files, trusted_folders
 from launcher.files.ownership import Folder, User, problem, replaceable, why_not_own
-from launcher.monitoring.live import Live
+from launcher.monitoring.live import JobMonitor
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs import live_index
@@ -245,7 +245,7 @@ def test_nothing_of_a_strangers_run_is_executed_or_signalled(
         assert f"{run.path} belongs to user 12345, not to you: {run.path} is only shown" in told.err
         assert told.out == ""
         with pytest.raises(RunError, match="not to you"):
-            Live().cancel(run)
+            JobMonitor().cancel(run)
         assert process.alive()
         assert sorted(path for path in run.path.rglob("*")) == before
         assert main(["status", str(run.path)]) == 0

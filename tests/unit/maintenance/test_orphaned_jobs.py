@@ -15,7 +15,7 @@ from launcher.maintenance.orphaned_jobs import (
     look_for,
     unaccounted,
 )
-from launcher.monitoring.live import Live
+from launcher.monitoring.live import JobMonitor
 from launcher.runs.directory import Run, token_of
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.base import JobOrigin, JobState, QueryError, SchedulerJob
@@ -111,7 +111,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def test_a_job_is_orphaned_when_its_run_is_gone_and_is_asked_about_once(queue: Queue, tmp_path: Path) -> None:
-    orphans = Orphans(Live())
+    orphans = Orphans(JobMonitor())
     for _ in range(2):
         assert orphans.look(["1"]) == [Orphan("slurm", "3", "RUNNING", tmp_path / "gone")]
     assert queue.asked == [["2", "3", "4"], ["3"]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher import errors
-from launcher.monitoring.live import Seen
-from launcher.monitoring.state import RunState, Story, run_state, tell
+from launcher.monitoring.live import RunStatus
+from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, SetupFailed
 from launcher.schedulers.base import JobState
@@ -32,23 +32,23 @@ NOT_LIVE = (None, D, F, C, G)
 BOTH = (False, True)
 
 
-def story(
+def history(
     *,
     attempt: int | None = None,
     code: int | None = None,
     cancelled: bool = False,
     job: str | None = "7",
-    told: bool = False,
+    asked_to_stop: bool = False,
     agents: int | None = None,
-) -> Story:
+) -> RunHistory:
     events = [] if code is None else [{"event": "started"}, {"event": "ended", "code": code}]
-    if told:
+    if asked_to_stop:
         events.append({"event": "stop_requested", "signal": "SIGTERM", "host": "n1"})
-    return Story(job, cancelled, attempt, tuple(events), exit_code=agents)
+    return RunHistory(job, cancelled, attempt, tuple(events), exit_code=agents)
 
 
-def judged(told: Story, job: Any) -> RunState:
-    return run_state(told, None, answered=False) if job is NO_ANSWER else run_state(told, job)
+def judged(history: RunHistory, job: Any) -> RunState:
+    return run_state(history, None, answered=False) if job is NO_ANSWER else run_state(history, job)
 
 
 # what the record says, what the scheduler says, was it to be cancelled -> state; row by row as in the docstring
@@ -60,7 +60,7 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 0, "code": 75}, NOT_LIVE, (False,), RunState.STOPPED),
     ({"attempt": 0, "code": 75}, NOT_LIVE, (True,), RunState.CANCELLED),
     *(({"attempt": 0, "code": code}, NOT_LIVE, (False,), RunState.FAILED) for code in (1, 93)),
-    ({"attempt": 0, "code": 143, "told": True}, (None, D, F, G), (False,), RunState.FAILED),
+    ({"attempt": 0, "code": 143, "asked_to_stop": True}, (None, D, F, G), (False,), RunState.FAILED),
     ({"attempt": 0, "code": 143}, (C,), (False,), RunState.CANCELLED),
     *(({"attempt": 0, "code": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 93, 143)),
     ({"attempt": 2}, (R,), BOTH, RunState.RUNNING),
@@ -72,13 +72,13 @@ TABLE: list[tuple[dict[str, Any], Any, Any, RunState]] = [
     ({"attempt": 2}, (F,), (False,), RunState.FAILED),
     ({"attempt": 2}, (None, D, G), (False,), RunState.LOST),
     ({"attempt": 2}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN),
-    ({"attempt": 2, "told": True}, (None, D, G), (False,), RunState.STOPPED),
-    ({"attempt": 2, "told": True}, (F,), (False,), RunState.FAILED),
-    ({"attempt": 2, "told": True}, (C,), BOTH, RunState.CANCELLED),
+    ({"attempt": 2, "asked_to_stop": True}, (None, D, G), (False,), RunState.STOPPED),
+    ({"attempt": 2, "asked_to_stop": True}, (F,), (False,), RunState.FAILED),
+    ({"attempt": 2, "asked_to_stop": True}, (C,), BOTH, RunState.CANCELLED),
     *(({"attempt": 2, "agents": code}, (R,), BOTH, RunState.RUNNING) for code in (0, 1, 75)),
     *(({"attempt": 2, "agents": code}, (U, NO_ANSWER), BOTH, RunState.UNKNOWN) for code in (0, 1, 75)),
     ({"attempt": 2, "agents": 0}, NOT_LIVE, BOTH, RunState.DONE),
-    ({"attempt": 2, "agents": 75, "told": True}, NOT_LIVE, (False,), RunState.STOPPED),
+    ({"attempt": 2, "agents": 75, "asked_to_stop": True}, NOT_LIVE, (False,), RunState.STOPPED),
     ({"attempt": 2, "agents": 1}, NOT_LIVE, (False,), RunState.FAILED),
     *(({"attempt": 2, "agents": code}, NOT_LIVE, (True,), RunState.CANCELLED) for code in (1, 75)),
     ({"attempt": 2, "agents": 143}, (C,), BOTH, RunState.CANCELLED),
@@ -97,7 +97,7 @@ CASES = [(row, job, cancelled, state) for row, jobs, asked, state in TABLE for j
 
 @pytest.mark.parametrize(("row", "job", "cancelled", "state"), CASES)
 def test_the_table(row: dict[str, Any], job: Any, cancelled: bool, state: RunState) -> None:
-    assert judged(story(**row, cancelled=cancelled), job) is state
+    assert judged(history(**row, cancelled=cancelled), job) is state
 
 
 @pytest.mark.parametrize("job", EVERY)
@@ -105,7 +105,7 @@ def test_the_table(row: dict[str, Any], job: Any, cancelled: bool, state: RunSta
     "row", [{}, {"attempt": 0}, {"job": None}, *({"attempt": 0, "code": code} for code in (1, 75, 93))]
 )
 def test_nothing_but_the_records_own_word_is_success(row: dict[str, Any], job: Any) -> None:
-    assert judged(story(**row), job) is not RunState.DONE
+    assert judged(history(**row), job) is not RunState.DONE
 
 
 OVER = {RunState.DONE, RunState.STOPPED, RunState.FAILED, RunState.CANCELLED, RunState.LOST}
@@ -130,7 +130,7 @@ def test_nobody_waits_for_a_run_that_is_over_or_leaves_one_that_may_not_be(state
     ],
 )
 def test_who_waits_for_a_run_exits_as_it_ended(state: RunState, code: int | None, exit_code: int) -> None:
-    seen = Seen(Run(Path("/runs/a")), plan_of(), story(attempt=0, code=code), state, "", None)
+    seen = RunStatus(Run(Path("/runs/a")), plan_of(), history(attempt=0, code=code), state, "", None)
     assert seen.exit_code == exit_code
 
 
@@ -165,8 +165,10 @@ def test_only_what_waits_or_runs_is_live() -> None:
         ([{"event": "submitted", "job": "7"}, {"event": "cancelled"}, {"event": "submitted", "job": "8"}], "8", False),
     ],
 )
-def test_the_story_is_told_by_the_journal(journal: list[dict[str, Any]], job_id: str | None, cancelled: bool) -> None:
-    told = tell(journal, None, ())
+def test_the_history_follows_from_the_journal(
+    journal: list[dict[str, Any]], job_id: str | None, cancelled: bool
+) -> None:
+    told = history_of(journal, None, ())
     assert (told.job_id, told.cancelled, told.ended, told.fault) == (job_id, cancelled, None, None)
 
 
@@ -191,7 +193,7 @@ STOPPED = {"event": "ended", "code": 75}
 def test_the_current_job_is_the_one_that_runs_or_is_to_do_so_next(
     submitted: dict[str, Any], events: list[dict[str, Any]], job_id: str, waiting: tuple[str, ...]
 ) -> None:
-    told = tell([{"event": "submitted", **submitted}], 0, events)
+    told = history_of([{"event": "submitted", **submitted}], 0, events)
     assert (told.job_id, told.waiting) == (job_id, waiting)
 
 
@@ -203,9 +205,9 @@ def test_the_first_fault_and_the_last_progress_count() -> None:
         {"event": "fault", "cause": "second"},
         {"event": "ended", "code": 1},
     ]
-    told = tell([], 0, events)
+    told = history_of([], 0, events)
     assert told.fault == Fault(cause="first")
     assert told.last(Progress) == Progress(step=2, total=9)
     assert told.last(Met) is None
     assert told.ended == 1
-    assert tell([], 0, [{"event": "setup_failed", "line": 2, "host": "n"}]).fault == SetupFailed(line=2, host="n")
+    assert history_of([], 0, [{"event": "setup_failed", "line": 2, "host": "n"}]).fault == SetupFailed(line=2, host="n")

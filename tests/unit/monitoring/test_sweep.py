@@ -10,7 +10,7 @@ import pytest
 
 from launcher.config.schema import GpuDirective
 from launcher.monitoring import live
-from launcher.monitoring.sweep import DAMAGED, SweepLive, counts, look_at, not_begun, summary
+from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, point_statuses, summary
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs.sweep_directory import Sweep
@@ -50,7 +50,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 
 
 def states(sweep: Sweep) -> list[str]:
-    return [each.state for each in look_at(sweep)]
+    return [each.state for each in point_statuses(sweep)]
 
 
 def test_points_of_an_array_are_as_their_elements_are(tmp_path: Path, says: Says) -> None:
@@ -67,7 +67,7 @@ def test_points_of_an_array_are_as_their_elements_are(tmp_path: Path, says: Says
 def test_a_thousand_points_are_two_questions(tmp_path: Path, says: Says) -> None:
     sweep = make_sweep(tmp_path, 40)
     asked = says({f"100_{index}": JobState.RUNNING for index in range(10)})
-    assert summary(counts(look_at(sweep))) == "0/40 done, 30 lost, 10 running"
+    assert summary(counts(point_statuses(sweep))) == "0/40 done, 30 lost, 10 running"
     assert asked == ["jobs", "100"]
 
 
@@ -99,12 +99,12 @@ def test_pbs_is_asked_for_its_history_once(tmp_path: Path, monkeypatch: pytest.M
 def test_the_end_of_a_job_counts_though_it_ran_when_others_were_asked_for(
     tmp_path: Path, says: Says, clock: Clock
 ) -> None:
-    sweep, same = make_sweep(tmp_path, 2), SweepLive()
+    sweep, same = make_sweep(tmp_path, 2), SweepMonitor()
     says({"100_0": JobState.RUNNING}, {"100_0": JobState.RUNNING, "100_1": JobState.FAILED})
-    assert [each.state for each in look_at(sweep, same)] == ["running", "failed"]
+    assert [each.state for each in point_statuses(sweep, same)] == ["running", "failed"]
     says({}, {"100_0": JobState.CANCELLED, "100_1": JobState.FAILED})
     clock.now += 60
-    assert [each.state for each in look_at(sweep, same)] == ["cancelled", "failed"]
+    assert [each.state for each in point_statuses(sweep, same)] == ["cancelled", "failed"]
 
 
 def test_points_that_were_never_handed_over_wait_unless_they_are_cancelled(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_a_point_is_what_its_last_job_is(tmp_path: Path, says: Says) -> None:
 
 
 def test_points_that_are_done_are_not_looked_at_again(tmp_path: Path, says: Says) -> None:
-    sweep, same = make_sweep(tmp_path, 2), SweepLive()
+    sweep, same = make_sweep(tmp_path, 2), SweepMonitor()
     says({})
     end(sweep.run(0), 0)
-    assert [each.state for each in look_at(sweep, same)] == ["done", "lost"]
+    assert [each.state for each in point_statuses(sweep, same)] == ["done", "lost"]
     (sweep.run(0).path / "attempts" / "0" / "events" / "script.jsonl").unlink()
-    assert [each.state for each in look_at(sweep, same)] == ["done", "lost"]
+    assert [each.state for each in point_statuses(sweep, same)] == ["done", "lost"]
 
 
 def test_a_point_whose_record_cannot_be_read_keeps_nobody_from_the_others(tmp_path: Path, says: Says) -> None:
@@ -168,10 +168,10 @@ def test_the_sweeps_journal_is_read_once_for_all_points(tmp_path: Path, monkeypa
     sweep, read = make_sweep(tmp_path, 30), []
     whole = Sweep.submissions
     monkeypatch.setattr(Sweep, "submissions", lambda self: read.append(1) or whole(self))
-    assert len([live.read(sweep.run(index)).job_id for index in range(30)]) == 30
+    assert len([live.read_history(sweep.run(index)).job_id for index in range(30)]) == 30
     assert len(read) == 1
     hand_over(sweep, [3], "200", token="again")
-    assert live.read(sweep.run(3)).job_id == "200_0"  # what is new is seen
+    assert live.read_history(sweep.run(3)).job_id == "200_0"  # what is new is seen
 
 
 def test_whether_one_point_has_begun(tmp_path: Path, says: Says) -> None:

@@ -89,12 +89,12 @@ def test_the_bad_node_is_found(reports: list[Any], then: PreflightThen, lost: tu
         (
             [FINE, [FULL], None, FINE], "pbs",
             "preflight: node1: /tmp is full; node2: says nothing. Give the run spare nodes (min_nodes less than "
-            "nodes), which it then does without", 1,
+            "nodes), so that it starts without bad ones", 1,
         ),
         ([[FULL]] * 4, "slurm", "preflight: all 4 nodes fail: /tmp is full", errors.NO_RETRY),
         ([None] * 4, "slurm", "preflight: all 4 nodes fail: says nothing", 1),  # whatever it is may pass
         (
-            [[GONE]] * 4, "slurm", "preflight: 4 of 4 nodes lost the others, and nothing tells whose fault it is: "
+            [[GONE]] * 4, "slurm", "preflight: 4 of 4 nodes lost the others, and the bad node is unknown: "
             "Connection closed by peer", 1,
         ),
     ],
@@ -278,9 +278,9 @@ def test_files_of_other_nodes_are_waited_for_and_compared(tmp_path: Path, monkey
             checks.write_mine(folder, 1, "one")
 
     monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    assert checks.see(folder, {0: "zero", 1: "one"}, patience=30) == "2 files of other nodes seen"
+    assert checks.see(folder, {0: "zero", 1: "one"}, timeout=30) == "2 files of other nodes seen"
     with pytest.raises(Problem, match="does not show what other nodes write") as problem:
-        checks.see(folder, {0: "zero", 1: "another", 2: "two"}, patience=30)
+        checks.see(folder, {0: "zero", 1: "another", 2: "two"}, timeout=30)
     assert 50 < now < 51
     assert (problem.value.accused, problem.value.looked) == ((1, 2), 3)
     (tmp_path / "file").touch()
@@ -337,7 +337,7 @@ def test_an_interface_with_ipv6_alone_has_addresses(ipv6_only: None) -> None:
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_a_node_is_reached_on_an_interface_with_ipv6_alone(ipv6_only: None) -> None:
-    server, told = together.door("lo")
+    server, told = together.open_port("lo")
     assert server
     with server:
         assert told.startswith("::1 ")
@@ -351,12 +351,12 @@ def test_a_host_without_any_address_opens_no_port_and_does_not_fail(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(together.socket, "getaddrinfo", unknown)
-    assert together.door("eth9") == (None, "")
+    assert together.open_port("eth9") == (None, "")
 
 
 def test_doors_that_do_not_open_are_accused() -> None:
-    server, told = together.door("lo")
-    closed, address = together.door("no such interface" * 3)
+    server, told = together.open_port("lo")
+    closed, address = together.open_port("no such interface" * 3)
     assert server and closed
     closed.close()
     assert together.reach({1: told}, {1: "node1"}) == "1 other nodes reached"

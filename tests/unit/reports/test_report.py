@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import commands
-from launcher.monitoring.live import Live, look
+from launcher.monitoring.live import JobMonitor, status_of
 from launcher.paths import PACKAGE
 from launcher.reports import comparison, page, words
 from launcher.reports.collect import RunData, collect
@@ -37,7 +37,7 @@ def data_of(run: Run, cause: str | None = None) -> RunData:
     """The run as the page gets it; one without attempts is made one that is done."""
     if not run.attempts():
         write_events(run.path / "attempts" / "0" / "events" / "script.jsonl", at(2, "started"), at(9, "ended", code=0))
-    return collect(look(run, Live()), cause)
+    return collect(status_of(run, JobMonitor()), cause)
 
 
 def figures_of(shown: Page) -> list[Figure]:

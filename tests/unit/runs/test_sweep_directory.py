@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError, RunError
-from launcher.monitoring.state import tell
+from launcher.monitoring.state import history_of
 from launcher.runs import events as kinds
 from launcher.runs import lookup, sweep_directory
 from launcher.runs.directory import Run
@@ -202,16 +202,16 @@ def test_a_points_journal_tells_of_its_arrays(tmp_path: Path, job: str, expected
     run = sweep.run(2)
     assert run.is_point
     assert run.id == "lr-1/2"
-    assert tell(journal_events(run), None, ()).job_id == expected
+    assert history_of(journal_events(run), None, ()).job_id == expected
     assert journal_events(sweep.run(1)) == []
     run.journal(kinds.Cancelled())
-    assert tell(journal_events(run), None, ()).cancelled
+    assert history_of(journal_events(run), None, ()).cancelled
     hand_over(sweep, [1, 2], "80", "t-2")
-    story = tell(journal_events(run), None, ())
-    assert (story.job_id, story.cancelled) == ("80_1", False)
+    history = history_of(journal_events(run), None, ())
+    assert (history.job_id, history.cancelled) == ("80_1", False)
     begin(run, "80_1")
     run.journal(kinds.Submitted(job="90"))  # it was resubmitted alone
-    assert tell(journal_events(run), None, ()).job_id == "90"
+    assert history_of(journal_events(run), None, ()).job_id == "90"
 
 
 @pytest.mark.parametrize("run_id", ["7", "2026"])

@@ -22,7 +22,7 @@ from launcher.failures.codes import NextReason
 from launcher.job import requeue
 from launcher.job import wait_for_others as gate
 from launcher.job.requeue import What
-from launcher.monitoring.sweep import look_at
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs import directory, lease, live_index, saves
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
@@ -259,7 +259,7 @@ def test_a_point_that_cannot_be_read_is_unknown_and_gets_no_second_job(
     sweep = make_sweep(tmp_path, 2)
     end(sweep.run(1), 1)
     server.fail(part, FOR_EVER, number)
-    seen = look_at(sweep)
+    seen = point_statuses(sweep)
     assert [each.state for each in seen] == ["unknown", "failed"]
     assert started_again(seen, None) == [1]
     with pytest.raises(RunError, match="0 unknown"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import SubmissionError
-from launcher.monitoring.live import read
+from launcher.monitoring.live import read_history
 from launcher.processes.groups import Process
 from launcher.runs import event_file
 from launcher.runs.directory import Run
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_noted_is_found_by_the_next_command(
         full_for("submitted", disk)
         with pytest.raises(SubmissionError, match=r"(?s)No space left.*Repeat the command with run_id=a"):
             handed_over(tmp_path)
-    assert read(Run(tmp_path / "runs" / "a")).job_id is None
+    assert read_history(Run(tmp_path / "runs" / "a")).job_id is None
     assert handed_over(tmp_path).job_id == "100"
     assert len(stand_in.jobs()) == 1
 

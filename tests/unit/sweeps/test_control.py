@@ -10,7 +10,7 @@ import pytest
 
 from launcher.config.schema import GpuDirective
 from launcher.errors import RunError
-from launcher.monitoring.sweep import look_at
+from launcher.monitoring.sweep import point_statuses
 from launcher.runs import events as kinds
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Sweep
@@ -97,7 +97,7 @@ def test_a_point_that_is_run_again_takes_no_others_of_its_cancelled_sweep_along(
     sweep.mark_cancelled(False)  # as `rerun 1` does
     sweep.run(1).clear_marks()
     sweep.ask([1], again=True)
-    assert [each.state for each in look_at(sweep)] == ["cancelled", "waiting", "cancelled"]
+    assert [each.state for each in point_statuses(sweep)] == ["cancelled", "waiting", "cancelled"]
 
 
 @pytest.mark.parametrize("points", [None, range(6)])
@@ -135,7 +135,7 @@ def test_only_points_whose_end_may_have_been_asked_for_stay_marked(
         control.cancel(sweep, points)
     assert marked(sweep, 6) == stays
     assert not sweep.cancelled()
-    assert [each.point.index for each in look_at(sweep) if each.seen and each.seen.story.cancelled] == stays
+    assert [each.point.index for each in point_statuses(sweep) if each.seen and each.seen.history.cancelled] == stays
 
 
 def test_nothing_is_left_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +185,12 @@ def every_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     begin(sweep.run(7), "100_5")
     end(sweep.run(8), 0)
     Site(monkeypatch, Slurm, {"100_4": JobState.PENDING, "100_5": JobState.RUNNING})
-    assert [each.state for each in look_at(sweep)] == list(AGAIN)
+    assert [each.state for each in point_statuses(sweep)] == list(AGAIN)
     return sweep
 
 
 def test_what_is_over_and_not_done_is_run_again(every_state: Sweep) -> None:
-    seen = look_at(every_state)
+    seen = point_statuses(every_state)
     assert control.again(seen, None) == [number for number, wanted in enumerate(AGAIN.values()) if wanted]
     for number, (state, allowed) in enumerate(AGAIN.items()):
         if allowed:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.config.schema import Limits, ResumeHow
 from launcher.errors import ConfigError, SubmissionError
-from launcher.monitoring.live import read
+from launcher.monitoring.live import read_history
 from launcher.runs import events as kinds
 from launcher.runs import lookup
 from launcher.runs.directory import Run
@@ -57,7 +57,7 @@ def test_points_that_ask_for_the_same_are_one_array(site: Site) -> None:
         ("0-2", 1, [0, 1, 2]), ("-", 2, [3]), ("0-1", 4, [4, 5]),
     ]  # fmt: skip
     assert done.jobs == (("100", (0, 1, 2)), ("101", (3,)), ("102", (4, 5)))
-    ids = [read(done.sweep.run(index)).job_id for index in range(6)]
+    ids = [read_history(done.sweep.run(index)).job_id for index in range(6)]
     assert ids == ["100_0", "100_1", "100_2", "101", "102_0", "102_1"]
     for index in range(6):
         run = done.sweep.run(index)
@@ -114,7 +114,7 @@ def test_points_beyond_the_submit_limit_are_left_for_the_next_call(site: Site, l
         left, _ = site.submit(seeds(10)).left
     assert not left
     known = [index for each in done.sweep.submissions() for index in each.points]
-    assert all(read(done.sweep.run(index)).job_id for index in range(10))
+    assert all(read_history(done.sweep.run(index)).job_id for index in range(10))
     assert len(known) == len(set(known))
 
 
@@ -194,7 +194,7 @@ def test_an_array_whose_submitter_was_killed_is_taken_over(site: Site) -> None:
     journal.write_text(journal.read_text().splitlines(keepends=True)[0])  # `submitted` was not written
     again = site.submit(seeds(3))
     assert (again.there, again.jobs, len(site.slurm.jobs())) == ((0, 1, 2), (), 1)
-    assert read(again.sweep.run(2)).job_id == "100_2"
+    assert read_history(again.sweep.run(2)).job_id == "100_2"
 
 
 def test_an_array_that_began_and_was_forgotten_is_taken_over(site: Site) -> None:
@@ -233,7 +233,13 @@ def test_points_are_started_again_as_arrays_of_their_own(site: Site) -> None:
     assert len({job.token for job in site.slurm.jobs()}) == 2
     assert not (first.sweep.run(1).path / "cancelled").exists()
     assert resubmit(first.sweep, [4]).jobs == (("102", (4,)),)
-    assert [read(first.sweep.run(index)).job_id for index in range(5)] == ["100_0", "101_0", "100_2", "101_1", "102"]
+    assert [read_history(first.sweep.run(index)).job_id for index in range(5)] == [
+        "100_0",
+        "101_0",
+        "100_2",
+        "101_1",
+        "102",
+    ]
 
 
 def test_points_are_started_again_with_the_secrets_that_their_config_sets(site: Site) -> None:
@@ -261,7 +267,7 @@ def test_a_single_point_that_is_started_again_is_not_taken_for_its_old_job(site:
     end(run, 1, job="100")
     run.journal(kinds.Submitting(token=f"{run.record()['token']}-r1"))  # and its submitter was killed
     assert resubmit(first.sweep, [0]).jobs == (("101", (0,)),)
-    assert read(run).job_id == "101"
+    assert read_history(run).job_id == "101"
 
 
 def test_a_job_that_began_before_its_submitter_said_so_is_found(site: Site) -> None:

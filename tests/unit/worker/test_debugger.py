@@ -66,7 +66,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPlan]:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
     monkeypatch.setattr(debugger, "_debugger", None)
-    monkeypatch.setattr(debugger, "_passed", set())
+    monkeypatch.setattr(debugger, "_logged", set())
     monkeypatch.setattr(debugger, "_ranks", ())
     yield bare_plan(run_dir=str(tmp_path), debug={"ranks": (0,), "post_mortem": True})
     if debugger._debugger is not None:
@@ -124,9 +124,9 @@ def until_prompt(end: Terminal) -> str:
 
 
 def twice() -> int:
-    debugger._the().set_trace(sys._getframe())
+    debugger._debugger_of_rank().set_trace(sys._getframe())
     first = 1
-    debugger._the().set_trace(sys._getframe())
+    debugger._debugger_of_rank().set_trace(sys._getframe())
     second = 2
     return first + second
 
@@ -148,7 +148,7 @@ def test_a_step_may_lead_to_another_breakpoint(rank: JobPlan) -> None:
 
 def adds(plan: JobPlan) -> int:
     factor = 1
-    debugger._the().set_trace(sys._getframe())
+    debugger._debugger_of_rank().set_trace(sys._getframe())
     total = factor + 1
     return total  # noqa: RET504 - a line to step to
 
@@ -254,7 +254,7 @@ def test_other_ranks_pass_it_over_and_say_so_once(
     rank: JobPlan, hooks: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    debugger.install(**debugger.wanted(rank))
+    debugger.install(**debugger.install_arguments(rank))
     for _ in range(3):
         breakpoint()
         pdb.set_trace()
@@ -274,7 +274,7 @@ def test_without_debug_rank_all_pass_it_over(rank: JobPlan, hooks: Any, capsys: 
 def test_groups_made_without_a_time_have_all_of_it(rank: JobPlan, hooks: Any) -> None:
     from torch.distributed import distributed_c10d
 
-    debugger.install(**debugger.wanted(rank))
+    debugger.install(**debugger.install_arguments(rank))
     assert distributed_c10d._get_default_timeout(hooks.Backend("gloo")) == timedelta(seconds=debugger.FOREVER)
     time = inspect.signature(hooks.breakpoint).parameters.get("timeout_s")  # torch 2.4 and 2.6 set no time
     assert time is None or time.default is None
@@ -328,5 +328,5 @@ def test_another_debugger_that_was_chosen_is_left_alone(
 ) -> None:
     before = sys.breakpointhook
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    debugger.install(**debugger.wanted(rank))
+    debugger.install(**debugger.install_arguments(rank))
     assert sys.breakpointhook is before

@@ -13,7 +13,7 @@ from launcher import errors
 from launcher.config.schema import Device, Function, Launch, VisibleDevices, Workload
 from launcher.schedulers import topology
 from launcher.worker import devices, process_group
-from launcher.worker.devices import BackendError, Seen, choose_device, visible_device_changes
+from launcher.worker.devices import Accelerators, BackendError, choose_device, visible_device_changes
 from tests.unit.plans import plan_of
 
 CUDA, HIP, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
@@ -100,7 +100,11 @@ def test_the_key_is_kept_in_the_plan() -> None:
     assert plan_of(launch={"visible_devices": ONE}).launch.visible_devices == "one"
 
 
-FOUR, ONLY, NONE = Seen("cuda", 4, "2.13.0+cu126"), Seen("cuda", 1, "2.13.0+cu126"), Seen("cuda", 0, "2.13.0+cu126")
+FOUR, ONLY, NONE = (
+    Accelerators("cuda", 4, "2.13.0+cu126"),
+    Accelerators("cuda", 1, "2.13.0+cu126"),
+    Accelerators("cuda", 0, "2.13.0+cu126"),
+)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +112,17 @@ FOUR, ONLY, NONE = Seen("cuda", 4, "2.13.0+cu126"), Seen("cuda", 1, "2.13.0+cu12
     [
         ("cpu", 4, FOUR, 0, 4, ("cpu", None)),
         ("auto", 0, NONE, 0, 1, ("cpu", None)),
-        ("auto", 0, Seen("", 0, "2.13.0+cpu"), 0, 1, ("cpu", None)),
+        ("auto", 0, Accelerators("", 0, "2.13.0+cpu"), 0, 1, ("cpu", None)),
         ("auto", 0, FOUR, 2, 4, ("cuda", 2)),
         ("auto", 4, FOUR, 3, 4, ("cuda", 3)),
         ("cuda", 0, FOUR, 1, 4, ("cuda", 1)),
         ("auto", 4, ONLY, 3, 4, ("cuda", 0)),  # its own one alone, whatever its local rank
-        ("auto", 2, Seen("xpu", 2, "2.13.0+xpu"), 1, 2, ("xpu", 1)),
+        ("auto", 2, Accelerators("xpu", 2, "2.13.0+xpu"), 1, 2, ("xpu", 1)),
         ("auto", 1, FOUR, 1, 2, ("cuda", 0)),  # no more GPUs than were asked for
     ],
 )
 def test_the_device_of_a_rank(
-    wanted: str, asked: int, seen: Seen, local_rank: int, ranks: int, device: tuple[str, int | None]
+    wanted: str, asked: int, seen: Accelerators, local_rank: int, ranks: int, device: tuple[str, int | None]
 ) -> None:
     found = choose_device(wanted, asked, seen, rank=5, local_rank=local_rank, ranks=ranks, host="node1")
     assert found == device
@@ -127,18 +131,18 @@ def test_the_device_of_a_rank(
 @pytest.mark.parametrize(
     ("wanted", "asked", "seen", "words"),
     [
-        ("auto", 2, Seen("", 0, "2.13.0+cpu"), ["gpus_per_node=2", "torch 2.13.0+cpu was built for CPUs only"]),
-        ("cuda", 0, Seen("", 0, "2.13.0+cpu"), ["device=cuda asks for a GPU", "CPUs only"]),
+        ("auto", 2, Accelerators("", 0, "2.13.0+cpu"), ["gpus_per_node=2", "torch 2.13.0+cpu was built for CPUs only"]),
+        ("cuda", 0, Accelerators("", 0, "2.13.0+cpu"), ["device=cuda asks for a GPU", "CPUs only"]),
         (
-            "auto", 2, Seen("cuda", 0, "2.13.0+cu126", "CUDA_VISIBLE_DEVICES=", "No CUDA GPUs are available"),
+            "auto", 2, Accelerators("cuda", 0, "2.13.0+cu126", "CUDA_VISIBLE_DEVICES=", "No CUDA GPUs are available"),
             ["finds none with CUDA_VISIBLE_DEVICES=;", "the driver says: No CUDA GPUs are available"],
         ),
-        ("cuda", 0, Seen("xpu", 2, "2.13.0+xpu"), ["device=cuda", "torch 2.13.0+xpu finds 2"]),
+        ("cuda", 0, Accelerators("xpu", 2, "2.13.0+xpu"), ["device=cuda", "torch 2.13.0+xpu finds 2"]),
         ("auto", 4, FOUR, ["8 ranks on node1 with 4 GPUs", "procs_per_node=4"]),
         ("auto", 2, FOUR, ["8 ranks on node1 with 2 GPUs", "procs_per_node=2"]),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_refused_by_name(wanted: str, asked: int, seen: Seen, words: list[str]) -> None:
+def test_what_is_not_there_is_refused_by_name(wanted: str, asked: int, seen: Accelerators, words: list[str]) -> None:
     with pytest.raises(BackendError) as refused:
         choose_device(wanted, asked, seen, rank=5, local_rank=5, ranks=8, host="node1")
     assert all(word in str(refused.value) for word in [*words, "node1"]), refused.value
@@ -183,7 +187,7 @@ def test_what_a_process_sees(
     driver: Driver, environ: dict[str, str], seen: tuple[str, int, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_driver(monkeypatch, driver)
-    found = devices.look(environ)
+    found = devices.find_accelerators(environ)
     assert (found.kind, found.count, found.mask, found.error[:19]) == seen
 
 

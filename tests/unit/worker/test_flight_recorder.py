@@ -201,14 +201,14 @@ def test_ranks_are_asked_and_those_that_do_not_answer_are_not_waited_for_for_eve
     rank = Rank(recorders, 4, dump(entry(1, "started")))
     rank.file.write_bytes(dump(entry(9)))  # of an earlier time
     os.mkfifo(tmp_path / "ask-6.pipe")  # nobody reads it: the rank has ended
-    found = recorders.take([4, 5, 6], patience=60)
+    found = recorders.take([4, 5, 6], timeout=60)
     assert from_json(found[0]) == Recorder(4, (Group("0", 1, 1, REDUCE, True),))
     assert found[1:] == ["", ""]
     rank.join()
 
     silent = os.open(tmp_path / "ask-6.pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert recorders.take([6], patience=0) == [""]
+        assert recorders.take([6], timeout=0) == [""]
         assert os.read(silent, 128)
     finally:
         os.close(silent)

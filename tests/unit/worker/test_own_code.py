@@ -75,7 +75,7 @@ def test_the_step_is_told_where_the_program_does_not_tell_more(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(stop, "settings", lambda: Settings(run_dir=tmp_path))
     monkeypatch.setattr(process_group, "_reporter", None)
-    monkeypatch.setattr(process_group, "_tells_progress", False)
+    monkeypatch.setattr(process_group, "_has_progress", False)
     for step in (None, 7, 8):
         launcher.stopping(step)
     launcher.progress(9, 100)

@@ -71,10 +71,10 @@ def test_the_median_of_the_steps_since_the_last_word_is_told(signs: Pulse, monke
     own = Pace(CPU, signs.slot(0), clock)
     do("b9cb", own, clock)
     monkeypatch.setattr(step_timing, "INTERVAL", 3600.0)
-    own._next_word = time.monotonic() + 3600
+    own._next_report = time.monotonic() + 3600
     do("2cb4cb3cb", own, clock)
     assert signs.paces() == [(9.0, 1)]
-    own._next_word = 0.0
+    own._next_report = 0.0
     do("2cb", own, clock)
     assert signs.paces() == [(2.5, 5)]
 

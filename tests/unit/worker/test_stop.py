@@ -150,7 +150,7 @@ def test_a_forked_process_of_a_rank_wants_nothing(monkeypatch: pytest.MonkeyPatc
     shared = with_agent(monkeypatch)
     flag = Stop(env_of(2, (0, 0), 2), Settings())
     if (pid := os.fork()) == 0:
-        flag._told(signal.SIGTERM, None)
+        flag._on_signal(signal.SIGTERM, None)
         os._exit(0)
     os.waitpid(pid, 0)
     assert shared.stops()[0] == RankState()

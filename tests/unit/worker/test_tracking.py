@@ -154,7 +154,7 @@ def _settle(both: Tracking) -> None:
 
 
 def test_one_that_hangs_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE", 0.0)
+    monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
     hangs, other = Fake(held=True), Fake()
     both = tracked(mlflow=hangs, tensorboard=other)
     both.log("train", {"loss": 1}, 1)
@@ -169,7 +169,7 @@ def test_what_a_tracker_does_not_take_in_time_is_dropped_and_counted(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracking, "QUEUE", 3)
-    monkeypatch.setattr(tracking, "PATIENCE", 0.0)
+    monkeypatch.setattr(tracking, "CLOSE_TIMEOUT", 0.0)
     fake = Fake(held=True)
     slow = tracked(mlflow=fake)
     slow.log("train", {"loss": 0}, 0)

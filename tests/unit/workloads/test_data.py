@@ -43,7 +43,7 @@ def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
         (lambda content: content[:3] + b"\2" + content[4:], "is not an IDX file of bytes"),
         (lambda content: content[:2], "is not an IDX file of bytes"),
         (lambda content: content[:12], "ends within its header"),
-        (lambda content: struct.pack(">4I", 0x803, 0, 2, 2), "holds no samples"),
+        (lambda content: struct.pack(">4I", 0x803, 0, 2, 2), "contains no samples"),
     ],
 )
 @pytest.mark.parametrize("ending", ["", ".gz"])
