@@ -68,7 +68,7 @@ def _find(name: str, runs_dir: Path | None) -> Run | Sweep | Orphan:
     from launcher.maintenance import orphaned_jobs
     from launcher.runs.directory import Run
     from launcher.runs.sweep_directory import Sweep
-    from launcher.schedulers.base import QueryError
+    from launcher.schedulers.queries import QueryError
 
     try:
         return find_either(name, runs_dir)

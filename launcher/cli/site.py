@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import add_actions, require_action
 from launcher.errors import ConfigError, RunError
 from launcher.schedulers import registry
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import DescribesSite
+from launcher.schedulers.queries import QueryError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -28,7 +28,7 @@ from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Again, Progress, Stays, Stop, Stopped, Submitted, Submitting, every, last
 from launcher.runs.time_left import time_left
 from launcher.schedulers import job_script, registry
-from launcher.schedulers.base import Ending, QueryError
+from launcher.schedulers.queries import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, Requeues, ShowsPreemption
 from launcher.schedulers.successor import submit_after
 from launcher.spec.plan import JobPlan

@@ -32,7 +32,7 @@ from launcher.runs.directory import Run
 from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
 from launcher.runs.journal import journal_events, process_of
 from launcher.schedulers import registry
-from launcher.schedulers.base import AnswerLost, JobState, Queries, QueryError, SchedulerJob
+from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
 from launcher.spec.plan import JobPlan
 

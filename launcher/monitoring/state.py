@@ -46,7 +46,7 @@ from launcher.runs.events import (
     first_fault,
     last,
 )
-from launcher.schedulers.base import JobState
+from launcher.schedulers.queries import JobState
 
 
 class RunState(Enum):

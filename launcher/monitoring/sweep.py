@@ -37,7 +37,7 @@ from launcher.runs.event_json import known
 from launcher.runs.events import Cancelled, Ended, ProcessStarted, Submitted, Submitting, as_kind, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Point, Sweep, sweep_of
-from launcher.schedulers.base import QueryError, SchedulerJob
+from launcher.schedulers.queries import QueryError, SchedulerJob
 from launcher.spec.plan import JobPlan
 
 WAITING = "waiting"

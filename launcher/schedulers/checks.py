@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.config.schema import Cluster
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_size, format_time
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.queries import QueryError
 from launcher.units import parse_memory, parse_time
 
 SHOWN = 30  # partitions or queues that are listed

@@ -13,7 +13,7 @@ from typing import IO
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import long_size
-from launcher.schedulers.base import AnswerLost, NoAnswerInTime, QueryError
+from launcher.schedulers.queries import AnswerLost, NoAnswerInTime, QueryError
 
 MOST = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
 

@@ -23,8 +23,8 @@ from launcher.runs.directory import Run
 from launcher.runs.events import Started, Submitted, Submitting, every, first
 from launcher.runs.journal import journal_events
 from launcher.schedulers import job_script
-from launcher.schedulers.base import JobState, QueryError, parts
 from launcher.schedulers.idempotent_submit import submit_once
+from launcher.schedulers.queries import JobState, QueryError, parts
 from launcher.spec.plan import JobPlan
 
 # submitit's state names for jobs that are not over; it takes a name that it does not know for an end.

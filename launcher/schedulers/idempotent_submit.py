@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from launcher.errors import SubmissionError
 from launcher.files.shared_files import backoff
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.queries import QueryError
 
 PATIENCE = 120.0  # seconds of retrying while the scheduler does not answer
 FIRST, LONGEST = 0.5, 20.0  # seconds between two tries

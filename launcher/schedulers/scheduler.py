@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
-from launcher.schedulers.base import Ending
+from launcher.schedulers.queries import Ending
 from launcher.script.job_shell import JobShell
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
     from launcher.schedulers.allocation import Held
-    from launcher.schedulers.base import Queries
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.job_environment import Scrubbed
+    from launcher.schedulers.queries import Queries
     from launcher.spec.plan import JobPlan
 
 JOB_TIMEOUT = 30.0  # seconds for one command within a job, which may be about to end

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from launcher.config.schema import Cluster
 from launcher.findings import Finding
-from launcher.schedulers.base import QueryError
+from launcher.schedulers.queries import QueryError
 
 PLAIN = re.compile(r"[A-Za-z_][\w.+/-]*")
 READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null", "none"}  # by YAML

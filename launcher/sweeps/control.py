@@ -20,7 +20,7 @@ from launcher.runs.directory import Run, only_submitter
 from launcher.runs.events import CancelFailed
 from launcher.runs.sweep_directory import Submission, Sweep, element_id
 from launcher.schedulers import registry
-from launcher.schedulers.base import AnswerLost
+from launcher.schedulers.queries import AnswerLost
 from launcher.spec.plan import JobPlan
 from launcher.sweeps.grouping import shares
 

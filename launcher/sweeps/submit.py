@@ -36,9 +36,9 @@ from launcher.runs.events import Submitted, every
 from launcher.runs.journal import journal_events
 from launcher.runs.sweep_directory import Manifest, Sweep
 from launcher.schedulers import registry
-from launcher.schedulers.base import parts
 from launcher.schedulers.executor import begun
 from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.queries import parts
 from launcher.spec.plan import JobPlan, check_name
 from launcher.submission.inputs import Inputs
 from launcher.submission.interrupts import Interrupted, held_back

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.site import Account, survey
 from tests.launch import Launcher, until
 

@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from launcher.errors import RunError, SubmissionError
 from launcher.schedulers.idempotent_submit import Refused, submit_once
 from launcher.schedulers.pbs import submitit_executor
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.pbs.submitit_executor import PBSExecutor, PBSJob
 from tests.launch import ROOT, until
 from tests.pbs import functions

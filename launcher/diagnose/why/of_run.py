@@ -13,9 +13,9 @@ from launcher.monitoring.sweep import not_begun
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep, sweep_of
 from launcher.schedulers import registry
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import ExplainsPending
 from launcher.schedulers.explanation import Explanation, Waiting
+from launcher.schedulers.queries import QueryError
 
 TIMEOUT = 10.0  # seconds that one question may take
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
 from launcher.schedulers.allocation import Held, allocation
-from launcher.schedulers.base import Ending
 from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
+from launcher.schedulers.queries import Ending
 from launcher.schedulers.scheduler import Scheduler
 from launcher.script.job_shell import JobShell
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.commands import PBS
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster

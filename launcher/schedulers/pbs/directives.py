@@ -10,7 +10,7 @@ from typing import Any
 from launcher.config.schema import GpuDirective, ResumeHow
 from launcher.errors import ConfigError
 from launcher.formatting import format_hours
-from launcher.schedulers.pbs.client import TOKEN
+from launcher.schedulers.pbs.commands import TOKEN
 from launcher.script.quoting import quote
 from launcher.spec.plan import JobPlan
 

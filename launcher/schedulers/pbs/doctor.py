@@ -9,10 +9,10 @@ from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem, warning
 from launcher.formatting import format_hours, format_size
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.checks import listed, reachable, stated_limits, timed
-from launcher.schedulers.pbs.client import PBS, section
+from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.queries import QueryError
 
 
 def check(cluster: Cluster, pbs: PBS, version: str) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import element_id
 from launcher.schedulers.executor import RunExecutor
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.pbs import client
+from launcher.schedulers.pbs import commands
 from launcher.schedulers.pbs.submitit_executor import PBSJob
 from launcher.schedulers.pbs.task import exports
 from launcher.spec.plan import JobPlan
@@ -25,7 +25,7 @@ class PBSRunExecutor(RunExecutor):
 
     def __init__(self, run: Run, plan: JobPlan, *arguments: Any, **options: Any) -> None:
         super().__init__(run, plan, *arguments, **options)
-        self._pbs = client.PBS(plan.cluster.submit_timeout)
+        self._pbs = commands.PBS(plan.cluster.submit_timeout)
 
     def _send(self, script: Path, token: str, run: Run) -> str:
         def send() -> str:
@@ -36,7 +36,7 @@ class PBSRunExecutor(RunExecutor):
             run.write_environment(exports(public) + "".join(f"# not here: {name}\n" for name in hidden))
             elements = [str(each.path) for each in self._handed or [run]]
             secrets.hand_over(elements, hidden, exports(hidden), self.plan.secrets_dir or str(secrets.folder()))
-            options = client.dependency(self._held_by())
+            options = commands.dependency(self._held_by())
             self._submitting()
             own = secrets.without(os.environ, self.plan.env.secrets)  # a site's qsub may have -V
             job = self._pbs.submit(str(script), own, "-f", *options)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.schedulers.pbs.client import PBS, UNKNOWN_QUEUE, section
+from launcher.schedulers.pbs.commands import PBS, UNKNOWN_QUEUE, section
 from launcher.spec.limits import NodeGroup
 from launcher.spec.plan import JobPlan
 from launcher.units import parse_size

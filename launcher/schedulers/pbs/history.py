@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import Past
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.queries import QueryError
 from launcher.units import parse_size
 
 

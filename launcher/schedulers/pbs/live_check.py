@@ -8,9 +8,9 @@ from pathlib import Path
 
 from launcher.files import shared_folder
 from launcher.files.shared_files import exists, unwrap
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.pbs import facts, limits
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
 
 

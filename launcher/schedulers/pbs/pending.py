@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.explanation import Explanation, Waiting, commands
 from launcher.schedulers.pbs import facts as pbs_facts
 from launcher.schedulers.pbs import limits, suggestions
-from launcher.schedulers.pbs.client import array_of, pbs_id
+from launcher.schedulers.pbs.commands import array_of, pbs_id
 from launcher.schedulers.pbs.facts import Facts, Node, QueueFacts
 from launcher.schedulers.pbs.pending_reasons import CHANGE, Comment, Kind, held, in_words
+from launcher.schedulers.queries import QueryError
 from launcher.spec.plan import JobPlan
 
 RETRY = "-3"  # Exit_status of a job that could not be started and is tried again (job.h, JOB_EXEC_RETRY)

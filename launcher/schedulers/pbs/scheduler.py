@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.config.schema import GpuDirective
 from launcher.schedulers.detect import detect
 from launcher.schedulers.job_environment import Scrubbed
-from launcher.schedulers.pbs.client import PBS, array_of, pbs_id
+from launcher.schedulers.pbs.commands import PBS, array_of, pbs_id
 from launcher.schedulers.pbs.diagnosis import PBSDiagnosis
 from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.scheduler import Queue

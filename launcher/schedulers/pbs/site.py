@@ -12,7 +12,7 @@ from launcher.errors import ConfigError, near
 from launcher.findings import Finding, warning
 from launcher.formatting import format_hours
 from launcher.schedulers.pbs import doctor
-from launcher.schedulers.pbs.client import PBS, section
+from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar

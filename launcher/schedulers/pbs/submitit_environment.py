@@ -28,7 +28,7 @@ from launcher.errors import SubmissionError
 from launcher.files import run_files
 from launcher.schedulers import topology
 from launcher.schedulers.idempotent_submit import submit_once
-from launcher.schedulers.pbs.client import PBS, TOKEN
+from launcher.schedulers.pbs.commands import PBS, TOKEN
 from launcher.schedulers.pbs.pbsdsh import find
 
 PATIENCE = 45.0  # seconds until a resubmission is given up; the job itself ends then

@@ -34,15 +34,15 @@ from launcher.files.shared_files import read_text, unwrap
 from launcher.redaction import SECRETS
 from launcher.runs.directory import require_private
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob, parts
 from launcher.schedulers.detect import Kind, detect
 from launcher.schedulers.executor import NOT_OVER
 from launcher.schedulers.idempotent_submit import Refused, submit_once
-from launcher.schedulers.pbs import client, directives
+from launcher.schedulers.pbs import commands, directives
 from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.pbs.parameters import Parameters, folder_of
 from launcher.schedulers.pbs.submitit_environment import name_too, resubmissions
 from launcher.schedulers.pbs.task import exports
+from launcher.schedulers.queries import JobState, QueryError, SchedulerJob, parts
 
 OVER = "OVER"  # over; how is asked when somebody wants to know
 
@@ -50,9 +50,9 @@ OVER = "OVER"  # over; how is asked when somebody wants to know
 class PBSInfoWatcher(core.InfoWatcher):
     """States of all jobs by one qstat; a second one only for those that have disappeared from it."""
 
-    def __init__(self, delay_s: int = 60, pbs: client.PBS | None = None) -> None:
+    def __init__(self, delay_s: int = 60, pbs: commands.PBS | None = None) -> None:
         super().__init__(delay_s)
-        self._pbs = pbs or client.PBS()
+        self._pbs = pbs or commands.PBS()
         self._files: dict[str, Path] = {}
         self._misses: dict[str, int] = {}
 
@@ -68,7 +68,7 @@ class PBSInfoWatcher(core.InfoWatcher):
             QueryError: nobody can tell now.
         """
         lines = _told(self._files[job_id]).split() if job_id in self._files else []
-        return lines[-1] if lines else client.pbs_id(job_id)
+        return lines[-1] if lines else commands.pbs_id(job_id)
 
     def update(self) -> None:
         waiting = sorted(self._registered - self._finished)
@@ -79,7 +79,7 @@ class PBSInfoWatcher(core.InfoWatcher):
         try:
             known = self._pbs.jobs()
             # Read after the answer: a job that is over by then has said before which one goes on with it.
-            now = {job_id: client.short(self.current(job_id)) for job_id in waiting}
+            now = {job_id: commands.short(self.current(job_id)) for job_id in waiting}
             gone = [job_id for job_id in waiting if now[job_id] not in known]
             history = self._pbs.history() if gone else {}
         except QueryError:
@@ -147,7 +147,7 @@ class PBSJob(core.Job[Any]):
             QueryError: PBS does not answer, or refuses, and `check`.
         """
         try:
-            client.PBS().cancel(self.watcher.current(self.job_id))
+            commands.PBS().cancel(self.watcher.current(self.job_id))
         except QueryError:
             if check:
                 raise
@@ -184,7 +184,7 @@ class PBSExecutor(core.PicklingExecutor):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         self.python = shlex.quote(sys.executable) if python is None else python
-        self._pbs = client.PBS()
+        self._pbs = commands.PBS()
 
     @classmethod
     def affinity(cls) -> int:
@@ -238,7 +238,7 @@ class PBSExecutor(core.PicklingExecutor):
             for part in parts(len(delayed_submissions), self._largest_array(len(delayed_submissions))):
                 jobs += self._submit_part(folder, part, delayed_submissions)
         except BaseException:
-            for job_id in {client.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
+            for job_id in {commands.array_of(job.job_id) for job in jobs}:  # nobody would have a handle on them
                 with contextlib.suppress(QueryError):
                     self._pbs.cancel(job_id)
             raise

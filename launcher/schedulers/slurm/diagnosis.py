@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.commands import Slurm
 
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster

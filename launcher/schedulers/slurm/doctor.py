@@ -8,9 +8,9 @@ from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem
 from launcher.formatting import format_size, format_time
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.checks import Answer, listed, reachable, stated_limits, timed
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import slurm_version
 from launcher.schedulers.slurm.limits import Partition
 

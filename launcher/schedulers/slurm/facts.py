@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.command import ask
-from launcher.schedulers.slurm.client import Slurm, quiet_environment
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.slurm.commands import Slurm, quiet_environment
 from launcher.units import parse_local_time, parse_time
 
 NODES = ("sinfo", "--all", "--noheader", "--format=%P|%D|%T|%f|%N|%E")

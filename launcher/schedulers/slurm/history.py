@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.diagnosis import Past
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.units import parse_size
 
 _FIELDS = "JobID,State,Start,End,MaxRSS"

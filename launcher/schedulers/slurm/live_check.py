@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.limits import check_partition
 from launcher.spec.plan import JobPlan
 

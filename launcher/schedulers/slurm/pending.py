@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from launcher.formatting import format_time, plural
-from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError
 from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner
 from launcher.schedulers.job_environment import job_environment
+from launcher.schedulers.queries import JobState, NoAnswerInTime, QueryError
 from launcher.schedulers.slurm import suggestions
-from launcher.schedulers.slurm.client import STATES
+from launcher.schedulers.slurm.commands import STATES
 from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
 from launcher.schedulers.slurm.pending_reasons import Kind, Reason, in_words
 from launcher.spec.plan import JobPlan

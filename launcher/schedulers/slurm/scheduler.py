@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import GpuDirective
 from launcher.failures.codes import NextReason
-from launcher.schedulers.base import Ending, QueryError
 from launcher.schedulers.job_environment import Scrubbed, without_own_defaults
+from launcher.schedulers.queries import Ending, QueryError
 from launcher.schedulers.scheduler import JOB_TIMEOUT, ExcludesNodes, Queue, Requeues, ShowsPreemption
 from launcher.schedulers.slurm import directives
-from launcher.schedulers.slurm.client import Slurm, array_of
+from launcher.schedulers.slurm.commands import Slurm, array_of
 from launcher.schedulers.slurm.diagnosis import SlurmDiagnosis
 from launcher.script.job_shell import JobShell
 

@@ -14,7 +14,7 @@ from launcher.findings import Finding, ok, problem
 from launcher.formatting import format_time, plural
 from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar
 from launcher.schedulers.slurm import doctor
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import (
     NODES,
     Nodes,

@@ -19,9 +19,9 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
-from launcher.schedulers.base import JobState
 from launcher.schedulers.diagnosis import Past, RemembersJobs
 from launcher.schedulers.pbs import history as pbs_history
+from launcher.schedulers.queries import JobState
 from launcher.schedulers.slurm import history
 from tests.unit.plans import plan_of
 

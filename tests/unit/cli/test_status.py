@@ -30,9 +30,9 @@ from launcher.monitoring.sweep import SweepMonitor
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
-from launcher.schedulers.base import JobState, NoAnswerInTime, QueryError, SchedulerJob
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm, parse_jobs, parse_records
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.queries import JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
 from launcher.submission.submit import require_over
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of, with_fields
@@ -517,7 +517,7 @@ def test_scontrol_tells_where_squeue_cannot(monkeypatch: pytest.MonkeyPatch) -> 
         return RECORDS
 
     monkeypatch.setattr(Slurm, "run", run)
-    monkeypatch.setattr("launcher.schedulers.slurm.client.os.getuid", lambda: 1001)
+    monkeypatch.setattr("launcher.schedulers.slurm.commands.os.getuid", lambda: 1001)
     assert list(Slurm().jobs()) == ["16"]
 
 

@@ -14,8 +14,8 @@ from launcher.errors import DONE, FAILED, RESUME
 from launcher.monitoring.sweep import STATES, WAITING, PointStatus, point_statuses
 from launcher.runs.directory import being_submitted, only_submitter
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.base import JobState, SchedulerJob
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.queries import JobState, SchedulerJob
+from launcher.schedulers.slurm.commands import Slurm
 from tests.unit.clock import Clock
 from tests.unit.sweep_runs import begin, end, make_sweep
 

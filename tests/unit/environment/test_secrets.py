@@ -29,8 +29,8 @@ from launcher.errors import ConfigError, SubmissionError
 from launcher.runs.directory import Run
 from launcher.runs.sweep_directory import Sweep
 from launcher.schedulers.pbs import task
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.spec.plan import JobPlan
 from launcher.submission import configs, submit
 from launcher.sweeps.submit import Wanted, prepare_sweep, submit_sweep

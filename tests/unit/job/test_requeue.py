@@ -16,8 +16,8 @@ from launcher.job import requeue
 from launcher.job.requeue import Decision, What, decide
 from launcher.monitoring.state import RunState
 from launcher.runs.directory import Attempt, Run
-from launcher.schedulers.base import Ending
 from launcher.schedulers.idempotent_submit import Refused
+from launcher.schedulers.queries import Ending
 from launcher.submission import submit
 from launcher.submission.from_overrides import merged
 from tests.unit.plans import bare_plan, plan_of, with_fields

@@ -20,7 +20,7 @@ from launcher.monitoring import live
 from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import SUBMITTING, Run, only_submitter
-from launcher.schedulers.base import JobState
+from launcher.schedulers.queries import JobState
 from launcher.spec.plan import JobPlan
 from launcher.submission import dependencies
 from tests.unit.faults import FileServer

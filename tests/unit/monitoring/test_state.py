@@ -13,7 +13,7 @@ from launcher.monitoring.live import RunStatus
 from launcher.monitoring.state import RunHistory, RunState, history_of, run_state
 from launcher.runs.directory import Run
 from launcher.runs.events import Fault, Met, Progress, SetupFailed
-from launcher.schedulers.base import JobState
+from launcher.schedulers.queries import JobState
 from tests.unit.plans import plan_of
 
 P, R, S, D, F, C, G, U = (

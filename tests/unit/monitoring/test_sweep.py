@@ -14,9 +14,9 @@ from launcher.monitoring.sweep import DAMAGED, SweepMonitor, counts, not_begun, 
 from launcher.processes.groups import Process
 from launcher.runs import events as kinds
 from launcher.runs.sweep_directory import Sweep
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
-from launcher.schedulers.pbs.client import PBS
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.pbs.commands import PBS
+from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.slurm.commands import Slurm
 from tests.unit.clock import Clock
 from tests.unit.plans import plan_of
 from tests.unit.sweep_runs import begin, end, hand_over, make_sweep

@@ -60,9 +60,9 @@ def _is_scheduler(module: str) -> bool:
     [
         'if plan.scheduler == "slurm": pass', 'queued = name not in ("local", "allocation")', 'a = "pbs" != b',
         'match name:\n    case "pbs": pass', 'cls = {"slurm": 1, "pbs": 2}[name]',
-        "from launcher.schedulers.pbs import client", "from launcher.schedulers import slurm",
+        "from launcher.schedulers.pbs import commands", "from launcher.schedulers import slurm",
         "def f():\n    import launcher.schedulers.local.executor",
-        "from launcher.schedulers.slurm.client import Slurm",
+        "from launcher.schedulers.slurm.commands import Slurm",
     ],
 )  # fmt: skip
 def test_who_asks_is_seen(text: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from launcher.findings import Level
 from launcher.schedulers import checks
-from launcher.schedulers.base import QueryError
 from launcher.schedulers.checks import Answer
+from launcher.schedulers.queries import QueryError
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers import command
-from launcher.schedulers.base import NoAnswerInTime, QueryError
 from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
+from launcher.schedulers.queries import NoAnswerInTime, QueryError
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

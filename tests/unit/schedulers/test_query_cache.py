@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers import query_cache
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
+from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import Answer, Shared, ask, interval
 
 JOBS = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60), "8": SchedulerJob("8", JobState.PENDING, "PD")}

@@ -14,11 +14,11 @@ from launcher.job import wait_for_others as gate
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import job_script
-from launcher.schedulers.base import QueryError
-from launcher.schedulers.pbs import client as pbs
+from launcher.schedulers.pbs import commands as pbs
 from launcher.schedulers.pbs.executor import PBSRunExecutor
-from launcher.schedulers.slurm import client as slurm
-from launcher.schedulers.slurm.client import Slurm
+from launcher.schedulers.queries import QueryError
+from launcher.schedulers.slurm import commands as slurm
+from launcher.schedulers.slurm.commands import Slurm
 from launcher.submission import dependencies, submit
 from launcher.submission.dependencies import Other, Word, decide, jobs_of, parse
 from tests.unit.plans import bare_plan, make_config

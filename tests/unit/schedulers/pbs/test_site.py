@@ -10,7 +10,7 @@ import yaml
 
 from launcher.config.schema import Cluster, GpuDirective
 from launcher.errors import ConfigError
-from launcher.schedulers.pbs.client import PBS
+from launcher.schedulers.pbs.commands import PBS
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.pbs.site import PBSSite, survey
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.schedulers.base import NoAnswerInTime, QueryError
 from launcher.schedulers.explanation import Option, Waiting, sooner
+from launcher.schedulers.queries import NoAnswerInTime, QueryError
 from launcher.schedulers.slurm import facts as slurm_facts
 from launcher.schedulers.slurm import pending, suggestions
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial

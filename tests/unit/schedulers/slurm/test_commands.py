@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.idempotent_submit import Refused
-from launcher.schedulers.slurm.client import (
+from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
+from launcher.schedulers.slurm.commands import (
     STATES,
     Slurm,
     parse_accounting,

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
+from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
 from launcher.units import parse_time

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runs.sweep_directory import element_id
-from launcher.schedulers.base import JobState, QueryError, SchedulerJob
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.pbs.client import (
+from launcher.schedulers.pbs.commands import (
     HINTS,
     LETTERS,
     NEWEST,
@@ -31,6 +30,7 @@ from launcher.schedulers.pbs.client import (
     short,
 )
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 
 # -- ids
 

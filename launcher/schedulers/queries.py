@@ -1,4 +1,4 @@
-"""What every backend answers, in words that no scheduler owns."""
+"""The states of jobs, and the queries and commands that every scheduler with a queue has; no text of any of them."""
 
 from __future__ import annotations
 

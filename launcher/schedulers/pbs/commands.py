@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.base import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.pbs.limits import Queue
+from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
 from launcher.units import parse_size, parse_time
 
 # qstat(1B), job states. What is not here cannot be told.
