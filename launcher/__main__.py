@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code (listed in launcher/errors.py)."""
     arguments = sys.argv[1:] if argv is None else argv
     # Commands make many objects and little garbage. The collector took a fifth of a submission's time.
-    gc.set_threshold(100_000)
+    gc.set_threshold(300_000)
     # Lazily: nothing may be imported before the note on the folder
     from launcher.cli.screen import Cleaned
 

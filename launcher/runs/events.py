@@ -17,7 +17,6 @@ from launcher.runs.event_json import Event, of
 # -- the journal of a run, and of a sweep
 
 
-@dataclass(frozen=True, kw_only=True)
 class Submitting(Event):
     """A job is about to be handed over.
 
@@ -31,7 +30,6 @@ class Submitting(Event):
     points: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Submitted(Event):
     """The scheduler has taken it.
 
@@ -47,7 +45,6 @@ class Submitted(Event):
     token: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Refused(Event):
     """The scheduler did not take an array.
 
@@ -61,7 +58,6 @@ class Refused(Event):
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessStarted(Event):
     """The run's script was started on this machine; see `launcher.processes.groups.Process`."""
 
@@ -71,7 +67,6 @@ class ProcessStarted(Event):
     host: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cancelled(Event):
     """Its job is to end, and not to go on in another one.
 
@@ -85,7 +80,6 @@ class Cancelled(Event):
     host: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CancelFailed(Event):
     """The scheduler did not end its job, so it is not cancelled.
 
@@ -100,7 +94,6 @@ class CancelFailed(Event):
 # -- an attempt
 
 
-@dataclass(frozen=True, kw_only=True)
 class Started(Event):
     """The job's script begins an attempt.
 
@@ -116,7 +109,6 @@ class Started(Event):
     output: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ended(Event):
     """The job's script has ended an attempt.
 
@@ -144,7 +136,6 @@ class Awaited:
     state: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConditionsMet(Event):
     """All that the run has waited for has come about."""
 
@@ -171,7 +162,6 @@ class Place:
     task: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Met(Event):
     """The agents of a round have met: each tells so.
 
@@ -196,7 +186,6 @@ class Met(Event):
     torch: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resized(Event):
     """A round begins with others than the one before.
 
@@ -217,7 +206,6 @@ class Resized(Event):
     back: tuple[Place, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     """The ranks of an agent have done their work."""
 
@@ -235,7 +223,6 @@ class CheckEnded:
     ms: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class NodeChecked(Event):
     """What the preflight has found on one node: each agent tells of its own.
 
@@ -274,7 +261,6 @@ class Finding:
     words: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Preflighted(Event):
     """What a preflight comes to.
 
@@ -296,7 +282,6 @@ class Preflighted(Event):
     warnings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pace(Event):
     """How fast the ranks of an agent are.
 
@@ -314,7 +299,6 @@ class Pace(Event):
     seconds: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlowRank(Event):
     """A rank has become slower than the others; see `launcher.runs.health.Straggler`."""
 
@@ -326,7 +310,6 @@ class SlowRank(Event):
     since: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Asked(Event):
     """A command asks the agents; see `launcher.attach.requests`.
 
@@ -345,7 +328,6 @@ class Asked(Event):
 # -- its ranks
 
 
-@dataclass(frozen=True, kw_only=True)
 class Progress(Event):
     """Steps that are done.
 
@@ -360,7 +342,6 @@ class Progress(Event):
     values: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
     """What an evaluation has come to.
 
@@ -374,7 +355,6 @@ class Evaluated(Event):
     values: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A checkpoint is whole.
 
@@ -393,7 +373,6 @@ class Saved(Event):
     checkpoint: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SaveFailed(Event):
     """A checkpoint was not saved; the training goes on.
 
@@ -411,7 +390,6 @@ class SaveFailed(Event):
     final: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class PassedOver(Event):
     """A checkpoint cannot be used, and is kept under another name.
 
@@ -427,7 +405,6 @@ class PassedOver(Event):
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Breakpoint(Event):
     """A rank waits in the debugger.
 
@@ -448,7 +425,6 @@ class Breakpoint(Event):
     post_mortem: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Continued(Event):
     """A rank leaves the debugger's prompt."""
 
@@ -468,7 +444,6 @@ class Accused:
     rank: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fault(Event):
     """Ranks failed, or could not be started.
 
@@ -509,7 +484,6 @@ class Fault(Event):
     ends_with: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restart(Fault):
     """The ranks start again in place, after what a fault says.
 
@@ -523,7 +497,6 @@ class Restart(Fault):
     world_size: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class SetupFailed(Event):
     """A set-up line failed.
 
@@ -545,7 +518,6 @@ class SetupFailed(Event):
     code: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stop(Event):
     """An attempt ends early, and can be resumed.
 
@@ -570,7 +542,6 @@ class Stop(Event):
     step: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StopRequested(Event):
     """Whoever waits for the tasks of a job was sent this signal."""
 
@@ -579,7 +550,6 @@ class StopRequested(Event):
     host: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
     """What is there of a run after an attempt that stopped early.
 
@@ -595,7 +565,6 @@ class Stopped(Event):
     preempted: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Again(Event):
     """The run goes on.
 
@@ -613,7 +582,6 @@ class Again(Event):
     job: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stays(Event):
     """The run stays stopped, or is given up.
 
@@ -659,7 +627,6 @@ class BoundRank:
     nic: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bound(Event):
     """Which CPUs the ranks of an agent may run on.
 

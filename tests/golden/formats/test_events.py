@@ -183,7 +183,7 @@ def test_a_preflight(tmp_path: Path) -> None:
     bad = (Finding("node2 (node 2)", "node2", "device", "no GPU"),)
     warnings = (Finding("node0 (node 0)", "node0", "disk", "/tmp has 1.0G free"),)
     verdict = Verdict(PreflightThen.WITHOUT, bad, (2,), warnings)
-    Preflight._tell(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
+    Preflight._report(told, verdict, found, 1.25, first=True)  # type: ignore[arg-type]
     frozen("preflight", tmp_path)
 
 
