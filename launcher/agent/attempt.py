@@ -37,6 +37,7 @@ from launcher.config.schema import Backend, LaunchMode
 from launcher.failures import text
 from launcher.failures.codes import FaultCode, PreflightThen
 from launcher.files.shared_files import is_transient
+from launcher.log_line import log_line
 from launcher.preflight.attempt import Preflight
 from launcher.preflight.bad_nodes import Verdict
 from launcher.processes import orphans
@@ -442,8 +443,7 @@ class _Agent:
             without=self._places(old, old.keys() - new.keys()), back=self._places(new, new.keys() - old.keys()),
         )  # fmt: skip
         self._events(resized)
-        with contextlib.suppress(OSError):
-            print(f"launcher: {text.of_resized(resized)}", file=sys.stderr, flush=True)
+        log_line(text.of_resized(resized))
 
     def _places(self, members: Mapping[int, Member], indices: Collection[int]) -> tuple[Place, ...]:
         """Where these members are."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.log_line import log_line
 from launcher.rendezvous.protocol import Meeting
 from launcher.runs import directory, event_file
 from launcher.runs.event_writer import Events
@@ -101,5 +101,4 @@ class Paces:
                 since=straggler.since,
             )
         )  # fmt: skip
-        with contextlib.suppress(OSError):
-            print(f"launcher: {straggler.words}", file=sys.stderr, flush=True)
+        log_line(straggler.words)

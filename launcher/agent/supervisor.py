@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from launcher.agent.workers import LeftOver, WorkerExit
 from launcher.attach.request_handler import GONE, Process, RequestHandler
 from launcher.failures import text
 from launcher.failures.codes import FaultCode, StopReason
+from launcher.log_line import log_line
 from launcher.rendezvous.channel import Message
 from launcher.rendezvous.protocol import Meeting
 from launcher.runs import directory, event_file, event_json, events
@@ -53,7 +53,6 @@ _KINDS = {
     FaultCode.LOST_PEER: Kind.LOST_PEER,
     FaultCode.SIGNALLED: Kind.KILLED,
     FaultCode.NO_RETRY: Kind.NO_RETRY,
-    FaultCode.LEFT: Kind.LEFT,
 }
 
 
@@ -544,8 +543,7 @@ class Supervisor:
             number = self._history_after.round
             self._means.events(restart_of(verdict, number, self._meeting.world_size))
             at = f" (at step {verdict['step']})" if verdict["step"] >= 0 else ""
-            with contextlib.suppress(OSError):  # nobody may be there any more who reads it
-                print(f"launcher: {cause}{at}; the ranks start again, round {number}", file=sys.stderr, flush=True)
+            log_line(f"{cause}{at}; the ranks start again, round {number}")
         elif verdict["kind"] == Kind.LEFT.value:
             if self._agreed_stop() is None:
                 step = {"step": verdict["step"]} if verdict["step"] >= 0 else {}

@@ -30,6 +30,7 @@ from launcher.agent.logs import log_name
 from launcher.agent.output import Forwarder
 from launcher.files import memory_file, run_files
 from launcher.formatting import ranges
+from launcher.log_line import log_line
 from launcher.processes import orphans
 from launcher.rendezvous.rank_environment import (
     Placement,
@@ -263,11 +264,7 @@ class WorkerGroup:
             return False
         if not self._warned:
             self._warned = True
-            with contextlib.suppress(OSError):
-                print(
-                    f"launcher: this agent {why}: each rank is started in an interpreter of its own, which takes time",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+            log_line(f"this agent {why}: each rank is started in an interpreter of its own, which takes time")
         return True
 
     def open_gate(self) -> None:
@@ -298,10 +295,6 @@ class WorkerGroup:
                 self._seen.append(WorkerExit(
                     placement.place, placement.rank, worker.pid, code, report.returned, error, time.time()
                 ))  # fmt: skip
-
-    def exit_codes(self) -> list[int | None]:
-        """By place; None: it runs, as far as is known (see `poll`)."""
-        return [worker.code for worker in self._workers]
 
     def pids(self) -> list[int]:
         """By place, also of those that have ended: by then another process may have the number."""

@@ -15,9 +15,9 @@ same on all ranks are split between the ranks. Small state without sharded tenso
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import sys
 import threading
 import time
 import weakref
@@ -39,6 +39,7 @@ from launcher.checkpoint.saving import Outcome, Save, Writer
 from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.state import Content, merge, plain, python_number
 from launcher.checkpoint.stateful import expanded, restore
+from launcher.log_line import log_line
 from launcher.runs import events
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.worker import heartbeat, threads
@@ -240,7 +241,7 @@ class Checkpointer:
             if outcome.final:
                 self._final = message
             if self._first or broken:
-                _log(message if self._first else f"rank {self._peers.rank}: {message}")
+                log_line(message if self._first else f"rank {self._peers.rank}: {message}", sys.stdout)
             if self._first:
                 self._events(
                     events.SaveFailed(
@@ -361,7 +362,7 @@ class Checkpointer:
         """On rank 0: renames and keeps a damaged checkpoint, and logs it; returns the reason."""
         line = f"{path.name}: {'; '.join(problems)}"
         done = self._folder.quarantine(path, problems, manifest)
-        _log(f"a checkpoint is passed over: {line}; {done}")
+        log_line(f"a checkpoint is passed over: {line}; {done}", sys.stdout)
         step = manifest.step if manifest else checkpoints.step_of(path.name)
         self._events(events.PassedOver(checkpoint=path.name, step=step, problems=tuple(problems)))
         return line
@@ -412,11 +413,6 @@ def _before_optimizers(checkpointer: Checkpointer) -> Callable[..., None]:
             alive.staged()
 
     return hook
-
-
-def _log(text: str) -> None:
-    with contextlib.suppress(OSError):  # the log may be on the disk that is full
-        print(f"launcher: {text}", flush=True)
 
 
 def _json(values: Mapping[str, Any], what: str) -> dict[str, Any]:

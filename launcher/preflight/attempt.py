@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from launcher.failures.codes import PreflightThen
+from launcher.log_line import log_line
 from launcher.preflight import bad_nodes as verdicts
 from launcher.preflight import process as processes
 from launcher.preflight.bad_nodes import LEADER, Node, Verdict
@@ -249,8 +250,7 @@ class Preflight:
         if verdict.then is PreflightThen.FAIL:  # bad nodes are the cause, which is told as such
             told = replace(told, bad=())
         for line in preflight_words(told):
-            with contextlib.suppress(OSError):
-                print(f"launcher: {line}", file=sys.stderr, flush=True)
+            log_line(line)
 
 
 def _how(code: int | None) -> str:

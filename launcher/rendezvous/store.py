@@ -25,7 +25,6 @@ import os
 import secrets
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Collection
 from datetime import timedelta
@@ -34,6 +33,7 @@ from ipaddress import IPv6Address, ip_address
 
 from torch.distributed import Store
 
+from launcher.log_line import log_line
 from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
@@ -66,7 +66,7 @@ class RanksStore:
         self._key = secrets.token_bytes(_KEY_SIZE)
         self._store, self._inner, self._signs = _inner_store(self._key)
         if not self._signs:
-            _say(
+            log_line(
                 "this kernel has no TCP MD5 signatures (RFC 2385): other users of this host can connect to the ranks' "
                 "TCPStore"
             )
@@ -130,7 +130,7 @@ class RanksStore:
     def _say_refused(self, host: str) -> None:
         if host not in self._refused and len(self._refused) < REFUSALS:
             self._refused.add(host)
-            _say(f"refused a connection to the ranks' store from {host}: not a process of this job")
+            log_line(f"refused a connection to the ranks' store from {host}: not a process of this job")
 
 
 class _End(asyncio.Protocol):
@@ -163,11 +163,6 @@ class _End(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.other.transport.resume_reading()
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"launcher: {text}", file=sys.stderr, flush=True)
 
 
 def _same(end: _End) -> _End:

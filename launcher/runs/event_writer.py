@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher import errors
 from launcher.failures.codes import FaultCode
 from launcher.files.shared_files import is_transient
+from launcher.log_line import log_line
 from launcher.runs import directory, event_file
 from launcher.runs.event_json import Event
 from launcher.runs.events import Fault
@@ -53,8 +53,7 @@ class Events:
                 self._unwritten.popleft()
         except OSError as error:
             if not self._failing:
-                with contextlib.suppress(OSError):  # the log may be on the disk that is full
-                    print(f"launcher: cannot write to {self._path} now: {error}", flush=True)
+                log_line(f"cannot write to {self._path} now: {error}", sys.stdout)
             self._failing = True
         else:
             self._failing = False

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import errors
 from launcher.formatting import format_time
+from launcher.log_line import log_line
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Breakpoint, Continued
 from launcher.runs.time_left import time_left
@@ -79,7 +80,7 @@ class Debugger(pdb.Pdb):
         )  # fmt: skip
         if not self._console.attended():
             what = "an exception" if traceback is not None else "breakpoint()"
-            _log(
+            log_line(
                 f"rank {self.rank} on {host} waits at {what} in {self._where}: "
                 f"python -m launcher attach {_name()} --debug --rank {self.rank}"
             )
@@ -265,7 +266,7 @@ def _log_once(frame: FrameType) -> None:
     if here not in _logged:
         _logged.add(here)
         chosen = f"debug.rank={','.join(map(str, _ranks))}" if _ranks else "add debug.rank=0 to stop"
-        _log(f"rank {os.environ['RANK']} passes over breakpoint() in {_place(frame, None)} ({chosen})")
+        log_line(f"rank {os.environ['RANK']} passes over breakpoint() in {_place(frame, None)} ({chosen})")
 
 
 def _place(frame: FrameType | None, traceback: TracebackType | None) -> str:
@@ -298,8 +299,3 @@ def _left() -> str:
     """The time until the job ends, for the prompt; debugging does not suspend it."""
     left = time_left(os.environ)
     return "" if left is None else f"; its job ends in {format_time(max(0, int(left.seconds)))}"
-
-
-def _log(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"launcher: {text}", file=sys.stderr, flush=True)

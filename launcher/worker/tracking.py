@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from launcher.log_line import log_line
 from launcher.redaction import HIDDEN, is_secret, without_password
 from launcher.runs.directory import Attempt
 from launcher.worker.tracker import CLOSE_TIMEOUT, About, Entry, Tracker
@@ -106,7 +106,7 @@ class _Feed:
         self._thread.join(max(0.0, timeout))
         left = self._dropped + (self._queue.unfinished_tasks if self._thread.is_alive() else 0)
         if left:
-            _log(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
+            log_line(f"{left} entries did not reach {self._name}: it takes them more slowly than they come, or hangs")
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # while the interpreter shuts down, anything may be gone
@@ -142,10 +142,10 @@ class _Feed:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             if not self._warned:
                 self._warned = True
-                _log(f"{self._name} failed, the work goes on: {words}")
+                log_line(f"{self._name} failed, the work goes on: {words}")
             if self._failures >= FAILURES or isinstance(error, ImportError):
                 self._given_up = True
-                _log(f"{self._name} is given up: no more is tracked there")
+                log_line(f"{self._name} is given up: no more is tracked there")
 
 
 def numbers_in(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -209,8 +209,3 @@ def of(attempt: Attempt) -> Tracking | None:
         return lambda: known[name](about())
 
     return Tracking({name: made(name) for name in plan.track})
-
-
-def _log(words: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"launcher: {words}", file=sys.stderr, flush=True)

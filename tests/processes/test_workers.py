@@ -58,7 +58,6 @@ def test_ranks_report_what_they_return(group: WorkerGroup) -> None:
     ended = ends(group, lambda me: {"rank": int(os.environ["RANK"]), "place": me.place, "path": Path("x")}, 3)
     assert [(each.place, each.rank, each.code, each.error) for each in ended] == [(n, n, 0, None) for n in range(3)]
     assert [each.returned for each in ended] == [{"rank": n, "place": n, "path": "x"} for n in range(3)]
-    assert group.exit_codes() == [0, 0, 0]
     assert group.poll() == []  # each is told once
 
 
@@ -166,7 +165,7 @@ def test_a_rank_waits_at_the_gate(group: WorkerGroup) -> None:
     group.open_gate()
     group.open_gate()
     assert group.reap(30) == []
-    assert group.exit_codes() == [0, 0]
+    assert [each.code for each in group.poll()] == [0, 0]
     os.close(there)
     os.close(here)
 
@@ -209,7 +208,7 @@ def test_a_signal_reaches_one_rank(group: WorkerGroup) -> None:
     group.signal(1, signal.SIGTERM)  # nobody is there any more
     group.kill()
     assert group.reap(30) == []
-    assert group.exit_codes() == [-signal.SIGKILL, -signal.SIGTERM]
+    assert [(each.place, each.code) for each in group.poll()] == [(0, -signal.SIGKILL)]
 
 
 def test_a_rank_dies_with_its_agent(tmp_path: Path) -> None:
@@ -255,10 +254,9 @@ def test_a_process_that_does_not_end_is_not_forgotten(group: WorkerGroup, monkey
     monkeypatch.setattr(workers, "_exit_code", lambda pid: None if pid == stuck else real(pid))
     monkeypatch.setattr(hangs, "state", lambda pid: "D")
     group.kill()
-    while group.exit_codes()[0] is None:
-        assert stuck in group.reap(0.001)
-    assert group.reap(0.001) == [stuck]
-    assert group.exit_codes() == [-9, None]
+    while (left := group.reap(0.001)) != [stuck]:
+        assert stuck in left
+    assert [(each.place, each.code) for each in group.poll()] == [(0, -9)]
     group.close(timeout=0.0)
     assert group.still_there() == [LeftOver(7, stuck, "D")]
     with pytest.raises(

@@ -34,7 +34,7 @@ from launcher.runs.events import (
 from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
 from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
-from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.scheduler import Queue, Scheduler
 from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
@@ -134,9 +134,9 @@ def _with_texts(seen: RunStatus, attempt: Attempt | None, following: Attempt | N
 
 
 def _forms(scheduler: Scheduler) -> list[notices.Form]:
-    """Of what may be written into the output of its jobs; an allocation may be any scheduler's."""
-    others = [] if scheduler.on_this_machine else registry.schedulers()
-    writers = [scheduler] if isinstance(scheduler, WritesNotices) else others
+    """Of what may be written into the output of its jobs; those that run inside another's job have what that writes."""
+    has_jobs = scheduler.on_this_machine or isinstance(scheduler, Queue)
+    writers = [scheduler] if has_jobs else registry.schedulers()
     return [form for each in writers if isinstance(each, WritesNotices) for form in each.notices()]
 
 

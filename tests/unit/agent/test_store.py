@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -183,5 +184,5 @@ def test_whose_a_connection_is(address: str) -> None:
     ("00000000000000000000000001000000:0016", ("::1", 22)),
 ])  # fmt: skip
 def test_addresses_of_the_kernels_tables(text: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    if store.sys.byteorder == "little":
+    if sys.byteorder == "little":
         assert store._of_hex(text) == address

@@ -21,6 +21,7 @@ from launcher.runs.events import Accused, Fault, SetupFailed, Stays, Stop, StopR
 from launcher.schedulers import notices, registry
 from launcher.schedulers.pbs.notices import FORMS as PBS
 from launcher.schedulers.slurm.notices import FORMS as SLURM
+from tests.fakes.third_scheduler.scheduler import ThirdScheduler
 from tests.unit.plans import plan_of
 
 GIB = 1024**3
@@ -265,6 +266,10 @@ def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: lis
     assert [bool(notices.find([line], forms)) for line in told] == known
     (kernel,) = notices.find(["Memory cgroup out of memory: Killed process 7"], forms)
     assert kernel.word == "OUT_OF_MEMORY"
+
+
+def test_a_queue_that_writes_no_notices_has_none_of_others() -> None:
+    assert evidence._forms(ThirdScheduler()) == []
 
 
 @pytest.mark.parametrize(

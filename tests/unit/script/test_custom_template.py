@@ -214,7 +214,7 @@ def test_one_without_ours_has_lost_every_part(tmp_path: Path) -> None:
     assert "lacks private files, lease" in told
 
 
-def test_every_name_is_known() -> None:
+def test_the_names_are_those_that_a_template_gets() -> None:
     assert set(custom_template.NAMES) == set(job_script.context(make_plan(make_config(), SITE), token="t"))
 
 
@@ -235,10 +235,6 @@ def test_what_starts_the_ranks_in_an_environment_is_missed(tmp_path: Path, env: 
     assert lost_parts.of_plan(plan, SCRIPT) == [Lost("ranks", "nothing starts the ranks")]
     path = write(tmp_path, EXTENDS + "{% block start %}\n{{ super() }}\n{% endblock %}\n")
     assert lost_parts.of_plan(plan, SCRIPT) == []
-
-
-def test_the_names_are_those_that_a_template_gets() -> None:
-    assert set(custom_template.NAMES) == set(job_script.context(make_plan(make_config(), SITE), token="t"))
 
 
 def test_a_template_that_is_changed_is_read_again(tmp_path: Path) -> None:
