@@ -7,7 +7,7 @@ the same or fewer. They follow `Not Running: ` or `Can Never Run: `.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -24,79 +24,91 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Comment:
-    """A comment in words; `{job}` in `do` stands for the job's id. `never`: it cannot start as it is."""
+    """A comment in words.
+
+    Attributes:
+        kind: of comment.
+        words: what it means.
+        do: what can be done; `{job}` stands for the job's id.
+        until: what it waits for, after which it starts by itself (`others end`).
+        never: it cannot start as it is.
+    """
 
     kind: Kind
     words: str
     do: str = ""
+    until: str = ""
     never: bool = False
 
 
 CHANGE = "cancel it, and resume it with less"
 # Patterns of whole comments behind the prefix, from the special to the general; names are put into the words.
-TABLE: tuple[tuple[str, Kind, str, str], ...] = (
-    (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Kind.LIMIT,
-     "too little of {what} is left of what the {of} may give{more}", "it starts when enough is given back"),
-    (r"Insufficient amount of resource: (?P<what>\S+)(?P<more>.*)", Kind.ROOM,
-     "too little of {what} is free{more}", "it starts when enough is given back"),
-    (r"Not enough free nodes available", Kind.ROOM, "too few nodes are free for all of its chunks at once",
-     "it starts when others end"),
-    (r"Not enough total nodes available", Kind.ROOM, "it asks for more nodes than there are", CHANGE + " (nodes)"),
-    (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Kind.ROOM,
-     "too few nodes of the kind that it asks for are free", "it starts when others end"),
+TABLE: tuple[tuple[str, Comment], ...] = (
+    (r"Insufficient amount of (?P<of>queue|server) resource: (?P<what>\S+)(?P<more>.*)", Comment(Kind.LIMIT,
+     "too little of {what} is left of what the {of} may give{more}", until="enough is given back")),
+    (r"Insufficient amount of resource: (?P<what>\S+)(?P<more>.*)", Comment(Kind.ROOM,
+     "too little of {what} is free{more}", until="enough is given back")),
+    (r"Not enough free nodes available", Comment(Kind.ROOM, "too few nodes are free for all of its chunks at once",
+     until="others end")),
+    (r"Not enough total nodes available", Comment(Kind.ROOM, "it asks for more nodes than there are",
+     CHANGE + " (nodes)")),
+    (r"Not enough of the right type of nodes (are )?available|No available resources on nodes", Comment(Kind.ROOM,
+     "too few nodes of the kind that it asks for are free", until="others end")),
     (r"Too few free resources|.* set .* has too few free resources.*|can't fit in the largest placement set.*",
-     Kind.ROOM, "no group of nodes (placement set) has room for it", "fewer nodes may fit into one"),
-    (r"Node ineligible because job requested pack placement.*", Kind.ROOM,
-     "it wants to be on one node (place=pack), and no node has room for all of it", "cluster.place=scatter may help"),
-    (r".* is requesting an exclusive node and node is in use", Kind.ROOM,
-     "it wants nodes for itself (place=excl), and they are in use", "it starts when others end"),
-    (r"Node is in an ineligible state: (?P<what>.*)", Kind.ROOM, "nodes that it could use are {what}", ""),
-    (r"Node is of an ineligible type: (?P<what>.*)", Kind.ROOM, "nodes are of another type ({what})", ""),
-    (r"Node has reached (?P<what>job|user|group) run limit", Kind.ROOM,
-     "nodes have as many jobs as they may run ({what} limit)", "it starts when others end"),
-    (r"Specified (?P<what>\S+) does not exist: (?P<more>.*)", Kind.ROOM, "there is no {what} {more}",
-     "cancel it, and resume it without that (cluster.chunk)"),
-    (r"Job would (conflict|interfere) with (a confirmed )?(reservation|reservation or top job)", Kind.ROOM,
+     Comment(Kind.ROOM, "no group of nodes (placement set) has room for it", "fewer nodes may fit into one")),
+    (r"Node ineligible because job requested pack placement.*", Comment(Kind.ROOM,
+     "it wants to be on one node (place=pack), and no node has room for all of it", "cluster.place=scatter may help")),
+    (r".* is requesting an exclusive node and node is in use", Comment(Kind.ROOM,
+     "it wants nodes for itself (place=excl), and they are in use", until="others end")),
+    (r"Node is in an ineligible state: (?P<what>.*)", Comment(Kind.ROOM, "nodes that it could use are {what}")),
+    (r"Node is of an ineligible type: (?P<what>.*)", Comment(Kind.ROOM, "nodes are of another type ({what})")),
+    (r"Node has reached (?P<what>job|user|group) run limit", Comment(Kind.ROOM,
+     "nodes have as many jobs as they may run ({what} limit)", until="others end")),
+    (r"Specified (?P<what>\S+) does not exist: (?P<more>.*)", Comment(Kind.ROOM, "there is no {what} {more}",
+     "cancel it, and resume it without that (cluster.chunk)")),
+    (r"Job would (conflict|interfere) with (a confirmed )?(reservation|reservation or top job)", Comment(Kind.ROOM,
      "it would not end before a reservation (or a job in front of it) needs the nodes",
-     "a shorter time may end before it; `pbs_rstat -f` lists reservations"),
-    (r"Job would interfere with a top job", Kind.ROOM,
-     "it would delay jobs that are in front of it in the queue", "a shorter or smaller one may fit before them"),
-    (r"Job would break strict sorted order", Kind.ROOM,
-     "the site starts jobs strictly in order, and one in front of it waits", "wait, or use another queue"),
-    (r"Can't preempt enough work to run job", Kind.ROOM, "not even preempting others would make room for it", ""),
-    (r"Queue not started\.?", Kind.LIMIT, "its queue takes jobs and starts none (started = False)",
-     "wait until the site starts it, or use another queue"),
-    (r"Queue not an execution queue\.?", Kind.LIMIT, "its queue only hands jobs on, and none has taken it",
-     "use an execution queue: `qstat -Q` shows their types"),
-    (r"Number of concurrent running subjobs limit reached", Kind.THROTTLED,
-     "as many elements of its array run as may run at once (max_run_subjobs)", "it starts when one of them ends"),
-    (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Kind.LIMIT,
-     "as many jobs run as may run at once in {where}", "it starts when one of them ends"),
+     "a shorter time may end before it; `pbs_rstat -f` lists reservations")),
+    (r"Job would interfere with a top job", Comment(Kind.ROOM,
+     "it would delay jobs that are in front of it in the queue", "a shorter or smaller one may fit before them")),
+    (r"Job would break strict sorted order", Comment(Kind.ROOM,
+     "the site starts jobs strictly in order, and one in front of it waits", "wait, or use another queue")),
+    (r"Can't preempt enough work to run job", Comment(Kind.ROOM, "not even preempting others would make room for it")),
+    (r"Queue not started\.?", Comment(Kind.LIMIT, "its queue takes jobs and starts none (started = False)",
+     "wait until the site starts it, or use another queue")),
+    (r"Queue not an execution queue\.?", Comment(Kind.LIMIT, "its queue only hands jobs on, and none has taken it",
+     "use an execution queue: `qstat -Q` shows their types")),
+    (r"Number of concurrent running subjobs limit reached", Comment(Kind.THROTTLED,
+     "as many elements of its array run as may run at once (max_run_subjobs)", until="one of them ends")),
+    (r"(Queue (?P<queue>\S+?)|Server) job limit (has been )?reached\.?", Comment(Kind.LIMIT,
+     "as many jobs run as may run at once in {where}", until="one of them ends")),
     (r"(User|Group|Project) has reached (server|queue (?P<queue>\S+?)('s)?) (running )?(job )?(running )?limit\.?",
-     Kind.LIMIT, "as many of your jobs run as {where} lets run at once", "it starts when one of them ends"),
-    (r"(Queue (?P<queue>\S+)|Server) job limit reached for (user|group|project) (?P<what>\S+)", Kind.LIMIT,
-     "as many jobs of {what} run as {where} lets run at once", "it starts when one of them ends"),
-    (r"(Queue (?P<queue>\S+)|Server) per-(user|group|project) limit reached on resource (?P<what>\S+)", Kind.LIMIT,
-     "your running jobs have all of {what} that {where} gives one user, group or project",
-     "it starts when one of them ends; a smaller one may fit"),
+     Comment(Kind.LIMIT, "as many of your jobs run as {where} lets run at once", until="one of them ends")),
+    (r"(Queue (?P<queue>\S+)|Server) job limit reached for (user|group|project) (?P<what>\S+)", Comment(Kind.LIMIT,
+     "as many jobs of {what} run as {where} lets run at once", until="one of them ends")),
+    (r"(Queue (?P<queue>\S+)|Server) per-(user|group|project) limit reached on resource (?P<what>\S+)",
+     Comment(Kind.LIMIT, "your running jobs have all of {what} that {where} gives one user, group or project",
+     "a smaller one may fit", until="one of them ends")),
     (r"would exceed (?P<who>(user|group|project) \S+?)'s limit on resource (?P<what>\S+) in "
-     r"(complex|queue (?P<queue>\S+))", Kind.LIMIT,
-     "with it, {who} would have more of {what} than {where} allows", "it starts when others of them end; a smaller one "
-     "may fit"),
-    (r"would exceed overall limit on resource (?P<what>\S+) in (complex|queue (?P<queue>\S+))", Kind.LIMIT,
-     "with it, all jobs together would have more of {what} than {where} allows", "it starts when others end"),
-    (r"(Dedicated time conflict|Job would cross dedicated time boundary).*", Kind.ROOM,
-     "it would reach into dedicated time (a maintenance window)", "a shorter time may end before it"),
-    (r"Job will run in (?P<what>(non)?primetime) only", Kind.WAITS, "its queue runs jobs in {what} only", ""),
-    (r"Job will cross into (?P<what>\S+)", Kind.WAITS, "it would still run when {what} begins",
-     "a shorter time may end before it"),
-    (r"Job has zero shares for fairshare", Kind.HELD, "you have no share of this site", "ask the site's support"),
-    (r"Job is under job_sort_formula threshold value", Kind.WAITS, "its priority is below what the site starts", ""),
-    (r"Cannot provision.*|Provision.*", Kind.WAITS, "its nodes would have to be provisioned, and cannot be", ""),
-    (r"PBS Error: (?P<what>.*)", Kind.UNKNOWN, "PBS could not start it: {what}", "it tries again; ask the site's "
-     "support if that stays so"),
-    (r"Draining system to allow .*", Kind.ROOM, "the scheduler keeps nodes free for a job that waits long", ""),
-    (r"(Job held|job held|Held).*", Kind.HELD, "it is held", "`qrls {job}` lets it go on"),
+     r"(complex|queue (?P<queue>\S+))", Comment(Kind.LIMIT,
+     "with it, {who} would have more of {what} than {where} allows", "a smaller one may fit",
+     until="others of them end")),
+    (r"would exceed overall limit on resource (?P<what>\S+) in (complex|queue (?P<queue>\S+))", Comment(Kind.LIMIT,
+     "with it, all jobs together would have more of {what} than {where} allows", until="others end")),
+    (r"(Dedicated time conflict|Job would cross dedicated time boundary).*", Comment(Kind.ROOM,
+     "it would reach into dedicated time (a maintenance window)", "a shorter time may end before it")),
+    (r"Job will run in (?P<what>(non)?primetime) only", Comment(Kind.WAITS, "its queue runs jobs in {what} only")),
+    (r"Job will cross into (?P<what>\S+)", Comment(Kind.WAITS, "it would still run when {what} begins",
+     "a shorter time may end before it")),
+    (r"Job has zero shares for fairshare", Comment(Kind.HELD, "you have no share of this site",
+     "ask the site's support")),
+    (r"Job is under job_sort_formula threshold value", Comment(Kind.WAITS,
+     "its priority is below what the site starts")),
+    (r"Cannot provision.*|Provision.*", Comment(Kind.WAITS, "its nodes would have to be provisioned, and cannot be")),
+    (r"PBS Error: (?P<what>.*)", Comment(Kind.UNKNOWN, "PBS could not start it: {what}",
+     "it tries again; ask the site's support if that stays so")),
+    (r"Draining system to allow .*", Comment(Kind.ROOM, "the scheduler keeps nodes free for a job that waits long")),
+    (r"(Job held|job held|Held).*", Comment(Kind.HELD, "it is held", "`qrls {job}` lets it go on")),
 )  # fmt: skip
 
 # Letters of Hold_Types (qhold(1B)).
@@ -116,17 +128,19 @@ def in_words(text: str) -> Comment:
     said = re.sub(r"^(Not Running|Can Never Run): ?", "", plain).strip()
     if not said:
         return Comment(Kind.ROOM, "PBS has not looked at it yet", "ask again in a minute")
-    for pattern, kind, words, do in TABLE:
+    for pattern, comment in TABLE:
         if match := re.fullmatch(pattern, said):
             names = {key: (value or "").strip() for key, value in match.groupdict().items()}
             names["where"] = f"queue {names['queue']}" if names.get("queue") else "the server"
             names["more"] = _amounts(names.get("more", ""))
-            told = words.format_map({"what": "", "of": "", "who": "", **names})
+            words = comment.words.format_map({"what": "", "of": "", "who": "", **names})
             if never:
-                return Comment(kind, f"it can never start: {told}", CHANGE if do.startswith("it starts") else do, True)
-            return Comment(kind, told, do)
+                do = CHANGE if comment.until else comment.do
+                return Comment(comment.kind, f"it can never start: {words}", do, never=True)
+            starts = f"it starts when {comment.until}" if comment.until else ""
+            return replace(comment, words=words, do="; ".join(part for part in (starts, comment.do) if part))
     words = f"PBS says: {said}"
-    return Comment(Kind.UNKNOWN, f"it can never start; {words}" if never else words, "", never)
+    return Comment(Kind.UNKNOWN, f"it can never start; {words}" if never else words, never=never)
 
 
 def _amounts(text: str) -> str:

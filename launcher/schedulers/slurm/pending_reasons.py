@@ -7,7 +7,7 @@ Reasons of limits are put together of a scope, a resource and a unit, so they ar
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -51,101 +51,101 @@ class Reason:
 _HELD = "`scontrol release {job}` lets it go on"
 _LOOK = "the end of its log may tell why (launcher logs RUN); "
 # Patterns of whole reasons, from the special to the general.
-TABLE: tuple[tuple[str, Kind, str, str], ...] = (
-    (r"None|", Kind.ROOM, "Slurm has not looked at it yet", "ask again in a minute"),
-    (r"Resources", Kind.ROOM, "it is among the first in the queue; the nodes it asks for are in use", ""),
-    (r"Priority", Kind.ROOM, "jobs of higher priority are in front of it in the queue",
-     "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before them"),
-    (r"Dependency", Kind.WAITS, "it waits for other jobs", "it starts by itself when they have ended as it wants"),
-    (r"DependencyNeverSatisfied", Kind.HELD, "it waits for a job that has ended otherwise than it wants",
-     "cancel it, and resume it without the dependency"),
-    (r"BeginTime", Kind.WAITS, "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
-     "`scontrol update JobId={job} StartTime=now` begins now"),
-    (r"JobArrayTaskLimit", Kind.THROTTLED, "as many elements of its array run as may run at once",
-     "it starts when one of them ends"),
-    (r"JobHeldUser", Kind.HELD, "it is held by you, or by a coordinator of your account", _HELD),
-    (r"JobHeldAdmin", Kind.HELD, "it is held by an administrator, or its priority is 0", "ask the site's support"),
-    (r"JobHoldMaxRequeue", Kind.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
-     _LOOK + _HELD),
-    (r"(job )?requeued in held state", Kind.HELD, "it was requeued and held", _HELD),
-    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Kind.HELD,
+TABLE: tuple[tuple[str, Reason], ...] = (
+    (r"None|", Reason(Kind.ROOM, "Slurm has not looked at it yet", "ask again in a minute")),
+    (r"Resources", Reason(Kind.ROOM, "it is among the first in the queue; the nodes it asks for are in use")),
+    (r"Priority", Reason(Kind.ROOM, "jobs of higher priority are in front of it in the queue",
+     "`sprio -l -j {job}` tells what its priority is made of; a smaller or shorter job may fit into a gap before "
+     "them")),
+    (r"Dependency", Reason(Kind.WAITS, "it waits for other jobs",
+     "it starts by itself when they have ended as it wants")),
+    (r"DependencyNeverSatisfied", Reason(Kind.HELD, "it waits for a job that has ended otherwise than it wants",
+     "cancel it, and resume it without the dependency", never=True)),
+    (r"BeginTime", Reason(Kind.WAITS,
+     "it was asked to begin later (--begin), or Slurm lets some time pass after a requeue",
+     "`scontrol update JobId={job} StartTime=now` begins now")),
+    (r"JobArrayTaskLimit", Reason(Kind.THROTTLED, "as many elements of its array run as may run at once",
+     "it starts when one of them ends")),
+    (r"JobHeldUser", Reason(Kind.HELD, "it is held by you, or by a coordinator of your account", _HELD)),
+    (r"JobHeldAdmin", Reason(Kind.HELD, "it is held by an administrator, or its priority is 0",
+     "ask the site's support")),
+    (r"JobHoldMaxRequeue", Reason(Kind.HELD, "it was requeued more often than the site allows (MAX_BATCH_REQUEUE)",
+     _LOOK + _HELD)),
+    (r"(job )?requeued in held state", Reason(Kind.HELD, "it was requeued and held", _HELD)),
+    (r"(user env retrieval|launch) failed requeued held|JobLaunchFailure|launch_failed_requeued_held", Reason(Kind.HELD,
      "a node could not start it, so it was requeued and is held: a broken node, prolog or file system",
-     "`scontrol show job {job}` and the site's support know the node; " + _HELD),
-    (r"Reservation", Kind.RESERVATION, "it waits for the reservation that it asks for to begin",
-     "without cluster.reservation it may start now"),
-    (r"ReservationDeleted|Reservation .* was deleted", Kind.RESERVATION,
-     "the reservation that it asks for is gone",
-     "cancel it, and resume it with cluster.reservation=null"),
-    (r"ReservationInvalid|Reservation .* is invalid", Kind.HELD,
+     "`scontrol show job {job}` and the site's support know the node; " + _HELD)),
+    (r"Reservation", Reason(Kind.RESERVATION, "it waits for the reservation that it asks for to begin",
+     "without cluster.reservation it may start now")),
+    (r"ReservationDeleted|Reservation .* was deleted", Reason(Kind.RESERVATION,
+     "the reservation that it asks for is gone", "cancel it, and resume it with cluster.reservation=null", never=True)),
+    (r"ReservationInvalid|Reservation .* is invalid", Reason(Kind.HELD,
      "the reservation that it asks for cannot be used by it any more, so it is held",
-     "cancel it, and resume it with cluster.reservation=null"),
-    (r"ReqNodeNotAvail, ?Reserved for maintenance", Kind.NODES, "its time would reach into a maintenance window",
-     "a shorter time may end before it"),
-    (r"ReqNodeNotAvail, ?May be reserved for other job", Kind.NODES,
-     "nodes that it could use may be reserved for another job, or for maintenance", ""),
-    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Kind.NODES,
-     "nodes that it needs are down, drained or do not answer: {what}", "see the nodes below"),
-    (r"ReqNodeNotAvail.*", Kind.NODES, "a node that it needs is in use, reserved, down or drained", ""),
-    (r"Nodes required for job are DOWN, DRAINED.*", Kind.NODES,
+     "cancel it, and resume it with cluster.reservation=null")),
+    (r"ReqNodeNotAvail, ?Reserved for maintenance", Reason(Kind.NODES, "its time would reach into a maintenance window",
+     "a shorter time may end before it")),
+    (r"ReqNodeNotAvail, ?May be reserved for other job", Reason(Kind.NODES,
+     "nodes that it could use may be reserved for another job, or for maintenance")),
+    (r"ReqNodeNotAvail, ?UnavailableNodes:(?P<what>.*)", Reason(Kind.NODES,
+     "nodes that it needs are down, drained or do not answer: {what}", "see the nodes below")),
+    (r"ReqNodeNotAvail.*", Reason(Kind.NODES, "a node that it needs is in use, reserved, down or drained")),
+    (r"Nodes required for job are DOWN, DRAINED.*", Reason(Kind.NODES,
      "too few nodes are left that could run it: the others are down, drained, or reserved for partitions of higher "
-     "priority", ""),
-    (r"NodeDown", Kind.NODES, "a node that it needs is down", ""),
-    (r"BadConstraints", Kind.NODES, "no nodes of the partition have the features, GPUs, memory or CPUs that it asks "
-     "for", "compare with `sinfo -N -o '%N %f %G %c %m'`"),
-    (r"Constraints", Kind.NODES, "no nodes satisfy its constraints at this time", ""),
-    (r"PartitionTimeLimit", Kind.PARTITION, "its time is more than the partition allows",
-     "cancel it, and resume it with less time, or in another partition"),
-    (r"PartitionNodeLimit", Kind.PARTITION, "it asks for more nodes than the partition gives a job (or less than it "
-     "must), or too many nodes are down", "cancel it, and resume it with another number of nodes"),
-    (r"PartitionDown", Kind.PARTITION, "its partition takes jobs and starts none (state DOWN)",
-     "wait until the site opens it again, or use another partition"),
-    (r"PartitionInactive", Kind.PARTITION, "its partition is inactive and starts no jobs",
-     "wait until the site opens it again, or use another partition"),
-    (r"PartitionConfig", Kind.PARTITION, "it violates a limit of the partition", ""),
-    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Kind.PARTITION,
-     "its account may not use this partition", "set cluster.account, or use another partition"),
-    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Kind.PARTITION,
-     "its QOS is not allowed for this account or partition", "set cluster.qos: `sacctmgr show assoc user=$USER "
-     "format=account,partition,qos` lists yours"),
-    (r"InvalidAccount", Kind.HELD, "its account does not exist, or is not yours", "set cluster.account: `sacctmgr show "
-     "assoc user=$USER format=account,partition,qos` lists yours"),
-    (r"InvalidQOS", Kind.HELD, "its QOS does not exist, or is not yours", "set cluster.qos: `sacctmgr show assoc "
-     "user=$USER format=account,partition,qos` lists yours"),
-    (r"Licenses", Kind.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free"),
-    (r"MaxMemPerLimit", Kind.HELD, "it asks for more memory per CPU or node than the site allows",
-     "cancel it, and resume it with less mem"),
-    (r"QOSUsageThreshold", Kind.LIMIT, "its account has used so much that this QOS is closed to it",
-     "use another QOS (cluster.qos), or wait until the use has decayed"),
-    (r"DeadLine", Kind.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it"),
-    (r"Prolog", Kind.WAITS, "the site's prolog prepares its nodes", "it starts by itself"),
-    (r"Cleaning", Kind.WAITS, "its last attempt is still being cleaned up", "it starts by itself"),
-    (r"SchedDefer", Kind.WAITS, "the site puts off all jobs until the next round of its scheduler", ""),
-    (r"FedJobLock", Kind.WAITS, "the clusters of a federation agree on where it starts", ""),
-    (r"BurstBuffer(Resources|StageIn|Operation).*", Kind.WAITS, "it waits for the burst buffer", ""),
-    (r"MaxPoweredUpNodes", Kind.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
-     "it starts when others are powered down, or fewer nodes do"),
-    (r"MpiPortsBusy", Kind.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
-     "it starts when another job gives some back"),
-    (r"NvidiaImexChannels", Kind.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
-     "it starts when another job gives one back"),
-    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Kind.ROOM,
-     "Slurm has not looked at it since its last attempt, which ended so", "ask again in a minute"),
-    (r"FrontEndDown", Kind.WAITS, "no front-end node is there to start it", "ask the site's support"),
-    (r"SystemFailure", Kind.WAITS, "Slurm, a file system or the network has failed", "ask the site's support"),
-    (r"AssociationJobLimit", Kind.LIMIT, "your account has reached its number of jobs", "it waits for one to end"),
-    (r"AssociationResourceLimit|AccountingPolicy", Kind.LIMIT, "your account has reached one of its limits", ""),
-    (r"AssociationTimeLimit", Kind.LIMIT, "your account has used up its time", ""),
-    (r"QOSJobLimit", Kind.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end"),
-    (r"QOSResourceLimit", Kind.LIMIT, "its QOS has reached one of its limits", ""),
-    (r"QOSTimeLimit", Kind.LIMIT, "its QOS has used up its time", ""),
+     "priority")),
+    (r"NodeDown", Reason(Kind.NODES, "a node that it needs is down")),
+    (r"BadConstraints", Reason(Kind.NODES,
+     "no nodes of the partition have the features, GPUs, memory or CPUs that it asks for",
+     "compare with `sinfo -N -o '%N %f %G %c %m'`", never=True)),
+    (r"Constraints", Reason(Kind.NODES, "no nodes satisfy its constraints at this time")),
+    (r"PartitionTimeLimit", Reason(Kind.PARTITION, "its time is more than the partition allows",
+     "cancel it, and resume it with less time, or in another partition", never=True)),
+    (r"PartitionNodeLimit", Reason(Kind.PARTITION,
+     "it asks for more nodes than the partition gives a job (or less than it must), or too many nodes are down",
+     "cancel it, and resume it with another number of nodes")),
+    (r"PartitionDown", Reason(Kind.PARTITION, "its partition takes jobs and starts none (state DOWN)",
+     "wait until the site opens it again, or use another partition")),
+    (r"PartitionInactive", Reason(Kind.PARTITION, "its partition is inactive and starts no jobs",
+     "wait until the site opens it again, or use another partition")),
+    (r"PartitionConfig", Reason(Kind.PARTITION, "it violates a limit of the partition")),
+    (r"AccountNotAllowed|Job's account not permitted to use this partition.*", Reason(Kind.PARTITION,
+     "its account may not use this partition", "set cluster.account, or use another partition")),
+    (r"Job's QOS not permitted to use this partition.*|QOSNotAllowed", Reason(Kind.PARTITION,
+     "its QOS is not allowed for this account or partition",
+     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"InvalidAccount", Reason(Kind.HELD, "its account does not exist, or is not yours",
+     "set cluster.account: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"InvalidQOS", Reason(Kind.HELD, "its QOS does not exist, or is not yours",
+     "set cluster.qos: `sacctmgr show assoc user=$USER format=account,partition,qos` lists yours")),
+    (r"Licenses", Reason(Kind.WAITS, "it waits for a licence", "`scontrol show licenses` shows how many are free")),
+    (r"MaxMemPerLimit", Reason(Kind.HELD, "it asks for more memory per CPU or node than the site allows",
+     "cancel it, and resume it with less mem")),
+    (r"QOSUsageThreshold", Reason(Kind.LIMIT, "its account has used so much that this QOS is closed to it",
+     "use another QOS (cluster.qos), or wait until the use has decayed")),
+    (r"DeadLine", Reason(Kind.HELD, "it cannot end before the deadline that it was given", "cancel it, and resume it")),
+    (r"Prolog", Reason(Kind.WAITS, "the site's prolog prepares its nodes", "it starts by itself", of_nodes=True)),
+    (r"Cleaning", Reason(Kind.WAITS, "its last attempt is still being cleaned up", "it starts by itself")),
+    (r"SchedDefer", Reason(Kind.WAITS, "the site puts off all jobs until the next round of its scheduler")),
+    (r"FedJobLock", Reason(Kind.WAITS, "the clusters of a federation agree on where it starts")),
+    (r"BurstBuffer(Resources|StageIn|Operation).*", Reason(Kind.WAITS, "it waits for the burst buffer")),
+    (r"MaxPoweredUpNodes", Reason(Kind.WAITS, "the site lets no more nodes be powered up at a time (max_powered_nodes)",
+     "it starts when others are powered down, or fewer nodes do", of_nodes=True)),
+    (r"MpiPortsBusy", Reason(Kind.WAITS, "all ports that the site keeps for MPI are taken on its nodes (MpiParams)",
+     "it starts when another job gives some back", of_nodes=True)),
+    (r"NvidiaImexChannels", Reason(Kind.WAITS, "all channels for memory shared between nodes (NVIDIA IMEX) are taken",
+     "it starts when another job gives one back", of_nodes=True)),
+    (r"NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory", Reason(Kind.ROOM,
+     "Slurm has not looked at it since its last attempt, which ended so", "ask again in a minute")),
+    (r"FrontEndDown", Reason(Kind.WAITS, "no front-end node is there to start it", "ask the site's support")),
+    (r"SystemFailure", Reason(Kind.WAITS, "Slurm, a file system or the network has failed", "ask the site's support")),
+    (r"AssociationJobLimit", Reason(Kind.LIMIT, "your account has reached its number of jobs",
+     "it waits for one to end")),
+    (r"AssociationResourceLimit|AccountingPolicy", Reason(Kind.LIMIT, "your account has reached one of its limits")),
+    (r"AssociationTimeLimit", Reason(Kind.LIMIT, "your account has used up its time")),
+    (r"QOSJobLimit", Reason(Kind.LIMIT, "its QOS has reached its number of jobs", "it waits for one to end")),
+    (r"QOSResourceLimit", Reason(Kind.LIMIT, "its QOS has reached one of its limits")),
+    (r"QOSTimeLimit", Reason(Kind.LIMIT, "its QOS has used up its time")),
 )  # fmt: skip
 NEVER = ", so it will never start"
-# Of these patterns: those that no time ends, and those of which nodes tell more although their number does not matter.
-_NEVER = {
-    r"DependencyNeverSatisfied", r"ReservationDeleted|Reservation .* was deleted", r"BadConstraints",
-    r"PartitionTimeLimit",
-}  # fmt: skip
-_OF_NODES = {r"Prolog", r"MaxPoweredUpNodes", r"MpiPortsBusy", r"NvidiaImexChannels"}
 
 _LIMIT = re.compile(
     r"(?P<scope>Assoc|QOS|(?=Max\w+Per(Account|User)))(?P<how>Grp|Max|Min)"
@@ -167,11 +167,10 @@ def in_words(code: str) -> Reason:
         code: as squeue (`ReqNodeNotAvail, UnavailableNodes:n1`) or scontrol shows it, which has no blanks.
     """
     plain = code.replace("_", " ").strip().removeprefix("(").removesuffix(")")
-    for pattern, kind, words, do in TABLE:
+    for pattern, reason in TABLE:
         if match := re.fullmatch(pattern, plain, re.IGNORECASE):
             what = match.groupdict().get("what") or ""
-            words = words.replace("{what}", what.strip()) + (NEVER if pattern in _NEVER else "")
-            return Reason(kind, words, do, never=pattern in _NEVER, of_nodes=pattern in _OF_NODES)
+            return replace(reason, words=reason.words.replace("{what}", what.strip()) + (NEVER if reason.never else ""))
     if limit := _LIMIT.fullmatch(code):
         return _limit(limit)
     return Reason(Kind.UNKNOWN, f"Slurm says {plain}", "`man squeue` (JOB REASON CODES) or the site's support knows it")
