@@ -225,7 +225,7 @@ def _ending(plan: JobPlan, told: bool) -> Ending | None:
     """Why the scheduler is ending this job, unless it is for its wall time."""
     known_left = time_left(os.environ)
     left = math.inf if known_left is None else known_left.seconds
-    return registry.scheduler(plan.cluster.scheduler).ending(plan, told=told, left=left)
+    return registry.scheduler(plan.cluster.scheduler).ending(plan, stop_requested=told, left=left)
 
 
 def _go_on(plan: JobPlan, attempt: Attempt) -> Decision:

@@ -18,7 +18,7 @@ from launcher.runs.directory import TOKEN, token_of
 from launcher.runs.lookup import RECORDS
 from launcher.schedulers import registry
 from launcher.schedulers.queries import JobOrigin, Queries, QueryError, SchedulerJob
-from launcher.schedulers.query_cache import Shared
+from launcher.schedulers.query_cache import SharedSnapshot
 
 MOST = 20  # jobs of one scheduler whose origin is queried at a time
 _JOB = re.compile(r"(\d+)(?:_\d+|\[\d*\])?(?:\.\S*)?")  # 17, 17_3, 17.server, 17[].server, 17[3].server
@@ -119,7 +119,7 @@ class Orphans:
                 origin = origins.get(each)
                 folder = None if origin is None else folder_of(origin)
                 if origin is not None and folder is not None and is_gone(folder):
-                    found.append(Orphan(name, origin.id, jobs[each].word, folder))
+                    found.append(Orphan(name, origin.id, jobs[each].raw_state, folder))
                 else:
                     self._others.add((name, each))
         return found
@@ -157,4 +157,4 @@ def cancel(orphan: Orphan) -> None:
         QueryError: the scheduler does not answer, or refuses.
     """
     schedulers([orphan.scheduler])[orphan.scheduler].cancel(orphan.job)
-    Shared(orphan.scheduler).forget()
+    SharedSnapshot(orphan.scheduler).forget()

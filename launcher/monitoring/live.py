@@ -33,7 +33,7 @@ from launcher.runs.events import CancelFailed, Cancelled, Ended, Progress, every
 from launcher.runs.journal import journal_events, process_of
 from launcher.schedulers import registry
 from launcher.schedulers.queries import AnswerLost, JobState, Queries, QueryError, SchedulerJob
-from launcher.schedulers.query_cache import QUICKEST, Answer, Shared, ask, interval
+from launcher.schedulers.query_cache import QUICKEST, JobSnapshot, SharedSnapshot, interval, take_snapshot
 from launcher.spec.plan import JobPlan
 
 SCHEDULER_INTERVAL = QUICKEST  # seconds for which a scheduler's reply is fresh
@@ -102,7 +102,7 @@ def queries(plan: JobPlan, timeout: float | None = None) -> Queries:
 
 def forget(plan: JobPlan) -> None:
     """Invalidates the shared replies of the plan's scheduler, since its jobs were changed."""
-    Shared(plan.cluster.scheduler).forget()
+    SharedSnapshot(plan.cluster.scheduler).forget()
 
 
 class JobMonitor:
@@ -114,7 +114,7 @@ class JobMonitor:
 
     def __init__(self, *, share: bool = False) -> None:
         self._share = share
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, JobSnapshot] = {}
         self._unchanged: dict[str, int] = {}
         self._signs: dict[Run, tuple[object, ...]] = {}
         self._ended: dict[tuple[str, str], tuple[float, SchedulerJob | QueryError | None]] = {}
@@ -160,7 +160,7 @@ class JobMonitor:
             return None, "", None
         job = answer.jobs.get(queries(plan).key(history.job_id))
         age = None if answer.asked is None else max(0.0, time.time() - answer.asked)
-        left = None if job is None or job.left is None or age is None else max(0, int(job.left - age))
+        left = None if job is None or job.time_left is None or age is None else max(0, int(job.time_left - age))
         return left, _word(job) if job else "", age
 
     def fetch_ends(self, wanted: Iterable[tuple[JobPlan, RunHistory]]) -> None:
@@ -220,7 +220,7 @@ class JobMonitor:
         ends = history.ended is not None and time.time() - history.moved < ENDING  # after that, no state is expected
         return before != signs or ends
 
-    def _ask(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> Answer:
+    def _ask(self, plan: JobPlan, *, quick: bool = False, newer: float = 0.0) -> JobSnapshot:
         """All jobs of the user that the plan's scheduler lists, or why it does not respond.
 
         Args:
@@ -231,7 +231,9 @@ class JobMonitor:
         timeout = min(QUERY_TIMEOUT, plan.cluster.submit_timeout)
         return self.answer(plan.cluster.scheduler, queries(plan, QUERY_TIMEOUT), timeout, quick=quick, newer=newer)
 
-    def answer(self, name: str, asks: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0) -> Answer:
+    def answer(
+        self, name: str, asks: Queries, timeout: float, *, quick: bool = False, newer: float = 0.0
+    ) -> JobSnapshot:
         """All jobs of the user that a scheduler lists, or why it does not respond.
 
         Args:
@@ -245,13 +247,13 @@ class JobMonitor:
             self._unchanged[name] = 0
         unchanged = self._unchanged.get(name, 0)
         fresh_for = self._fresh_for(name)
-        if before and before.good(fresh_for, time.time()) and (before.problem or (before.asked or 0.0) >= newer):
+        if before and before.is_fresh(fresh_for, time.time()) and (before.problem or (before.asked or 0.0) >= newer):
             return before
         with self._announced_wait(name):
             if self._share:
-                answer = Shared(name).get(fresh_for, asks.jobs, timeout + 1, newer=newer)
+                answer = SharedSnapshot(name).get(fresh_for, asks.jobs, timeout + 1, newer=newer)
             else:
-                answer = ask(asks.jobs, before)
+                answer = take_snapshot(asks.jobs, before)
         same = before is not None and (before.jobs, before.problem) == (answer.jobs, answer.problem)
         self._unchanged[name] = unchanged + 1 if same else 0
         self._answers[name] = answer
@@ -332,14 +334,14 @@ def _end_unknown(history: RunHistory) -> bool:
     return history.ended is None or history.ended > 128
 
 
-def _predates(answer: Answer, history: RunHistory) -> bool:
+def _predates(answer: JobSnapshot, history: RunHistory) -> bool:
     """Whether a job may be missing from a reply because the reply is older than the job."""
     asked = answer.asked or 0.0
     return asked < (history.submitted if answer.own else history.moved + APART)
 
 
 def _word(job: SchedulerJob) -> str:
-    return job.word + (f" ({job.reason})" if job.reason else "")
+    return job.raw_state + (f" ({job.reason})" if job.reason else "")
 
 
 def read_history(run: Run) -> RunHistory:

@@ -477,8 +477,8 @@ def require_private(folder: Path) -> None:
 def only_submitter(folder: Path) -> Iterator[None]:
     """Keeps other processes from submitting what is in this folder meanwhile.
 
-    An sbatch or qsub inherits the lock (`command.hand_over`): when its submitter is killed, the next one waits until
-    it has come to its end as well, and then there is a job to be found or there is none. On a file system without
+    An sbatch or qsub inherits the lock (`command.run_submission`): when its submitter is killed, the next one waits
+    until it has come to its end as well, and then there is a job to be found or there is none. On a file system without
     locks the token still finds a job that is there. Whoever has the lock may ask for it once more.
     """
     if folder in _LOCKED:

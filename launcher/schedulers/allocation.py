@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Held:
+class Allocation:
     """An allocation.
 
     Attributes:
@@ -36,7 +36,7 @@ class Held:
     cpus: tuple[int, ...] = ()
 
 
-def allocation(environ: Mapping[str, str]) -> Held | None:
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
     """The allocation that the environment tells of.
 
     Raises:
@@ -44,11 +44,13 @@ def allocation(environ: Mapping[str, str]) -> Held | None:
     """
     if "SLURM_JOB_ID" in environ:
         cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")  # `16(x2),8`
-        return Held(int(environ.get("SLURM_JOB_NUM_NODES", "1")), "srun", tuple(expand_counts(cpus)) if cpus else ())
+        return Allocation(
+            int(environ.get("SLURM_JOB_NUM_NODES", "1")), "srun", tuple(expand_counts(cpus)) if cpus else ()
+        )
     if not environ.get("PBS_JOBID") or not (path := environ.get("PBS_NODEFILE")):
         return None
     try:
-        return Held(len(hosts_of(Path(path).read_text())), "pbsdsh")
+        return Allocation(len(hosts_of(Path(path).read_text())), "pbsdsh")
     except OSError as error:
         raise ConfigError(
             f"cluster=allocation: the node file of the PBS job cannot be read (PBS_NODEFILE={path}: "
@@ -56,7 +58,7 @@ def allocation(environ: Mapping[str, str]) -> Held | None:
         ) from None
 
 
-def require_room(held: Held, plan: JobPlan) -> None:
+def require_room(held: Allocation, plan: JobPlan) -> None:
     """Compares what a plan asks for with what the allocation has.
 
     Of more CPUs than there are srun must not be asked: where the allocation has GPUs, Slurm 24.05 and later let it wait

@@ -17,7 +17,7 @@ SLOW = 5.0  # seconds for one answer, from which on the scheduler is slow
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedOutput:
     """What a scheduler's command printed and how long it took (seconds); or why it did not answer."""
 
     text: str = ""
@@ -25,17 +25,17 @@ class Answer:
     error: str = ""
 
 
-def timed(ask: Callable[[], str]) -> Answer:
+def timed(ask: Callable[[], str]) -> TimedOutput:
     """Asks a scheduler now."""
     began = time.monotonic()
     try:
         text = ask()
     except QueryError as error:
-        return Answer(error=str(error))
-    return Answer(text, time.monotonic() - began)
+        return TimedOutput(error=str(error))
+    return TimedOutput(text, time.monotonic() - began)
 
 
-def reachable(title: str, version: str, answer: Answer, variable: str) -> Iterator[Finding]:
+def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
     """Whether a scheduler answers, and how fast.
 
     Args:

@@ -13,19 +13,19 @@ from typing import IO
 
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import long_size
-from launcher.schedulers.queries import AnswerLost, NoAnswerInTime, QueryError
+from launcher.schedulers.queries import AnswerLost, QueryError, QueryTimeout
 
-MOST = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
+MAX_OUTPUT = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
 
 
-class PrintsTooMuch(subprocess.SubprocessError):
+class OutputTooLong(subprocess.SubprocessError):
     """A command went on printing, and was ended."""
 
 
 # Errors of starting a command that is not on PATH; PermissionError if a folder of PATH may not be searched.
 
 
-def ask(
+def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
     """The answer of a command.
@@ -37,8 +37,8 @@ def ask(
         good: exit codes that are an answer.
 
     Raises:
-        NoAnswerInTime: it takes too long.
-        AnswerLost: it prints more than MOST bytes.
+        QueryTimeout: it takes too long.
+        AnswerLost: it prints more than MAX_OUTPUT bytes.
         QueryError: it is not there, cannot be started, or exits with another code.
     """
     try:
@@ -48,15 +48,15 @@ def ask(
     except OSError as error:  # too many processes, say
         raise QueryError(f"{command[0]} cannot be started: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswerInTime(f"{command[0]} did not answer within {timeout:g} s") from None
-    except PrintsTooMuch as error:
+        raise QueryTimeout(f"{command[0]} did not answer within {timeout:g} s") from None
+    except OutputTooLong as error:
         raise AnswerLost(str(error)) from None
     if done.returncode not in good:
         raise QueryError(f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip() or 'no message'}")
     return done
 
 
-def hand_over(
+def run_submission(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
 ) -> subprocess.CompletedProcess[str]:
     """Runs what hands a job over. It inherits the lock of `runs.only_submitter`, and so holds it until its own end.
@@ -73,16 +73,16 @@ def hand_over(
     Raises:
         FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
         TimeoutExpired: it takes too long.
-        PrintsTooMuch: nobody knows what it has done.
+        OutputTooLong: nobody knows what it has done.
     """
-    return run(command, timeout=timeout, environment=environment, text=text, umask=umask, hands_over=True)
+    return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
 
 
 def run(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None, text: str | None = None,
-    umask: int = -1, hands_over: bool = False,
+    umask: int = -1, submits: bool = False,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Runs a command to its end, and ends it when it takes too long or prints more than MOST bytes.
+    """Runs a command to its end, and ends it when it takes too long or prints more than MAX_OUTPUT bytes.
 
     Args:
         command: the command and its arguments.
@@ -90,12 +90,12 @@ def run(
         environment: its environment; None: ours.
         text: its standard input; None: nothing.
         umask: its umask; -1: ours.
-        hands_over: it inherits our descriptors, Ctrl-C does not reach it, and it goes on when this process does not.
+        submits: it inherits our descriptors, Ctrl-C does not reach it, and it goes on when this process does not.
 
     Raises:
         OSError: it is not there, or cannot be started.
         TimeoutExpired: it takes too long.
-        PrintsTooMuch: it prints too much.
+        OutputTooLong: it prints too much.
     """
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -106,16 +106,16 @@ def run(
             stdin.seek(0)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, umask=umask,
-            close_fds=not hands_over, start_new_session=hands_over,
+            close_fds=not submits, start_new_session=submits,
         )  # fmt: skip
     try:
         output, errors = _printed(process, command, timeout, end)
         code = process.wait(max(0.0, end - time.monotonic()))
-    except (subprocess.TimeoutExpired, PrintsTooMuch):
+    except (subprocess.TimeoutExpired, OutputTooLong):
         _end(process)
         raise
     except BaseException:
-        if not hands_over:
+        if not submits:
             _end(process)
         raise
     _close(process)
@@ -151,6 +151,6 @@ def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: 
                 texts[key.fd] += data
                 if not data:
                     selector.unregister(key.fd)
-                if sum(map(len, texts.values())) > MOST:
-                    raise PrintsTooMuch(f"{command[0]} printed more than {long_size(MOST)}, which is no answer")
+                if sum(map(len, texts.values())) > MAX_OUTPUT:
+                    raise OutputTooLong(f"{command[0]} printed more than {long_size(MAX_OUTPUT)}, which is no answer")
     return [bytes(each).decode(errors="replace").replace("\r\n", "\n") for each in texts.values()]

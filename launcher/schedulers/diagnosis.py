@@ -36,7 +36,7 @@ class ExplainsPending(ABC):
 
 
 @dataclass(frozen=True)
-class Past:
+class JobExecution:
     """One time that a job ran; a requeued one has several.
 
     Attributes:
@@ -46,7 +46,7 @@ class Past:
         used: most memory that it took, in bytes, as `RemembersJobs.memory` counts; None: it was not measured.
     """
 
-    word: str
+    raw_state: str
     by: str = ""
     begin: str = ""
     end: str = ""
@@ -57,7 +57,7 @@ class RemembersJobs(ABC):
     """It can remember jobs that are over."""
 
     @abstractmethod
-    def history(self, job_id: str, timeout: float) -> list[Past]:
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         """All times that a job ran, oldest first; none where it remembers nothing, or does not answer.
 
         Args:

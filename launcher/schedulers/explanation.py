@@ -106,16 +106,12 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
     )  # fmt: skip
 
 
-def may_have(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
+def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
     """Whether a run may be offered fewer nodes: more than min_nodes if that was set, and ranks enough for it. Pure."""
     least = plan.min_nodes if fixed or plan.min_nodes < plan.nodes else 1
     return least <= nodes < plan.nodes and nodes * plan.procs_per_node >= int(
         plan.workload.params.get("min_ranks") or 1
     )
-
-
-def ranks(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"
 
 
 def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:

@@ -9,19 +9,19 @@ from launcher.errors import SubmissionError
 from launcher.files.shared_files import backoff
 from launcher.schedulers.queries import QueryError
 
-PATIENCE = 120.0  # seconds of retrying while the scheduler does not answer
+TIMEOUT = 120.0  # seconds of retrying while the scheduler does not answer
 FIRST, LONGEST = 0.5, 20.0  # seconds between two tries
 
 
 class Refused(SubmissionError):
     """The scheduler said no; asking again would not help.
 
-    `surely` when no job can have come of it, so that it need not be looked for.
+    `definite` when no job can have come of it, so that it need not be looked for.
     """
 
-    def __init__(self, words: str, *, surely: bool = False) -> None:
+    def __init__(self, words: str, *, definite: bool = False) -> None:
         super().__init__(words)
-        self.surely = surely
+        self.definite = definite
 
 
 class NoAnswer(Exception):
@@ -29,7 +29,7 @@ class NoAnswer(Exception):
 
 
 def submit_once(
-    send: Callable[[], str], find: Callable[[], str | None], *, before: bool = False, patience: float = PATIENCE
+    send: Callable[[], str], find: Callable[[], str | None], *, before: bool = False, timeout: float = TIMEOUT
 ) -> str:
     """The id of the one job there is in the end.
 
@@ -40,7 +40,7 @@ def submit_once(
         send: submits the job and returns its id. Raises Refused or NoAnswer.
         find: the id of a job submitted earlier, or None. Raises QueryError when the scheduler does not answer.
         before: look first: an earlier process may have submitted it.
-        patience: seconds until giving up.
+        timeout: seconds until giving up.
 
     Raises:
         Refused: the scheduler's own words.
@@ -57,18 +57,18 @@ def submit_once(
             return send()
         except Refused as refused:
             # A script of the site around sbatch may have failed after the job was taken.
-            if not refused.surely and (job_id := find()):
+            if not refused.definite and (job_id := find()):
                 return job_id
             raise
 
     why = ""
-    for _ in backoff(patience, FIRST, LONGEST):
+    for _ in backoff(timeout, FIRST, LONGEST):
         try:
             return once()
         except (NoAnswer, QueryError) as error:
             if not why:
-                print(f"launcher: no answer ({error}); trying again for up to {patience:g} s", file=sys.stderr)
+                print(f"launcher: no answer ({error}); trying again for up to {timeout:g} s", file=sys.stderr)
             why = str(error) or type(error).__name__
     raise SubmissionError(
-        f"the scheduler did not answer for {patience:g} s, so nobody knows whether it took the job ({why})"
+        f"the scheduler did not answer for {timeout:g} s, so nobody knows whether it took the job ({why})"
     )

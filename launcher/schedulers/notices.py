@@ -29,7 +29,7 @@ class Notice:
         time: when it was written, in seconds since the epoch; None: it does not tell.
     """
 
-    word: str
+    state: str
     line: str
     used: int | None = None
     limit: int | None = None
@@ -58,8 +58,8 @@ def _notice(word: str, match: re.Match[str]) -> Notice:
     return Notice(word, line.strip(), used, limit, when)
 
 
-def word_of(notices: Iterable[Notice]) -> str:
+def main_state(notices: Iterable[Notice]) -> str:
     """What they say of the job, in one word: the most special one, else the first; empty: nothing."""
-    words = [notice.word for notice in notices]
+    words = [notice.state for notice in notices]
     order = ("OUT_OF_MEMORY", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "REQUEUED", "CANCELLED")
     return next((word for word in order if word in words), "")

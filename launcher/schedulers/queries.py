@@ -19,7 +19,7 @@ class AnswerLost(QueryError):
     """Nobody heard whether the scheduler did what it was asked for."""
 
 
-class NoAnswerInTime(AnswerLost):
+class QueryTimeout(AnswerLost):
     """The scheduler took longer than one is ready to wait."""
 
 
@@ -72,10 +72,10 @@ class SchedulerJob:
 
     id: str
     state: JobState
-    word: str
+    raw_state: str
     reason: str = ""
     comment: str | None = None
-    left: int | None = None
+    time_left: int | None = None
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,13 @@ SHARE = 10  # times what an answer takes is how long it is good: nobody spends m
 
 
 @dataclass(frozen=True)
-class Answer:
+class JobSnapshot:
     """What a scheduler said.
 
     Attributes:
         jobs: all of the user's jobs by `Queries.key`; when it did not answer, what it said before.
         asked: when `jobs` were asked for, in seconds since the epoch; None: it has never said.
-        told: when it had said so, or had not.
+        completed: when it had said so, or had not.
         took: seconds that took.
         problem: why it did not answer; empty: it did.
         own: this process has asked, and not another one.
@@ -46,14 +46,14 @@ class Answer:
 
     jobs: dict[str, SchedulerJob] = field(default_factory=dict)
     asked: float | None = None
-    told: float = 0.0
+    completed: float = 0.0
     took: float = 0.0
     problem: str = ""
     own: bool = True
 
-    def good(self, seconds: float, now: float) -> bool:
+    def is_fresh(self, seconds: float, now: float) -> bool:
         """Whether it need not be asked again."""
-        return 0 <= now - self.told <= seconds
+        return 0 <= now - self.completed <= seconds
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
@@ -67,7 +67,7 @@ def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: f
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
-def ask(jobs: Callable[[], dict[str, SchedulerJob]], before: Answer | None = None) -> Answer:
+def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
     """Asks now.
 
     Args:
@@ -83,11 +83,11 @@ def ask(jobs: Callable[[], dict[str, SchedulerJob]], before: Answer | None = Non
         problem = str(error)
     took = time.monotonic() - began
     if found is not None:
-        return Answer(found, asked, time.time(), took)
-    return Answer(before.jobs if before else {}, before.asked if before else None, time.time(), took, problem)
+        return JobSnapshot(found, asked, time.time(), took)
+    return JobSnapshot(before.jobs if before else {}, before.asked if before else None, time.time(), took, problem)
 
 
-class Shared:
+class SharedSnapshot:
     """The answer of one scheduler that this user's commands on this machine share."""
 
     def __init__(self, scheduler: str) -> None:
@@ -96,28 +96,28 @@ class Shared:
         self._file = user_cache_dir() / "answers" / f"{name}.json"
 
     def get(
-        self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], patience: float, *, newer: float = 0.0
-    ) -> Answer:
+        self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0
+    ) -> JobSnapshot:
         """The answer there is, or a new one.
 
         Args:
             good_for: seconds for which one is good.
             jobs: asks; raises QueryError.
-            patience: seconds to wait for another command that asks.
+            timeout: seconds to wait for another command that asks.
             newer: it must have been asked for after that time, in seconds since the epoch.
         """
 
-        def good(answer: Answer | None) -> Answer | None:
-            fits = answer is not None and answer.good(good_for, time.time()) and (answer.asked or 0.0) >= newer
+        def good(answer: JobSnapshot | None) -> JobSnapshot | None:
+            fits = answer is not None and answer.is_fresh(good_for, time.time()) and (answer.asked or 0.0) >= newer
             return answer if fits else None
 
         if found := good(self._read()):
             return found
-        with self._only_one(patience):
+        with self._only_one(timeout):
             before = self._read()
             if found := good(before):
                 return found
-            answer = ask(jobs, before)
+            answer = take_snapshot(jobs, before)
             self._write(answer)
             return answer
 
@@ -126,7 +126,7 @@ class Shared:
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
 
-    def _read(self) -> Answer | None:
+    def _read(self) -> JobSnapshot | None:
         """The last answer; None: there is none, or none that can be trusted."""
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -138,22 +138,22 @@ class Shared:
                 return None
             jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left)
                     for key, name, state, word, why, comment, left in values["jobs"]}  # fmt: skip
-            return Answer(jobs, values["asked"], values["told"], values["took"], values["problem"], own=False)
+            return JobSnapshot(jobs, values["asked"], values["told"], values["took"], values["problem"], own=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: JobSnapshot) -> None:
         jobs = [
-            (key, job.id, job.state.value, job.word, job.reason, job.comment, job.left)
+            (key, job.id, job.state.value, job.raw_state, job.reason, job.comment, job.time_left)
             for key, job in answer.jobs.items()
         ]
-        values = {"format": FORMAT, "asked": answer.asked, "told": answer.told, "took": answer.took,
+        values = {"format": FORMAT, "asked": answer.asked, "told": answer.completed, "took": answer.took,
                   "problem": answer.problem, "jobs": jobs}  # fmt: skip
         with contextlib.suppress(OSError):
             write(self._file, json.dumps(values), sync=False)
 
     @contextlib.contextmanager
-    def _only_one(self, patience: float) -> Iterator[None]:
+    def _only_one(self, timeout: float) -> Iterator[None]:
         """Keeps others from asking meanwhile, where that can be, and no longer than one of them may take."""
         try:
             run_files.make_folder(self._file.parent)
@@ -162,7 +162,7 @@ class Shared:
             yield
             return
         try:
-            end = time.monotonic() + patience
+            end = time.monotonic() + timeout
             while time.monotonic() < end:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from launcher.schedulers.scheduler import Queue, Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from launcher.schedulers.task_group import Wanted
+    from launcher.schedulers.task_group import TaskRequest
 
 GROUP = "launcher.schedulers"
 OURS = {
@@ -53,7 +53,7 @@ def _load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def starter(name: str) -> Callable[[Wanted], int]:
+def starter(name: str) -> Callable[[TaskRequest], int]:
     """What starts the tasks that are wanted, and stays until they have ended; it returns their exit status.
 
     Raises:
@@ -62,7 +62,7 @@ def starter(name: str) -> Callable[[Wanted], int]:
     place = STARTERS.get(name)
     if place is None:
         raise ConfigError(f"{name} starts no tasks. Known: {', '.join(STARTERS)}")
-    found: Callable[[Wanted], int] = _load(place)
+    found: Callable[[TaskRequest], int] = _load(place)
     return found
 
 

@@ -19,7 +19,7 @@ from launcher.script.job_shell import JobShell
 if TYPE_CHECKING:
     from launcher.config.schema import Cluster
     from launcher.runs.directory import Run
-    from launcher.schedulers.allocation import Held
+    from launcher.schedulers.allocation import Allocation
     from launcher.schedulers.executor import RunExecutor
     from launcher.schedulers.job_environment import Scrubbed
     from launcher.schedulers.queries import Queries
@@ -88,7 +88,7 @@ class Scheduler(ABC):
         """Why this machine cannot submit, and what to do; None: it can."""
         return None
 
-    def held(self, environ: Mapping[str, str]) -> Held | None:
+    def held(self, environ: Mapping[str, str]) -> Allocation | None:
         """The allocation that the shell is in, where runs are started in one.
 
         Raises:
@@ -96,15 +96,15 @@ class Scheduler(ABC):
         """
         return None
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         """Why the scheduler is ending the job that we are in, unless it is for its wall time; None: it is not.
 
         Args:
             plan: of the job's run.
-            told: the job's script was told to stop.
+            stop_requested: the job's script got a signal to stop.
             left: seconds of wall time left; infinite: it has no limit, or nobody knows.
         """
-        return Ending(NextReason.STOP_REQUESTED) if told and left > 0 else None
+        return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
 
 class Queue(Scheduler):

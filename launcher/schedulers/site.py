@@ -50,7 +50,7 @@ class Site(ABC):
         """What a profile says that the site does not, or no longer. Pure."""
 
 
-class Asker:
+class ErrorCollector:
     """Asks, and keeps what is not answered."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TaskRequest:
     """What a starter is to start.
 
     Attributes:
@@ -35,9 +35,9 @@ class Wanted:
         nodes, tasks_per_node: how many hosts, and tasks on each.
         grace: seconds between SIGTERM and SIGKILL.
         command: what every task runs.
-        told: the signals that asked us to stop, as they come.
-        go_on: a task that fails does not end the others.
-        words: the starter's own command, where it is not always the same.
+        signals: the signals that asked us to stop, as they come.
+        keep_going: a task that fails does not end the others.
+        mpiexec: the command that starts the tasks, where the starter runs one (`cluster.mpiexec`).
     """
 
     folder: Path
@@ -45,9 +45,9 @@ class Wanted:
     tasks_per_node: int
     grace: float
     command: Sequence[str]
-    told: Sequence[int]
-    go_on: bool = False
-    words: Sequence[str] = ()
+    signals: Sequence[int]
+    keep_going: bool = False
+    mpiexec: Sequence[str] = ()
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
@@ -59,23 +59,25 @@ def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, st
     ]
 
 
-def listen() -> list[int]:
+def collect_signals() -> list[int]:
     """The signals that ask us to stop, from now on, as they come."""
-    told: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.append(number))
-    return told
+        signal.signal(number, lambda number, _: signals.append(number))
+    return signals
 
 
-def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float, *, go_on: bool = False) -> int:
+def watch(
+    tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False
+) -> int:
     """Stays until all tasks have ended.
 
     Args:
         tasks: they have been started.
-        told: what `listen` returned before that.
+        signals: what `collect_signals` returned before that.
         grace: seconds between SIGTERM and SIGKILL.
         pause: seconds between two looks at them.
-        go_on: a task that fails does not end the others.
+        keep_going: a task that fails does not end the others.
 
     Returns:
         The exit status of the first that failed, else 0.
@@ -87,13 +89,13 @@ def watch(tasks: Sequence[Task], told: Sequence[int], grace: float, pause: float
         if None not in codes:
             return first_failure if first_failure >= 0 else 128 - first_failure
         left = [task for task, code in zip(tasks, codes, strict=True) if code is None]
-        ending = told or (first_failure and not go_on) or errors.RESUME in codes  # it goes on elsewhere
+        ending = signals or (first_failure and not keep_going) or errors.RESUME in codes  # it goes on elsewhere
         if kill_at is None and ending:
             kill_at = time.monotonic() + grace
             for task in left:
                 task.terminate()
-            if told:
-                _record(signal.Signals(told[0]))
+            if signals:
+                _record(signal.Signals(signals[0]))
         elif kill_at is not None and time.monotonic() > kill_at:
             for task in left:
                 task.kill()

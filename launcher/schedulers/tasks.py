@@ -21,7 +21,7 @@ from pathlib import Path
 
 from launcher.runs.event_writer import current_attempt
 from launcher.schedulers import registry
-from launcher.schedulers.task_group import Wanted, environments, listen, watch
+from launcher.schedulers.task_group import TaskRequest, collect_signals, environments, watch
 
 
 def task_files() -> Path:
@@ -34,22 +34,29 @@ def task_files() -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    told = listen()
+    signals = collect_signals()
     start = next(number for number, word in enumerate(arguments) if not word.startswith("--"))
     options, (nodes, tasks_per_node, grace, *command) = arguments[:start], arguments[start:]
-    go_on = "--go-on" in options
+    keep_going = "--go-on" in options
     os.environ["LAUNCHER_JOB"] = os.environ.get("LAUNCHER_JOB_ID", "")
     if started_by := next((option for option in options if option != "--go-on"), None):
         name, _, words = started_by.removeprefix("--").partition("=")
         run = registry.starter(name)
         return run(
-            Wanted(
-                task_files(), int(nodes), int(tasks_per_node), float(grace), command, told, go_on, shlex.split(words)
+            TaskRequest(
+                task_files(),
+                int(nodes),
+                int(tasks_per_node),
+                float(grace),
+                command,
+                signals,
+                keep_going,
+                shlex.split(words),
             )
         )
     places = environments([socket.gethostname()] * int(nodes), int(tasks_per_node))
     tasks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
-    return watch(tasks, told, float(grace), pause=0.02, go_on=go_on)
+    return watch(tasks, signals, float(grace), pause=0.02, keep_going=keep_going)
 
 
 if __name__ == "__main__":

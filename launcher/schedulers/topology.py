@@ -31,7 +31,7 @@ class Topology:
         master: host of rank 0.
         master_port: port that the environment prescribes, or None when it is ours to choose.
         job: what tells this launch from any other of the same user (job and step).
-        node_told: whether the node rank was told; else it is a guess, by which ranks fill nodes in order.
+        node_known: whether the node rank was told; else it is a guess, by which ranks fill nodes in order.
         tasks_per_node: ranks of each node, where the source tells them and ranks fill nodes in order.
     """
 
@@ -46,7 +46,7 @@ class Topology:
     master: str
     master_port: int | None
     job: str
-    node_told: bool = True
+    node_known: bool = True
     tasks_per_node: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Nodes:
     hosts: tuple[str, ...]
 
 
-def numbered(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
+def assign_nodes(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
     """The nodes of all ranks, from what each of them says of itself. Pure.
 
     | ranks say | a node is | nodes are numbered |
@@ -117,14 +117,14 @@ def numbered(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) 
     )
 
 
-def in_order(place: Topology) -> tuple[int, ...]:
+def nodes_in_order(place: Topology) -> tuple[int, ...]:
     """The node rank of each rank where the source tells how many ranks its nodes have; () where nobody knows. Pure.
 
     Ranks need not fill nodes in order (srun --distribution=cyclic, mpirun --map-by node), which one rank cannot see:
-    after they have joined, `numbered` counts.
+    after they have joined, `assign_nodes` counts.
     """
     counts = place.tasks_per_node
-    if not counts and place.node_told and place.world_size == place.local_world_size * place.nnodes:
+    if not counts and place.node_known and place.world_size == place.local_world_size * place.nnodes:
         counts = (place.local_world_size,) * place.nnodes
     found = tuple(node for node, count in enumerate(counts) for _ in range(count))
     fits = len(found) == place.world_size and found[place.rank] == place.node_rank
@@ -184,9 +184,9 @@ def _uniform(
 ) -> Topology:
     """For sources that know their own numbers only: as if every node had as many ranks, and they filled nodes in order.
 
-    The ranks tell each other where they really are as soon as they can (`numbered`).
+    The ranks tell each other where they really are as soon as they can (`assign_nodes`).
     """
-    node_told = node is not None or world == 1
+    node_known = node is not None or world == 1
     nnodes = max(-(-world // local_world), (node or 0) + 1)
     hosts = place.allocation if nnodes > 1 else (place.hostname,)
     master = hosts[0] if hosts else ""  # whether or not the nodes have as many ranks each
@@ -208,7 +208,7 @@ def _uniform(
         master,
         None,
         job,
-        node_told,
+        node_known,
     )
 
 
@@ -247,7 +247,7 @@ def _torchrun(place: _Place) -> Topology | None:
         place.environ["MASTER_ADDR"],
         place.number("MASTER_PORT"),
         place.environ.get("TORCHELASTIC_RUN_ID", "torchrun"),
-        node_told=node is not None or nnodes == 1,
+        node_known=node is not None or nnodes == 1,
     )
 
 

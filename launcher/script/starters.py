@@ -20,7 +20,7 @@ def start(plan: JobPlan) -> Raw:
         return command([*containers.before_srun(plan), *srun])
     return spawn(
         plan.python, plan.nodes, plan.tasks_per_node, plan.launch.grace + 5, starter=plan.starter,
-        mpiexec=plan.cluster.mpiexec, go_on=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_task,
+        mpiexec=plan.cluster.mpiexec, keep_going=plan.min_nodes < plan.nodes, cpus_per_task=plan.cpus_per_task,
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def srun_arguments(plan: JobPlan) -> list[str]:
 
 def spawn(
     python: str | Raw, nodes: int, tasks_per_node: int, grace: int,
-    *, starter: str | None, mpiexec: Sequence[str] = (), go_on: bool = False, cpus_per_task: int | None = None,
+    *, starter: str | None, mpiexec: Sequence[str] = (), keep_going: bool = False, cpus_per_task: int | None = None,
 ) -> Raw:  # fmt: skip
     """Returns the words that start a command on all nodes without srun; see `launcher.schedulers.tasks`.
 
@@ -56,13 +56,13 @@ def spawn(
         grace: seconds between SIGTERM and SIGKILL.
         starter: the program that starts tasks on other nodes (`registry.STARTERS`); None: all run on this machine.
         mpiexec: the words of an mpiexec command, with placeholders such as {nodes}.
-        go_on: whether the other tasks continue when one fails.
+        keep_going: whether the other tasks continue when one fails.
         cpus_per_task: for the placeholder of this name.
 
     Raises:
         ConfigError: mpiexec has an unknown placeholder.
     """
-    options: list[Any] = ["--go-on"] if go_on else []
+    options: list[Any] = ["--go-on"] if keep_going else []
     if starter is not None and not mpiexec:
         options.append(f"--{starter}")
     elif mpiexec:

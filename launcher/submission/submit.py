@@ -38,7 +38,7 @@ from launcher.runs.events import Submitting, every
 from launcher.runs.journal import journal_events, process_of
 from launcher.runs.lookup import find
 from launcher.schedulers import job_script, registry
-from launcher.schedulers.allocation import Held, require_room
+from launcher.schedulers.allocation import Allocation, require_room
 from launcher.schedulers.idempotent_submit import Refused
 from launcher.schedulers.job_environment import job_environment
 from launcher.schedulers.planning import make_plan, scheduler_of
@@ -113,7 +113,7 @@ def secrets_of(config: Config) -> dict[str, str]:
     return redaction.secrets_in(values, redaction.all_patterns(config.env.secrets))
 
 
-def site_of(config: Config, run_id: str, held: Held | None) -> Site:
+def site_of(config: Config, run_id: str, held: Allocation | None) -> Site:
     """What this machine adds to the config of a run with this id; a point's is SWEEP/N."""
     umask = os.umask(0o077)
     os.umask(umask)
@@ -168,7 +168,7 @@ def planned(
     return plan, notes + snapshot.notes(plan) + trackers.check(plan)
 
 
-def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Held | None) -> tuple[str, ...]:
+def admitted(plan: JobPlan, config: Config, environ: Mapping[str, str], held: Allocation | None) -> tuple[str, ...]:
     """Compares a plan with the live scheduler or the allocation that is held; what its user should know.
 
     Raises:
@@ -261,7 +261,7 @@ def _refusals_of_the_system(run: Run, plan: JobPlan, token: str) -> Iterator[Non
             raise SubmissionError(f"{words}; there may be a job, which the same command finds") from None
         if process := process_of(run):
             process.signal(signal.SIGKILL)
-        raise Refused(f"nothing was submitted: {words}", surely=True) from None
+        raise Refused(f"nothing was submitted: {words}", definite=True) from None
 
 
 @contextlib.contextmanager
@@ -497,7 +497,7 @@ def _check_live(plan: JobPlan, config: Config, environ: Mapping[str, str]) -> tu
     return registry.queue(plan.cluster.scheduler).compare(plan, environ)
 
 
-def held_by(config: Config, environ: Mapping[str, str]) -> Held | None:
+def held_by(config: Config, environ: Mapping[str, str]) -> Allocation | None:
     """The allocation that the shell is in, for a cluster that uses it.
 
     Raises:

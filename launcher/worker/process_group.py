@@ -276,18 +276,18 @@ def _join(store: dist.Store, place: topology.Topology, facts: joining.Facts, tim
 
 def _hosts_of(place: topology.Topology, ranks: list[int]) -> list[str]:
     """The hosts of these ranks, if the environment contains them; otherwise empty."""
-    node_ranks = topology.in_order(place) if place.hosts else ()
+    node_ranks = topology.nodes_in_order(place) if place.hosts else ()
     return sorted({place.hosts[node_ranks[rank]] for rank in ranks}) if node_ranks else []
 
 
 def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.Nodes:
     """The nodes of all ranks, through the store. Rank 0 collects them, so that each rank reads one key."""
     if place.world_size == 1:
-        return topology.numbered([(0, host)], place.hosts)
+        return topology.assign_nodes([(0, host)], place.hosts)
     store.set(f"node/{place.rank}", json.dumps(_node_of(place, host)))
     if place.rank == 0:
         nodes = store.multi_get([f"node/{rank}" for rank in range(place.world_size)])
-        store.set("nodes", json.dumps(asdict(topology.numbered([json.loads(each) for each in nodes], place.hosts))))
+        store.set("nodes", json.dumps(asdict(topology.assign_nodes([json.loads(each) for each in nodes], place.hosts))))
     found = json.loads(store.get("nodes"))
     return topology.Nodes(tuple(found["of_ranks"]), tuple(found["hosts"]))
 
@@ -295,9 +295,9 @@ def _nodes(store: dist.Store, place: topology.Topology, host: str) -> topology.N
 def _nodes_by_group(place: topology.Topology, host: str) -> topology.Nodes:
     """The nodes of all ranks, without a store: for MPI, and process groups that others have made."""
     nodes = rank_objects.all_gather(_node_of(place, host)) if dist.get_world_size() > 1 else [(0, host)]
-    return topology.numbered(nodes, place.hosts)
+    return topology.assign_nodes(nodes, place.hosts)
 
 
 def _node_of(place: topology.Topology, host: str) -> tuple[int | None, str]:
-    known = place.hosts[place.node_rank] if place.node_told and place.hosts else host
-    return place.node_rank if place.node_told else None, known
+    known = place.hosts[place.node_rank] if place.node_known and place.hosts else host
+    return place.node_rank if place.node_known else None, known

@@ -78,7 +78,7 @@ def _here() -> Env:
     world = 1 if alone else dist.get_world_size()
     backend = "none" if alone else "mpi" if dist.get_backend() == "mpi" else dist.get_backend()
     # Otherwise the environment describes another world than this group, or the nodes of ranks are unknown.
-    node_ranks = topology.in_order(place) if world == place.world_size else ()
+    node_ranks = topology.nodes_in_order(place) if world == place.world_size else ()
     return Env(
         rank=place.rank if alone else dist.get_rank(),
         local_rank=place.local_rank,

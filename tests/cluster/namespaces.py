@@ -118,13 +118,13 @@ class Namespaces:
 
 def main(arguments: list[str]) -> int:
     prefix, *command = arguments
-    received = task_group.listen()
+    received = task_group.collect_signals()
     os.environ["LAUNCHER_JOB"] = os.environ["LAUNCHER_JOB_ID"]
     tasks = [
         subprocess.Popen(["ip", "netns", "exec", f"{prefix}-{node}", *command], env={**os.environ, **place})
         for node, place in enumerate(task_group.environments(HOSTS, 1))
     ]
-    return task_group.watch(tasks, received, 10, pause=0.1, go_on=True)
+    return task_group.watch(tasks, received, 10, pause=0.1, keep_going=True)
 
 
 if __name__ == "__main__":

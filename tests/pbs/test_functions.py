@@ -258,14 +258,14 @@ def test_a_submitter_that_comes_late_does_not_undo_a_checkpoint(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it is stopped with Ctrl-Z between qsub's answer and the naming of the payload."""
-    name_too = submitit_executor.name_too
+    link_as = submitit_executor.link_as
 
     def late(file: Path, name: Path) -> None:
         if name.name.endswith("_submitted.pkl"):
             until(lambda: list((tmp_path / "logs").glob("*_resubmitted.txt")), "the job goes on as another")
-        name_too(file, name)
+        link_as(file, name)
 
-    monkeypatch.setattr(submitit_executor, "name_too", late)
+    monkeypatch.setattr(submitit_executor, "link_as", late)
     made = executor(tmp_path, pbs_walltime="00:00:12", pbs_signal_delay_s=9)
     job = made.submit(functions.Counter(), 90, str(tmp_path))
     log = job.result()
@@ -367,7 +367,7 @@ def test_a_part_that_is_refused_takes_the_others_with_it(
 
     def second_fails(self: PBS, *arguments: Any, **options: Any) -> str:
         if sent:
-            raise Refused("no more", surely=True)
+            raise Refused("no more", definite=True)
         sent.append(submit(self, *arguments, **options))
         return sent[-1]
 
@@ -474,7 +474,7 @@ def test_nobody_hears_for_long_whether_there_is_a_job(
     stand_in: PbsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "launcher.schedulers.pbs.submitit_executor.submit_once", functools.partial(submit_once, patience=1)
+        "launcher.schedulers.pbs.submitit_executor.submit_once", functools.partial(submit_once, timeout=1)
     )
     made = executor(tmp_path)
     stand_in.down()

@@ -166,7 +166,7 @@ def probe_nvidia() -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         yield problem("gpus", "nvidia-smi did not answer within 8 s", "the driver hangs: ask who runs this machine")
         return
-    except command.PrintsTooMuch as error:
+    except command.OutputTooLong as error:
         yield problem("gpus", str(error), "it is not NVIDIA's: look at PATH")
         return
     yield from nvidia(done.stdout if done.returncode == 0 else done.stdout + done.stderr)

@@ -33,7 +33,7 @@ from launcher.runs.events import (
 )
 from launcher.runs.output import file_names
 from launcher.schedulers import notices, registry
-from launcher.schedulers.diagnosis import Past, RemembersJobs, WritesNotices
+from launcher.schedulers.diagnosis import JobExecution, RemembersJobs, WritesNotices
 from launcher.schedulers.scheduler import Queue, Scheduler
 from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
@@ -56,7 +56,7 @@ def of(seen: RunStatus) -> Evidence:
     return _with_texts(seen, attempt, None, evidence)
 
 
-def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: Past | None) -> Evidence:
+def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, past: JobExecution | None) -> Evidence:
     """What is known of any attempt.
 
     Args:
@@ -76,7 +76,7 @@ def of_attempt(seen: RunStatus, attempt: Attempt, following: Attempt | None, pas
         evidence = _with_texts(seen, attempt, following, evidence)
     if past is not None:
         memory = {**evidence.memory, **({"used": past.used} if past.used else {})}
-        evidence = replace(evidence, word=evidence.word or past.word, memory=memory)
+        evidence = replace(evidence, word=evidence.word or past.raw_state, memory=memory)
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     limit = scheduler.memory(seen.plan) if isinstance(scheduler, RemembersJobs) else seen.plan.mem
     if limit and "limit" not in evidence.memory:
@@ -180,7 +180,7 @@ def tail(path: Path, begin: int = 0, end: int | None = None, most: int = TAIL) -
     return lines[1 if start > begin else 0 : -1 if lines and not lines[-1] else None]
 
 
-def memories(seen: RunStatus, job_id: str | None) -> list[Past]:
+def memories(seen: RunStatus, job_id: str | None) -> list[JobExecution]:
     """What the scheduler remembers of all runs of a job, oldest first; nothing where it does not answer."""
     scheduler = registry.scheduler(seen.plan.cluster.scheduler)
     if job_id is None or not isinstance(scheduler, RemembersJobs):
@@ -188,7 +188,7 @@ def memories(seen: RunStatus, job_id: str | None) -> list[Past]:
     return scheduler.history(job_id, seen.plan.cluster.submit_timeout)
 
 
-def past_of(pasts: Sequence[Past], attempt: Attempt, *, last: bool) -> Past | None:
+def past_of(pasts: Sequence[JobExecution], attempt: Attempt, *, last: bool) -> JobExecution | None:
     """Which of the runs of its job an attempt was."""
     if last and pasts:
         return pasts[-1]

@@ -154,7 +154,7 @@ class Evidence:
     def said(self) -> str:
         """What the scheduler says of the job's end, in one word."""
         word = self.word.partition(" ")[0]
-        return word if word in TELLING else notices.word_of(self.notices) or (word if word in _WORDS else "")
+        return word if word in TELLING else notices.main_state(self.notices) or (word if word in _WORDS else "")
 
     @property
     def by_itself(self) -> bool:

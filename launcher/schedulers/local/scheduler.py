@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.failures.codes import NextReason
-from launcher.schedulers.allocation import Held, allocation
+from launcher.schedulers.allocation import Allocation, allocation
 from launcher.schedulers.job_environment import Scrubbed, scrubbed, without_own_defaults
 from launcher.schedulers.queries import Ending
 from launcher.schedulers.scheduler import Scheduler
@@ -52,7 +52,7 @@ class AllocationScheduler(LocalScheduler):
         """The scheduler's variables are kept: srun lives on them."""
         return scrubbed(environ, schedulers=False)
 
-    def held(self, environ: Mapping[str, str]) -> Held:
+    def held(self, environ: Mapping[str, str]) -> Allocation:
         found = allocation(environ)
         if found is None:
             raise ConfigError(
@@ -62,7 +62,7 @@ class AllocationScheduler(LocalScheduler):
             )
         return found
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= plan.resume.lead:
             return Ending(NextReason.TIME_LIMIT)  # it ends with its shell; there is nothing to go on in
-        return super().ending(plan, told=told, left=left)
+        return super().ending(plan, stop_requested=stop_requested, left=left)

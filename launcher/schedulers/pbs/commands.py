@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
+from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
 from launcher.schedulers.pbs.limits import Queue
 from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, SchedulerJob
@@ -85,7 +85,7 @@ class PBS:
         Raises:
             QueryError: it is not there, fails, or takes too long.
         """
-        return ask(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
+        return query(*command, timeout=self.timeout, environment=os.environ, good=good).stdout
 
     def jobs(self) -> dict[str, SchedulerJob]:
         """This user's jobs that are not over, and the subjobs of their arrays, by their short id."""
@@ -184,12 +184,12 @@ class PBS:
         """
         try:
             kept = {name: value for name, value in environment.items() if name != "PBS_DPREFIX"}
-            done = hand_over(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
+            done = run_submission(["qsub", *arguments, script], timeout=self.timeout, environment=kept, text=text)
         except NOT_ON_PATH:
-            raise Refused("qsub is not on this machine's PATH: submit from a login node", surely=True) from None
+            raise Refused("qsub is not on this machine's PATH: submit from a login node", definite=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"qsub did not answer within {self.timeout:g} s") from None
-        except PrintsTooMuch as error:
+        except OutputTooLong as error:
             raise NoAnswer(str(error)) from None
         ids = re.findall(r"^\s*(\d+(?:\[\])?\.\S+)\s*$", done.stdout, re.MULTILINE)  # a site's wrapper may print more
         if done.returncode == 0 and ids:
@@ -200,7 +200,7 @@ class PBS:
         hint = self._hint(done.returncode, words)
         raise Refused(
             f"qsub refused the job: {words.removeprefix('qsub: ')}" + (f" ({hint})" if hint else ""),
-            surely=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
+            definite=words.startswith("qsub: "),  # else a script of the site around it may have failed afterwards
         )
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
@@ -329,7 +329,7 @@ def parse_jobs(text: str) -> dict[str, SchedulerJob]:
 
 def _with_comment(job: SchedulerJob, comment: str) -> SchedulerJob:
     """The server ends the comment of a job that is over with what became of it, unless it is too long for qstat."""
-    state, word = job.state, job.word
+    state, word = job.state, job.raw_state
     if state is not JobState.GONE and comment == "Subjob finished":  # told of queued siblings of a deleted one as well
         return job
     if state is JobState.GONE:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.schedulers.detect import Kind, detect
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs, WritesNotices
 from launcher.schedulers.pbs.commands import PBS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class PBSDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSite)
 
         return pending.explain(waiting, Facts(PBS(timeout)))
 
-    def history(self, job_id: str, timeout: float) -> list[Past]:
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.pbs.history import history
 

@@ -13,7 +13,7 @@ from launcher import errors
 from launcher.files.shared_files import exists, is_transient, unwrap
 from launcher.processes import guard
 from launcher.runs.directory import require_private
-from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment, name_too
+from launcher.schedulers.pbs.submitit_environment import FIRST_JOB, PBSJobEnvironment, link_as
 
 if TYPE_CHECKING:
     from submitit.core.utils import JobPaths
@@ -63,7 +63,7 @@ def _name_payload(paths: JobPaths) -> None:
         told.write_text(os.environ.get("PBS_ARRAY_ID") or os.environ["PBS_JOBID"])
     if not unwrap(exists(paths.submitted_pickle)):
         with contextlib.suppress(FileNotFoundError):  # the submitter is just doing it
-            name_too(payload, paths.submitted_pickle)
+            link_as(payload, paths.submitted_pickle)
 
 
 def _clear_up(paths: JobPaths, *, first: bool) -> None:

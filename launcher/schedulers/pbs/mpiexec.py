@@ -25,20 +25,20 @@ exec {command}
 """
 
 
-def run(wanted: task_group.Wanted) -> int:
+def run(request: task_group.TaskRequest) -> int:
     """Runs `WORDS bash SCRIPT` and stays until it has ended; WORDS are mpiexec and its arguments.
 
     Returns:
         The exit status of mpiexec.
     """
-    folder, words = wanted.folder, wanted.words
+    folder, words = request.folder, request.mpiexec
     os.umask(0o077)
     folder.mkdir()
-    environment, script = task.hand_on(folder, os.environ), folder / "task.sh"
+    environment, script = task.write_environment(folder, os.environ), folder / "task.sh"
     script.write_text(
         SCRIPT.format(
             folder=shlex.quote(str(folder)), environment=environment.shell, guard=guard.VARIABLE,
-            cwd=shlex.quote(os.getcwd()), command=shlex.join(wanted.command),
+            cwd=shlex.quote(os.getcwd()), command=shlex.join(request.command),
         )
     )  # fmt: skip
     try:
@@ -47,6 +47,6 @@ def run(wanted: task_group.Wanted) -> int:
         print(f"launcher: {words[0]} (cluster.mpiexec) cannot be started: {error.strerror}", file=sys.stderr)
         return errors.NO_RETRY
     try:
-        return task_group.watch([process], wanted.told, wanted.grace, pause=0.1)
+        return task_group.watch([process], request.signals, request.grace, pause=0.1)
     finally:
         environment.remove()  # it may hold secrets, and nobody needs it any more

@@ -160,7 +160,7 @@ class Parameters:
             tasks=tasks,
             start=starters.spawn(
                 Raw(python), self.nodes, self.tasks_per_node, GRACE,
-                starter="mpiexec" if self.mpiexec else "pbsdsh", mpiexec=self.mpiexec, go_on=True,
+                starter="mpiexec" if self.mpiexec else "pbsdsh", mpiexec=self.mpiexec, keep_going=True,
             ),
             node=command([Raw(python), "-u", *own_module("launcher.schedulers.pbs.function")]),
             merge_output=self.stderr_to_stdout,

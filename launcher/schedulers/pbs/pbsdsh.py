@@ -20,7 +20,7 @@ from launcher.schedulers.pbs import task as pbs_task
 
 
 @contextlib.contextmanager
-def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.Handed) -> Iterator[None]:
+def _guarded(tasks: Sequence[pbs_task.PbsTask], environment: pbs_task.TaskEnvironment) -> Iterator[None]:
     """A process that kills the tasks and clears up when this one comes to a sudden end (Ctrl-C twice kills it)."""
     reading, writing = os.pipe()
     guard = os.fork()
@@ -51,13 +51,13 @@ def find(command: str = "pbsdsh") -> str | None:
     return shutil.which(command, path=os.pathsep.join(folders))
 
 
-def run(wanted: task_group.Wanted) -> int:
+def run(request: task_group.TaskRequest) -> int:
     """Runs the command on the first hosts of the job and stays until it has ended on all of them (see `task`).
 
     Returns:
         The exit status of the task that failed first, else 0.
     """
-    folder, nodes, tasks_per_node = wanted.folder, wanted.nodes, wanted.tasks_per_node
+    folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
     os.umask(0o077)
     pbsdsh = find()
     if pbsdsh is None:
@@ -72,8 +72,8 @@ def run(wanted: task_group.Wanted) -> int:
     hosts = list(lines)
     places = task_group.environments(hosts, tasks_per_node)
     folder.mkdir()
-    environment = pbs_task.hand_on(folder, {**os.environ, **places[0]})
-    pbs_task.write_script(folder, environment, os.getcwd(), wanted.command)
+    environment = pbs_task.write_environment(folder, {**os.environ, **places[0]})
+    pbs_task.write_script(folder, environment, os.getcwd(), request.command)
     tasks = [
         pbs_task.PbsTask(pbsdsh, lines[hosts[node]], hosts[node], folder, number, node)
         for node in range(nodes)
@@ -82,4 +82,6 @@ def run(wanted: task_group.Wanted) -> int:
     with _guarded(tasks, environment):
         for task in tasks:
             task.start()
-        return task_group.watch(tasks, wanted.told, wanted.grace, pause=max(0.1, 0.01 * len(tasks)), go_on=wanted.go_on)
+        return task_group.watch(
+            tasks, request.signals, request.grace, pause=max(0.1, 0.01 * len(tasks)), keep_going=request.keep_going
+        )

@@ -15,7 +15,7 @@ from launcher.schedulers.pbs import doctor
 from launcher.schedulers.pbs.commands import PBS, section
 from launcher.schedulers.pbs.facts import Facts, Node
 from launcher.schedulers.pbs.limits import Queue
-from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def survey(pbs: PBS, version: str) -> PBSSite:
     Raises:
         QueryError: qstat does not answer; without the others there is less to tell.
     """
-    ask = Asker()
+    ask = ErrorCollector()
     queues = tuple(pbs.queues())
     found: dict[str, Any] = {}
     nodes: list[Node] = []

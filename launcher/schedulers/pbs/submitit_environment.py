@@ -31,7 +31,7 @@ from launcher.schedulers.idempotent_submit import submit_once
 from launcher.schedulers.pbs.commands import PBS, TOKEN
 from launcher.schedulers.pbs.pbsdsh import find
 
-PATIENCE = 45.0  # seconds until a resubmission is given up; the job itself ends then
+TIMEOUT = 45.0  # seconds until a resubmission is given up; the job itself ends then
 FIRST_JOB = "LAUNCHER_FIRST_JOB"  # in a job that goes on with another one: that one's id
 
 
@@ -40,7 +40,7 @@ def resubmissions(paths: utils.JobPaths) -> Path:
     return Path(paths.submitted_pickle).with_name(f"{paths.job_id}_resubmitted.txt")
 
 
-def name_too(file: Path, name: Path) -> None:
+def link_as(file: Path, name: Path) -> None:
     """Gives a file another name as well, unless a file of that name is there."""
     run_files.make_folder(name.parent)
     try:
@@ -98,7 +98,7 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
 
     def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
         handler = _Handler(self, paths, submission)
-        signal.signal(signal.SIGTERM, handler.told_to_stop)
+        signal.signal(signal.SIGTERM, handler.handle_sigterm)
         signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
         if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
             alarm = threading.Timer(handler.deadline - time.time(), os.kill, (os.getpid(), self._usr_sig()))
@@ -117,7 +117,7 @@ class PBSJobEnvironment(job_environment.JobEnvironment):
             job_id = submit_once(
                 lambda: pbs.submit("-", os.environ, *arguments, text=text),
                 lambda: pbs.find(token, os.environ["PBS_JOBNAME"]),
-                patience=PATIENCE,
+                timeout=TIMEOUT,
             )
         except SubmissionError as error:
             raise utils.UncompletedJobError(f"checkpointed, but it does not go on: {error}") from None
@@ -146,7 +146,7 @@ class _Handler(job_environment.SignalHandler):
     def has_timed_out(self) -> bool:
         return time.time() >= self.deadline
 
-    def told_to_stop(self, signum: int, frame: types.FrameType | None = None) -> None:
+    def handle_sigterm(self, signum: int, frame: types.FrameType | None = None) -> None:
         self._only_this_one()
         if self.env.global_rank:
             self._exit()  # the first task checkpoints

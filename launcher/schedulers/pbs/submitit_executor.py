@@ -40,7 +40,7 @@ from launcher.schedulers.idempotent_submit import Refused, submit_once
 from launcher.schedulers.pbs import commands, directives
 from launcher.schedulers.pbs.environment import pbs_environment
 from launcher.schedulers.pbs.parameters import Parameters, folder_of
-from launcher.schedulers.pbs.submitit_environment import name_too, resubmissions
+from launcher.schedulers.pbs.submitit_environment import link_as, resubmissions
 from launcher.schedulers.pbs.task import exports
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob, parts
 
@@ -96,7 +96,7 @@ class PBSInfoWatcher(core.InfoWatcher):
             state, reason = "FORGOTTEN", ""
         else:
             self._misses.pop(job_id, None)
-            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.word)
+            state = NOT_OVER.get(job.state) or (OVER if job.state is JobState.GONE else job.raw_state)
             reason = job.reason
         self._info_dict[job_id] = {"JobID": job_id, "State": state, "Reason": reason}
 
@@ -108,7 +108,7 @@ class PBSInfoWatcher(core.InfoWatcher):
                 job = self._pbs.ended(self.current(job_id))
             except QueryError:
                 return "UNKNOWN"
-            info.update(State=job.word if job else "FORGOTTEN", Reason=job.reason if job else "")
+            info.update(State=job.raw_state if job else "FORGOTTEN", Reason=job.reason if job else "")
         return info.get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -294,10 +294,10 @@ class PBSExecutor(core.PicklingExecutor):
         jobs: list[core.Job[Any]] = [self.job_class(self.folder, each, range(self._num_tasks())) for each in ids]
         # The job looks for its payload under both names, and may have written a checkpoint under the new one already.
         for job, payload in zip(jobs, payloads, strict=True):
-            name_too(payload, job.paths.submitted_pickle)
+            link_as(payload, job.paths.submitted_pickle)
             payload.unlink()
         _remove(told)
-        name_too(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
+        link_as(script, jobs[0].paths.submission_file)  # a job that goes on as another one needs the first name
         return jobs
 
     def _check_size(self, payload: Path, count: int) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.formatting import format_size
-from launcher.schedulers.explanation import Option, may_have, ranks
+from launcher.formatting import format_size, plural
+from launcher.schedulers.explanation import Option, may_offer_fewer_nodes
 from launcher.schedulers.pbs.facts import Node, amount
 from launcher.spec.plan import JobPlan
 
@@ -87,8 +87,8 @@ def options(plan: JobPlan, nodes: Sequence[Node], now: float, *, fixed_nodes: bo
             0 < most < chunk.amounts.get(resource, 0) and resource not in plan.cluster.chunk
         ):  # which counts more than the key
             found += _less(plan, resource, most, now)
-    if may_have(plan, free, fixed=fixed_nodes):
-        note = f"{ranks(free * plan.procs_per_node)} instead of {plan.world_size}"
+    if may_offer_fewer_nodes(plan, free, fixed=fixed_nodes):
+        note = f"{plural(free * plan.procs_per_node, 'rank')} instead of {plan.world_size}"
         found.append(Option((f"nodes={free}",), now, note))
     return (asked, *found)
 
@@ -101,10 +101,12 @@ def _less(plan: JobPlan, resource: str, most: int, now: float) -> list[Option]:
     if resource == "ngpus":
         if plan.procs_per_node != plan.gpus_per_node:
             return []
-        return [Option((f"gpus_per_node={most}",), now, f"{ranks(plan.nodes * most)} instead of {plan.world_size}")]
+        return [
+            Option((f"gpus_per_node={most}",), now, f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")
+        ]
     if (each := most // plan.procs_per_node) >= 1 and each < plan.cpus_per_proc:
         return [Option((f"cpus_per_proc={each}",), now, "slower, if the ranks use their CPUs")]
     if plan.gpus_per_node or not most or most >= plan.procs_per_node:
         return []
     return [Option((f"procs_per_node={most}", "cpus_per_proc=1"), now,
-                   f"{ranks(plan.nodes * most)} instead of {plan.world_size}")]  # fmt: skip
+                   f"{plural(plan.nodes * most, 'rank')} instead of {plan.world_size}")]  # fmt: skip

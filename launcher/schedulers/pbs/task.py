@@ -35,7 +35,7 @@ from launcher.runs import event_file
 from launcher.runs.event_writer import current_attempt
 from launcher.runs.events import Fault
 
-PATIENCE = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
+SETTLE_TIME = 5.0  # seconds that one of pbsdsh's end and the task's exit status may lag behind the other
 LOOK = 1.0  # seconds between a task's looks at the file `signal`
 SIGNAL, NO_SIGNAL = "signal", "NONE"  # names are as long, and can be written over it on a full disk
 UNREACHABLE = 10.0  # seconds after SIGKILL until a task is given up: its node does not answer
@@ -104,7 +104,7 @@ def exports(environ: Mapping[str, str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Handed:
+class TaskEnvironment:
     """What tasks read their environment from: shell text that does it, and the files, which are to be removed.
 
     Attributes:
@@ -123,7 +123,7 @@ class Handed:
             secrets.remove(self.private)
 
 
-def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
+def write_environment(folder: Path, environ: Mapping[str, str]) -> TaskEnvironment:
     """Writes the environment of tasks into their folder, and what is secret of it into one of the user's own.
 
     Where that cannot be written to from this node, tasks get those secrets that the job itself was given.
@@ -143,10 +143,10 @@ def hand_on(folder: Path, environ: Mapping[str, str]) -> Handed:
             print(f"launcher: {error}: tasks get the secrets of the submission only", file=sys.stderr)
             if given := environ.get(secrets.FILE):
                 lines.append(f". {shlex.quote(given)}")
-    return Handed("\n".join(lines), shared, written)
+    return TaskEnvironment("\n".join(lines), shared, written)
 
 
-def write_script(folder: Path, environment: Handed, cwd: str, command: Sequence[str]) -> None:
+def write_script(folder: Path, environment: TaskEnvironment, cwd: str, command: Sequence[str]) -> None:
     """What all tasks of the folder run, and the file by which they are signalled.
 
     Args:
@@ -237,7 +237,7 @@ class PbsTask:
         over = (gone and (written or status)) or self._wanted is signal.SIGKILL
         # In a job that is being deleted PBS starts no task, and tells no pbsdsh any more that its task has ended.
         over = over or (self._wanted is not None and bool(written or not self._read("pid")))
-        if not over and time.monotonic() < self._half_over + PATIENCE:
+        if not over and time.monotonic() < self._half_over + SETTLE_TIME:
             return None
         if written:
             return int(written)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.files.os_errors import NOT_ON_PATH
-from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
+from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
-from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.queries import AnswerLost, JobOrigin, JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
 from launcher.units import parse_time
@@ -73,7 +73,7 @@ class Slurm:
         Raises:
             QueryError: it is not there, fails, or takes too long.
         """
-        return ask(*command, timeout=self.timeout, environment=quiet_environment()).stdout
+        return query(*command, timeout=self.timeout, environment=quiet_environment()).stdout
 
     def partitions(self) -> list[Partition]:
         """All partitions that this user can see."""
@@ -89,7 +89,7 @@ class Slurm:
             return {}
         try:
             jobs = self._queue()
-        except NoAnswerInTime:
+        except QueryTimeout:
             raise
         except QueryError as error:  # a site may have put something else in its place, or have no --me (before 20.02)
             try:
@@ -105,14 +105,14 @@ class Slurm:
         """What accounting remembers of these jobs; nothing where a site keeps none.
 
         Raises:
-            NoAnswerInTime: it may remember them, and is slow.
+            QueryTimeout: it may remember them, and is slow.
         """
         if not ids:
             return {}
         fields = f"--format={_SACCT}"
         try:
             text = self.run("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", ",".join(ids), fields)
-        except NoAnswerInTime:
+        except QueryTimeout:
             raise
         except QueryError:
             return {}
@@ -170,12 +170,12 @@ class Slurm:
         """
         command = ["sbatch", "--parsable", *arguments, script]
         try:
-            done = hand_over(command, timeout=self.timeout, environment=environment, umask=0o077)
+            done = run_submission(command, timeout=self.timeout, environment=environment, umask=0o077)
         except NOT_ON_PATH:
-            raise Refused("sbatch is not on this machine's PATH: submit from a login node", surely=True) from None
+            raise Refused("sbatch is not on this machine's PATH: submit from a login node", definite=True) from None
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"sbatch did not answer within {self.timeout:g} s") from None
-        except PrintsTooMuch as error:
+        except OutputTooLong as error:
             raise NoAnswer(str(error)) from None
         if done.returncode == 0 and (match := re.match(r"\d+", done.stdout.strip())):
             return match[0]  # --parsable prints ID or ID;CLUSTER
@@ -183,7 +183,7 @@ class Slurm:
         if NO_ANSWER.search(words):
             raise NoAnswer(words)
         # fatal: sbatch gave up before it asked anybody (no configuration, for one).
-        raise Refused(f"sbatch refused the job: {words}", surely="sbatch: fatal:" in words)
+        raise Refused(f"sbatch refused the job: {words}", definite="sbatch: fatal:" in words)
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
         """The same for a job with this token that starts when all these have ended, however they did."""
@@ -211,7 +211,7 @@ class Slurm:
         """
         self.run("scontrol", "update", f"JobId={job_id}", f"ArrayTaskThrottle={most}")
 
-    def word(self, job_id: str) -> tuple[str, str]:
+    def state_and_reason(self, job_id: str) -> tuple[str, str]:
         """State and reason of one job that is not over, in Slurm's words."""
         state, _, reason = self.run("squeue", "--noheader", "--jobs", job_id, "--format=%T|%r").strip().partition("|")
         return state, reason

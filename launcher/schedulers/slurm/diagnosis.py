@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, Past, RemembersJobs, WritesNotices
+from launcher.schedulers.diagnosis import DescribesSite, ExplainsPending, JobExecution, RemembersJobs, WritesNotices
 from launcher.schedulers.slurm.commands import Slurm
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SlurmDiagnosis(ExplainsPending, RemembersJobs, WritesNotices, DescribesSit
 
         return pending.explain(waiting, Facts(timeout))
 
-    def history(self, job_id: str, timeout: float) -> list[Past]:
+    def history(self, job_id: str, timeout: float) -> list[JobExecution]:
         # Lazily: only whoever asks for it needs it: states of jobs take no longer than they must
         from launcher.schedulers.slurm.history import history
 

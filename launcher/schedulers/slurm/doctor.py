@@ -8,7 +8,7 @@ from launcher.config.schema import Cluster
 from launcher.errors import near
 from launcher.findings import Finding, ok, problem
 from launcher.formatting import format_size, format_time
-from launcher.schedulers.checks import Answer, listed, reachable, stated_limits, timed
+from launcher.schedulers.checks import TimedOutput, listed, reachable, stated_limits, timed
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import slurm_version
@@ -93,7 +93,7 @@ def _limits(each: Partition) -> str:
     return f"nodes: {nodes}{most}; up to {'any time' if each.time is None else format_time(each.time)}"
 
 
-def accounting(answer: Answer) -> Finding:
+def accounting(answer: TimedOutput) -> Finding:
     """Whether sacct works. The launcher does without, and knows less of jobs that ended badly."""
     if answer.error:
         return ok("accounting", f"not there, which the launcher does without ({_short(answer.error)})")

@@ -37,7 +37,7 @@ class SlurmInfoWatcher(slurm.SlurmInfoWatcher):
             return  # Slurm does not answer: nothing is known that was not known before
         for job_id in waiting:
             if job_id in known:
-                state = NOT_OVER.get(known[job_id].state, known[job_id].word)
+                state = NOT_OVER.get(known[job_id].state, known[job_id].raw_state)
                 self._info_dict[job_id] = {"JobID": job_id, "State": state, "NodeList": ""}
                 self._misses.pop(job_id, None)
                 continue

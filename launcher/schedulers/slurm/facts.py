@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.schedulers.command import ask
+from launcher.schedulers.command import query
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm, quiet_environment
 from launcher.units import parse_local_time, parse_time
@@ -108,7 +108,7 @@ class Facts:
 
     def _run(self, *command: str) -> str:
         self.asked += 1
-        return ask(*command, timeout=self.timeout, environment=self.environment).stdout
+        return query(*command, timeout=self.timeout, environment=self.environment).stdout
 
     def pending(self, job_id: str) -> Pending:
         return parse_pending(self._run("scontrol", "show", "job", job_id))
@@ -140,7 +140,7 @@ class Facts:
     def trial(self, options: Sequence[str], environment: Mapping[str, str]) -> Trial:
         """When a job with these options of sbatch would start. Nothing is submitted."""
         self.asked += 1
-        done = ask(
+        done = query(
             "sbatch", "--test-only", *options, "--wrap=true", timeout=self.timeout, environment=environment, good=(0, 1)
         )
         return parse_trial(done.stderr + done.stdout)

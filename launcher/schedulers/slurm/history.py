@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.schedulers.diagnosis import Past
+from launcher.schedulers.diagnosis import JobExecution
 from launcher.schedulers.queries import QueryError
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.units import parse_size
@@ -13,7 +13,7 @@ from launcher.units import parse_size
 _FIELDS = "JobID,State,Start,End,MaxRSS"
 
 
-def history(slurm: Slurm, job_id: str) -> list[Past]:
+def history(slurm: Slurm, job_id: str) -> list[JobExecution]:
     """All runs of the job, oldest first, with the most memory of one task of any step; none where a site keeps no
     accounting."""
     try:
@@ -23,7 +23,7 @@ def history(slurm: Slurm, job_id: str) -> list[Past]:
     return parse(text)
 
 
-def parse(text: str) -> list[Past]:
+def parse(text: str) -> list[JobExecution]:
     """The output of that sacct: a line for each run of the job, and below it one for each of its steps."""
     lines = [line.split("|") for line in text.splitlines() if line.count("|") == _FIELDS.count(",")]
     groups: list[tuple[Sequence[str], list[int]]] = []
@@ -36,7 +36,7 @@ def parse(text: str) -> list[Past]:
     for (_, state, begin, end, _), sizes in groups:
         words = state.split()  # CANCELLED by 1000
         by = words[2] if words[1:2] == ["by"] and len(words) > 2 else ""
-        found.append(Past(words[0] if words else "", by, begin, end, max(sizes, default=None)))
+        found.append(JobExecution(words[0] if words else "", by, begin, end, max(sizes, default=None)))
     return found
 
 

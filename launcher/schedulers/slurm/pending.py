@@ -12,7 +12,7 @@ from typing import TypeVar
 from launcher.formatting import format_time, plural
 from launcher.schedulers.explanation import CLEARLY, Explanation, Option, Waiting, commands, sooner
 from launcher.schedulers.job_environment import job_environment
-from launcher.schedulers.queries import JobState, NoAnswerInTime, QueryError
+from launcher.schedulers.queries import JobState, QueryError, QueryTimeout
 from launcher.schedulers.slurm import suggestions
 from launcher.schedulers.slurm.commands import STATES
 from launcher.schedulers.slurm.facts import Facts, Nodes, PartitionFacts, Pending, Reservation
@@ -40,7 +40,7 @@ class _Answers:
             return what()
         except QueryError as error:
             self.notes.append(f"not answered: {error}")
-            self.hung = isinstance(error, NoAnswerInTime)
+            self.hung = isinstance(error, QueryTimeout)
             return other
 
 

@@ -71,11 +71,11 @@ class SlurmScheduler(Queue, Requeues, ShowsPreemption, ExcludesNodes, SlurmDiagn
             return None
         return "sbatch is not on this machine's PATH: submit from a login node of the cluster, or use cluster=local"
 
-    def ending(self, plan: JobPlan, *, told: bool, left: float) -> Ending | None:
+    def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
         if left <= 0:
             return None
         try:
-            state, reason = Slurm(JOB_TIMEOUT).word(os.environ["LAUNCHER_JOB_ID"])
+            state, reason = Slurm(JOB_TIMEOUT).state_and_reason(os.environ["LAUNCHER_JOB_ID"])
         except QueryError:  # then the answer to a requeue will tell
             return None
         if state == "RUNNING" or reason == "TimeLimit":

@@ -12,7 +12,7 @@ from launcher.config.schema import Cluster
 from launcher.errors import ConfigError, near
 from launcher.findings import Finding, ok, problem
 from launcher.formatting import format_time, plural
-from launcher.schedulers.site import Asker, Site, head, memory, plain_name, scalar
+from launcher.schedulers.site import ErrorCollector, Site, head, memory, plain_name, scalar
 from launcher.schedulers.slurm import doctor
 from launcher.schedulers.slurm.commands import Slurm
 from launcher.schedulers.slurm.facts import (
@@ -124,7 +124,7 @@ def survey(slurm: Slurm) -> SlurmSite:
     Raises:
         QueryError: sinfo does not answer; without the others there is less to tell.
     """
-    ask = Asker()
+    ask = ErrorCollector()
     partitions = tuple(slurm.partitions())
     settings: dict[str, str] = {}
     told: list[PartitionFacts] = []

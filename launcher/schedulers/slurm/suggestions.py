@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.formatting import format_time
-from launcher.schedulers.explanation import may_have, ranks
+from launcher.formatting import format_time, plural
+from launcher.schedulers.explanation import may_offer_fewer_nodes
 from launcher.schedulers.slurm import directives
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation
 from launcher.spec.plan import JobPlan
@@ -226,6 +226,6 @@ def _smaller(plan: JobPlan, free: int, fixed: bool) -> list[Change]:
     """Fewer nodes: as many as are idle now, half of them, and the fewest that the run can do with."""
     return [
         Change((f"nodes={n}",), dataclasses.replace(plan, nodes=n, min_nodes=min(plan.min_nodes, n)),
-               f"{ranks(n * plan.procs_per_node)} instead of {plan.world_size}")
-        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes)) if may_have(plan, n, fixed=fixed)
+               f"{plural(n * plan.procs_per_node, 'rank')} instead of {plan.world_size}")
+        for n in dict.fromkeys((free, plan.nodes // 2, plan.min_nodes)) if may_offer_fewer_nodes(plan, n, fixed=fixed)
     ]  # fmt: skip

@@ -28,7 +28,7 @@ Change = Callable[[bytes], bytes]
 @pytest.fixture(autouse=True)
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm runs two jobs, and has forgotten all others."""
-    jobs = {job: SchedulerJob(job, JobState.RUNNING, "RUNNING", comment="", left=60) for job in ("7", "100_1")}
+    jobs = {job: SchedulerJob(job, JobState.RUNNING, "RUNNING", comment="", time_left=60) for job in ("7", "100_1")}
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
 

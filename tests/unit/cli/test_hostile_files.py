@@ -48,7 +48,7 @@ MEMORY = 1 << 30  # bytes that a test may take besides what the process has
 @pytest.fixture(autouse=True)
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm knows one job that runs, and has forgotten all others."""
-    jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", left=60)}
+    jobs = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", time_left=60)}
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
     monkeypatch.setattr("launcher.schedulers.slurm.history.history", lambda *_: [])

@@ -19,7 +19,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Attempt, Run
 from launcher.schedulers import registry
-from launcher.schedulers.diagnosis import Past, RemembersJobs
+from launcher.schedulers.diagnosis import JobExecution, RemembersJobs
 from launcher.schedulers.pbs import history as pbs_history
 from launcher.schedulers.queries import JobState
 from launcher.schedulers.slurm import history
@@ -168,7 +168,7 @@ def test_the_job_of_another_attempt_has_an_output_of_its_own(made: Run) -> None:
 
 
 def test_accounting_adds_who_cancelled_and_the_memory(made: Run, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "memories", lambda *_: [Past("CANCELLED", by="0", used=5000)])
+    monkeypatch.setattr(evidence, "memories", lambda *_: [JobExecution("CANCELLED", by="0", used=5000)])
     attempt(made, ended=143, cause="it was asked to stop", code="stopped_early")
     told = verdict(call)
     assert (told["kind"], told["cancelled_by"], told["memory"]["used"]) == ("cancelled", "root", 5000)
@@ -285,8 +285,8 @@ SACCT = """\
 
 def test_accountings_answer_is_read() -> None:
     first, second = history.parse(SACCT)
-    assert first == Past("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
-    assert (second.word, second.by, second.used) == ("CANCELLED", "1000", None)
+    assert first == JobExecution("PREEMPTED", "", "2026-11-21T21:08:34", "2026-11-21T21:10:05", int(389.5 * 1024**2))
+    assert (second.raw_state, second.by, second.used) == ("CANCELLED", "1000", None)
     assert history.parse("") == []
 
 
@@ -307,8 +307,8 @@ def test_what_pbs_remembers() -> None:
         "comment": "Job run at Sat Nov 21 on (n1) and terminated by ann@login1",
         "resources_used": {"mem": "2048kb"},
     }
-    assert pbs_history.parse(record) == Past("", by="ann", used=2 << 20)
-    assert pbs_history.parse({}) == Past("")
+    assert pbs_history.parse(record) == JobExecution("", by="ann", used=2 << 20)
+    assert pbs_history.parse({}) == JobExecution("")
 
 
 @pytest.mark.parametrize(("scheduler", "limit"), [("slurm", 2 << 30), ("pbs", 6 << 30)])

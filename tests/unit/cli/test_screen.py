@@ -91,7 +91,7 @@ def test_bars_show_texts_as_they_are() -> None:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm has a word that acts upon a terminal for each job."""
     jobs = {
-        job: SchedulerJob(job, JobState.PENDING, f"PENDING{TITLE}", f"Reason{ABOVE}\nforged  done", left=60)
+        job: SchedulerJob(job, JobState.PENDING, f"PENDING{TITLE}", f"Reason{ABOVE}\nforged  done", time_left=60)
         for job in ("7", "100_0", "100_1")
     }
     monkeypatch.setattr(Slurm, "jobs", lambda *_: dict(jobs))

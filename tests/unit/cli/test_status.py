@@ -31,7 +31,7 @@ from launcher.runs import event_file
 from launcher.runs import events as kinds
 from launcher.runs.directory import Run
 from launcher.schedulers.pbs.commands import PBS
-from launcher.schedulers.queries import JobState, NoAnswerInTime, QueryError, SchedulerJob
+from launcher.schedulers.queries import JobState, QueryError, QueryTimeout, SchedulerJob
 from launcher.schedulers.slurm.commands import Slurm, parse_jobs, parse_records
 from launcher.submission.submit import require_over
 from tests.unit.clock import Clock
@@ -179,7 +179,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         def told(what: Jobs | Exception | None) -> dict[str, SchedulerJob]:
             if isinstance(what, Exception):
                 raise what
-            return {job: SchedulerJob(job, state, word, left=100) for job, (state, word) in (what or {}).items()}
+            return {job: SchedulerJob(job, state, word, time_left=100) for job, (state, word) in (what or {}).items()}
 
         def listed(_: object) -> dict[str, SchedulerJob]:
             asked.append("squeue")
@@ -385,7 +385,7 @@ def test_runs_that_nobody_remembers_are_asked_about_together_again_and_again(
 
 # -- no answer
 
-SILENT = NoAnswerInTime("squeue did not answer within 10 s")
+SILENT = QueryTimeout("squeue did not answer within 10 s")
 
 
 def test_a_scheduler_that_does_not_answer_makes_a_partial_answer(
@@ -438,7 +438,7 @@ def test_accounting_that_is_slow_leaves_a_run_unknown_and_one_that_is_not_there_
         monkeypatch.setattr(Slurm, "run", fails)
         return str(rows(tmp_path)["a"]["state"])
 
-    assert run(NoAnswerInTime("sacct did not answer within 10 s")) == "unknown"
+    assert run(QueryTimeout("sacct did not answer within 10 s")) == "unknown"
     assert run(QueryError("sacct failed (exit 1): Slurm accounting storage is disabled")) == "lost"
 
 
@@ -490,8 +490,8 @@ def test_who_waits_for_a_scheduler_says_so_once(
 )  # fmt: skip
 def test_squeue_tells_what_is_left_of_the_wall_time(text: str, seconds: int | None) -> None:
     line = f"{'7':64}{'RUNNING':32}{'None':64}{'launcher-1':256}{text:32}"
-    assert parse_jobs(line)["7"].left == seconds
-    assert parse_jobs(line[:416])["7"].left is None  # of a site whose squeue tells less
+    assert parse_jobs(line)["7"].time_left == seconds
+    assert parse_jobs(line[:416])["7"].time_left is None  # of a site whose squeue tells less
 
 
 RECORDS = (

@@ -228,7 +228,7 @@ NOTICES = [
 @pytest.mark.parametrize(("line", "word"), NOTICES)
 def test_what_a_scheduler_wrote_is_read(line: str, word: str) -> None:
     (found,) = lines(line)
-    assert (found.word, found.line) == (word, line)
+    assert (found.state, found.line) == (word, line)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_a_scheduler_wrote_is_read(line: str, word: str) -> None:
 )  # fmt: skip
 def test_how_much_memory_it_had_is_read(line: str, used: int, limit: int) -> None:
     (found,) = lines(line)
-    assert (found.word, found.used, found.limit) == ("OUT_OF_MEMORY", used, limit)
+    assert (found.state, found.used, found.limit) == ("OUT_OF_MEMORY", used, limit)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_how_much_memory_it_had_is_read(line: str, used: int, limit: int) -> Non
 def test_when_slurm_ended_it_is_read(at: str, told: float | None) -> None:
     """SLURM_TIME_FORMAT may write another form."""
     (found,) = lines(f"slurmstepd-node1: error: *** JOB 2 ON node1 CANCELLED AT {at} ***")
-    assert (found.word, found.time) == ("CANCELLED", told)
+    assert (found.state, found.time) == ("CANCELLED", told)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_only_who_may_have_written_a_line_is_believed(scheduler: str, known: lis
     told = (NOTICES[0][0], "=>> PBS: job killed: walltime 70 exceeded limit 60")
     assert [bool(notices.find([line], forms)) for line in told] == known
     (kernel,) = notices.find(["Memory cgroup out of memory: Killed process 7"], forms)
-    assert kernel.word == "OUT_OF_MEMORY"
+    assert kernel.state == "OUT_OF_MEMORY"
 
 
 def test_a_queue_that_writes_no_notices_has_none_of_others() -> None:

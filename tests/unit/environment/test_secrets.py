@@ -352,7 +352,7 @@ def test_paths_and_short_words_are_no_secrets(tmp_path: Path) -> None:
 def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "own"))
     (tmp_path / "tasks").mkdir()
-    handed = task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
+    handed = task.write_environment(tmp_path / "tasks", {"HF_TOKEN": "o'ne", "PLAIN": "two"})
     assert "o'ne" not in "".join(path.read_text() for path in (tmp_path / "tasks").iterdir())
     done = subprocess.run(
         ["bash", "-c", f'{handed.shell}\necho "$HF_TOKEN $PLAIN"'], capture_output=True, text=True, check=True, env={}
@@ -364,7 +364,10 @@ def test_what_tasks_of_pbs_read_is_in_no_file_of_the_run(tmp_path: Path, monkeyp
     assert (tmp_path / "tasks").is_dir()
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHER_SECRETS_DIR", str(tmp_path / "file"))  # a home that cannot be written to
-    assert "/given" in task.hand_on(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
+    assert (
+        "/given"
+        in task.write_environment(tmp_path / "tasks", {"HF_TOKEN": "x", "LAUNCHER_SECRETS_FILE": "/given"}).shell
+    )
 
 
 @pytest.mark.parametrize(("words", "key"), [

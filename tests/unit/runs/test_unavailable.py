@@ -50,7 +50,7 @@ NUMBERS = pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 @pytest.fixture(autouse=True)
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm runs one job, and has forgotten all others."""
-    monkeypatch.setattr(Slurm, "jobs", lambda *_: {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", left=60)})
+    monkeypatch.setattr(Slurm, "jobs", lambda *_: {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", time_left=60)})
     monkeypatch.setattr(Slurm, "accounting", lambda *_: {})
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.findings import Level
 from launcher.schedulers import checks
-from launcher.schedulers.checks import Answer
+from launcher.schedulers.checks import TimedOutput
 from launcher.schedulers.queries import QueryError
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
@@ -15,12 +15,12 @@ OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
 @pytest.mark.parametrize(
     ("answer", "level"),
     [
-        (Answer("x", 0.1), OK),
-        (Answer("x", 20.0), WARNING),
-        (Answer(error="squeue did not answer within 8 s"), PROBLEM),
+        (TimedOutput("x", 0.1), OK),
+        (TimedOutput("x", 20.0), WARNING),
+        (TimedOutput(error="squeue did not answer within 8 s"), PROBLEM),
     ],
 )
-def test_a_scheduler_that_does_not_answer_is_a_problem(answer: Answer, level: Level) -> None:
+def test_a_scheduler_that_does_not_answer_is_a_problem(answer: TimedOutput, level: Level) -> None:
     (found,) = checks.reachable("Slurm", "22.05.8", answer, "SLURM_CONF")
     assert (found.level, "SLURM_CONF wrong" in found.do) == (level, level is PROBLEM)
 

@@ -9,42 +9,42 @@ from pathlib import Path
 import pytest
 
 from launcher.schedulers import command
-from launcher.schedulers.command import PrintsTooMuch, ask, hand_over
-from launcher.schedulers.queries import NoAnswerInTime, QueryError
+from launcher.schedulers.command import OutputTooLong, query, run_submission
+from launcher.schedulers.queries import QueryError, QueryTimeout
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_what_goes_on_printing_is_ended(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "MOST", 1 << 20)
+    monkeypatch.setattr(command, "MAX_OUTPUT", 1 << 20)
     with pytest.raises(QueryError, match="sh printed more than 1 MiB, which is no answer"):
-        ask("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
-    with pytest.raises(PrintsTooMuch):
-        hand_over(["sh", "-c", f"exec yes {where}"], timeout=60, environment=os.environ)
+        query("sh", "-c", f"exec yes {where}", timeout=60, environment=os.environ)
+    with pytest.raises(OutputTooLong):
+        run_submission(["sh", "-c", f"exec yes {where}"], timeout=60, environment=os.environ)
 
 
 def test_what_takes_too_long_is_ended() -> None:
-    with pytest.raises(NoAnswerInTime, match=r"sleep did not answer within 0\.01 s"):
-        ask("sleep", "1000", timeout=0.01, environment=os.environ)
+    with pytest.raises(QueryTimeout, match=r"sleep did not answer within 0\.01 s"):
+        query("sleep", "1000", timeout=0.01, environment=os.environ)
     with pytest.raises(subprocess.TimeoutExpired):
-        hand_over(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], timeout=0.01, environment=os.environ)
+        run_submission(["sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"], timeout=0.01, environment=os.environ)
 
 
 def test_output_errors_code_and_input(tmp_path: Path) -> None:
     text = "größe\n" * 50_000  # more than a pipe holds
-    done = hand_over(
+    done = run_submission(
         ["sh", "-c", "cat; umask >&2; exit 3"], timeout=60, environment=os.environ, text=text, umask=0o077
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == (text, "0077\n", 3)
-    assert hand_over(["sh", "-c", "exit 1"], timeout=60, environment=os.environ, text=text).returncode == 1
+    assert run_submission(["sh", "-c", "exit 1"], timeout=60, environment=os.environ, text=text).returncode == 1
     assert (
-        ask("sh", "-c", r"printf 'a\377\r\n'", timeout=60, environment=os.environ).stdout
+        query("sh", "-c", r"printf 'a\377\r\n'", timeout=60, environment=os.environ).stdout
         == "a\N{REPLACEMENT CHARACTER}\n"
     )
-    assert ask("cat", timeout=60, environment=os.environ).stdout == ""
+    assert query("cat", timeout=60, environment=os.environ).stdout == ""
     with pytest.raises(QueryError, match=r"sh failed \(exit 2\): words"):
-        ask("sh", "-c", "echo words >&2; exit 2", timeout=60, environment=os.environ)
+        query("sh", "-c", "echo words >&2; exit 2", timeout=60, environment=os.environ)
     with pytest.raises(QueryError, match="nothing-like-this is not on this machine's PATH"):
-        ask("nothing-like-this", timeout=60, environment=os.environ)
+        query("nothing-like-this", timeout=60, environment=os.environ)
 
 
 def test_descriptors_are_inherited_by_what_hands_over_alone() -> None:
@@ -52,8 +52,8 @@ def test_descriptors_are_inherited_by_what_hands_over_alone() -> None:
     try:
         os.set_inheritable(write, True)
         shown = ["sh", "-c", f"test -e /proc/self/fd/{write} && echo there; true"]
-        assert hand_over(shown, timeout=60, environment=os.environ).stdout == "there\n"
-        assert ask(*shown, timeout=60, environment=os.environ).stdout == ""
+        assert run_submission(shown, timeout=60, environment=os.environ).stdout == "there\n"
+        assert query(*shown, timeout=60, environment=os.environ).stdout == ""
     finally:
         os.close(read)
         os.close(write)

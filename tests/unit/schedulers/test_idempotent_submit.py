@@ -14,7 +14,7 @@ from launcher.errors import SubmissionError
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused, submit_once
 from launcher.schedulers.queries import QueryError
 
-SURE = Refused("fatal: no configuration", surely=True)
+SURE = Refused("fatal: no configuration", definite=True)
 REFUSED = Refused("invalid account")
 SILENT = NoAnswer("timed out")
 DOWN = QueryError("squeue failed")
@@ -105,7 +105,7 @@ def test_patience_has_an_end_and_then_nobody_claims_to_know(
     with pytest.raises(
         SubmissionError, match="did not answer for 100 s, so nobody knows whether it took the job"
     ) as error:
-        Scheduler(sends, finds).submit(before=before, patience=100.0)
+        Scheduler(sends, finds).submit(before=before, timeout=100.0)
     assert not isinstance(error.value, Refused)
     assert 100 <= sum(clock.pauses) <= 120
     assert clock.pauses[0] <= 0.5 < clock.pauses[-1]  # they grow

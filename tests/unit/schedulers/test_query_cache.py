@@ -13,7 +13,7 @@ import pytest
 
 from launcher.schedulers import query_cache
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
-from launcher.schedulers.query_cache import Answer, Shared, ask, interval
+from launcher.schedulers.query_cache import JobSnapshot, SharedSnapshot, interval, take_snapshot
 
 JOBS = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60), "8": SchedulerJob("8", JobState.PENDING, "PD")}
 
@@ -59,8 +59,8 @@ def test_an_answer_is_good_for_longer_while_nothing_changes_or_asking_takes_long
 
 def test_what_one_command_has_heard_another_is_told(own_cache: Path) -> None:
     first, second = Scheduler(), Scheduler()
-    told = Shared("slurm").get(60, first, 1)
-    again = Shared("slurm").get(60, second, 1)
+    told = SharedSnapshot("slurm").get(60, first, 1)
+    again = SharedSnapshot("slurm").get(60, second, 1)
     assert (first.asked, second.asked) == (1, 0)
     assert (told.jobs, told.own, again.own) == (JOBS, True, False)
     assert again.jobs == JOBS
@@ -71,30 +71,32 @@ def test_what_one_command_has_heard_another_is_told(own_cache: Path) -> None:
 
 def test_another_scheduler_is_asked_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
-    Shared("pbs").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
+    SharedSnapshot("pbs").get(60, scheduler, 1)
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     monkeypatch.setattr("socket.gethostname", lambda: "other")
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 4
 
 
 def test_an_answer_that_is_old_or_from_before_what_one_knows_is_asked_for_again() -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
-    Shared("slurm").get(-1, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(-1, scheduler, 1)
     assert scheduler.asked == 2
-    Shared("slurm").get(60, scheduler, 1, newer=time.time())
+    SharedSnapshot("slurm").get(60, scheduler, 1, newer=time.time())
     assert scheduler.asked == 3
-    Shared("slurm").forget()
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").forget()
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 4
 
 
 def test_eight_commands_at_once_ask_once() -> None:
     scheduler, told = Scheduler(slow=0.2), []
-    commands = [threading.Thread(target=lambda: told.append(Shared("slurm").get(60, scheduler, 60))) for _ in range(8)]
+    commands = [
+        threading.Thread(target=lambda: told.append(SharedSnapshot("slurm").get(60, scheduler, 60))) for _ in range(8)
+    ]
     for each in commands:
         each.start()
     for each in commands:
@@ -111,51 +113,51 @@ def test_who_waits_for_a_command_that_hangs_asks_for_himself() -> None:
         over.wait(60)
         return {}
 
-    other = threading.Thread(target=lambda: Shared("slurm").get(60, hangs, 1))
+    other = threading.Thread(target=lambda: SharedSnapshot("slurm").get(60, hangs, 1))
     other.start()
     assert asked.wait(60)
-    assert Shared("slurm").get(60, asks, 0.1).jobs == JOBS
+    assert SharedSnapshot("slurm").get(60, asks, 0.1).jobs == JOBS
     assert asks.asked == 1
     over.set()
     other.join()
 
 
 def test_a_scheduler_that_does_not_answer_is_told_to_the_others_with_what_it_said_before() -> None:
-    Shared("slurm").get(60, Scheduler(), 1)
+    SharedSnapshot("slurm").get(60, Scheduler(), 1)
     silent, other = Scheduler("squeue did not answer within 10 s"), Scheduler()
-    told = Shared("slurm").get(-1, silent, 1)
-    again = Shared("slurm").get(60, other, 1)
+    told = SharedSnapshot("slurm").get(-1, silent, 1)
+    again = SharedSnapshot("slurm").get(60, other, 1)
     assert (silent.asked, other.asked) == (1, 0)
     assert told.problem == again.problem == "squeue did not answer within 10 s"
     assert set(told.jobs) == set(again.jobs) == {"7", "8"}
     assert again.asked is not None
-    assert again.asked < again.told
+    assert again.asked < again.completed
 
 
 def test_without_an_answer_before_there_is_none() -> None:
-    told = ask(Scheduler("no"))
+    told = take_snapshot(Scheduler("no"))
     assert (told.jobs, told.asked, told.problem) == ({}, None, "no")
-    assert ask(Scheduler(), told).jobs == JOBS
+    assert take_snapshot(Scheduler(), told).jobs == JOBS
 
 
 @pytest.mark.parametrize("which", ["file", "folder"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_what_others_can_write_to_is_not_believed(own_cache: Path, which: str, mode: int) -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     path = the_file(own_cache) if which == "file" else own_cache / "answers"
     path.chmod(path.stat().st_mode | mode)
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 2
 
 
 def test_somebody_elses_file_and_a_link_are_not_believed(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     file = the_file(own_cache)
     elsewhere = file.rename(own_cache / "elsewhere")
     file.symlink_to(elsewhere)
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 2
     before = os.fstat
 
@@ -164,27 +166,27 @@ def test_somebody_elses_file_and_a_link_are_not_believed(own_cache: Path, monkey
         return os.stat_result([*status[:4], status[4] + 1, *status[5:]])
 
     monkeypatch.setattr(query_cache.os, "fstat", foreign)
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 3
 
 
 @pytest.mark.parametrize("told", [0.0, 1e12])
 def test_times_that_cannot_be_make_an_answer_old(own_cache: Path, told: float) -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     values = json.loads(the_file(own_cache).read_text())
     the_file(own_cache).write_text(json.dumps({**values, "told": told}))
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     assert scheduler.asked == 2
 
 
 def test_a_damaged_answer_is_asked_for_again(own_cache: Path) -> None:
     scheduler = Scheduler()
-    Shared("slurm").get(60, scheduler, 1)
+    SharedSnapshot("slurm").get(60, scheduler, 1)
     whole = the_file(own_cache).read_bytes()
     for place in range(len(whole)):
         the_file(own_cache).write_bytes(whole[:place])
-        told = Shared("slurm").get(60, scheduler, 1)
+        told = SharedSnapshot("slurm").get(60, scheduler, 1)
         assert told.jobs.keys() == JOBS.keys()
     assert scheduler.asked == 1 + len(whole)
 
@@ -193,11 +195,11 @@ def test_where_nothing_can_be_kept_each_command_asks(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHER_CACHE_DIR", str(tmp_path / "file"))
     scheduler = Scheduler()
-    assert [Shared("slurm").get(60, scheduler, 1).jobs for _ in range(2)] == [JOBS, JOBS]
+    assert [SharedSnapshot("slurm").get(60, scheduler, 1).jobs for _ in range(2)] == [JOBS, JOBS]
     assert scheduler.asked == 2
 
 
 def test_an_answer_from_the_future_is_not_good() -> None:
-    assert not Answer(JOBS, 100, 100).good(60, now=50)
-    assert Answer(JOBS, 100, 100).good(60, now=160)
-    assert not Answer(JOBS, 100, 100).good(60, now=161)
+    assert not JobSnapshot(JOBS, 100, 100).is_fresh(60, now=50)
+    assert JobSnapshot(JOBS, 100, 100).is_fresh(60, now=160)
+    assert not JobSnapshot(JOBS, 100, 100).is_fresh(60, now=161)

@@ -13,9 +13,9 @@ from launcher.schedulers.topology import (
     Nodes,
     Topology,
     TopologyError,
+    assign_nodes,
     derive,
-    in_order,
-    numbered,
+    nodes_in_order,
 )
 
 NODE_FILES = {
@@ -222,9 +222,11 @@ def openmpi(ranks_on: list[str], *, allocation: str) -> list[tuple[str, Topology
     ],
 )
 def test_where_mpis_ranks_are_is_what_they_tell_each_other(ranks_on: list[str], of_ranks: tuple[int, ...]) -> None:
-    told = [(each.node_rank if each.node_told else None, host) for host, each in openmpi(ranks_on, allocation="n[1-3]")]
+    told = [
+        (each.node_rank if each.node_known else None, host) for host, each in openmpi(ranks_on, allocation="n[1-3]")
+    ]
     hosts = tuple(dict.fromkeys(ranks_on))
-    assert numbered(told) == Nodes(of_ranks, hosts)
+    assert assign_nodes(told) == Nodes(of_ranks, hosts)
     masters = {each.master for _, each in openmpi(ranks_on, allocation=f"n[1-{len(hosts)}]")}
     assert masters == {"n1"}
 
@@ -259,17 +261,19 @@ def test_where_sruns_ranks_are(
 ) -> None:
     ranks = srun(counts, places, **more)
     hosts = ranks[0].hosts
-    assert [in_order(each) for each in ranks] == before
-    assert numbered([(each.node_rank, hosts[each.node_rank]) for each in ranks], hosts) == Nodes(tuple(places), hosts)
+    assert [nodes_in_order(each) for each in ranks] == before
+    assert assign_nodes([(each.node_rank, hosts[each.node_rank]) for each in ranks], hosts) == Nodes(
+        tuple(places), hosts
+    )
 
 
 def test_simulated_nodes_share_a_host_and_are_several() -> None:
-    assert numbered([(0, "h"), (0, "h"), (1, "h"), (1, "h")], ("h", "h")) == Nodes((0, 0, 1, 1), ("h", "h"))
+    assert assign_nodes([(0, "h"), (0, "h"), (1, "h"), (1, "h")], ("h", "h")) == Nodes((0, 0, 1, 1), ("h", "h"))
 
 
 def test_an_agent_that_is_gone_leaves_its_node_with_fewer_ranks() -> None:
     """With launch=tasks: the numbers of nodes are those that are left, and their names those that they tell."""
-    assert numbered([(0, "a"), (2, "c"), (2, "c")], ("a", "b", "c")) == Nodes((0, 1, 1), ("a", "c"))
+    assert assign_nodes([(0, "a"), (2, "c"), (2, "c")], ("a", "b", "c")) == Nodes((0, 1, 1), ("a", "c"))
 
 
 VARIABLES = sorted({name for environ in ALL.values() for name in environ} | {"PMI_LOCAL_SIZE", "NODE_RANK"})

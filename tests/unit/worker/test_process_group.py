@@ -25,7 +25,7 @@ def place(rank: int, ranks_on: list[str]) -> Topology:
     world, local_world = len(ranks_on), ranks_on.count(host)
     return Topology(
         "openmpi", rank, ranks_on[:rank].count(host), rank // local_world, world, local_world, -(-world // local_world),
-        (), "n1", None, "job", node_told=False,
+        (), "n1", None, "job", node_known=False,
     )  # fmt: skip
 
 

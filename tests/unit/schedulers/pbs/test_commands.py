@@ -206,7 +206,7 @@ def test_the_ids_of_servers_with_long_names_are_read(job_id: str, read: str) -> 
 )
 def test_every_letter_has_its_state(letter: str, state: JobState) -> None:
     (job,) = parse_jobs(row(letter=letter)).values()
-    assert (job.state, job.word, job.reason) == (state, letter, "")
+    assert (job.state, job.raw_state, job.reason) == (state, letter, "")
     assert parse_record("7.srv", {"job_state": letter, "run_count": "1"}).state is state
 
 
@@ -247,7 +247,7 @@ def test_the_comment_of_a_job_that_is_over_says_how_it_ended(
     letter: str, comment: str, state: JobState, word: str
 ) -> None:
     (job,) = parse_jobs(row(letter=letter, comment=comment)).values()
-    assert (job.state, job.word) == (state, word)
+    assert (job.state, job.raw_state) == (state, word)
     assert job.reason == (comment if len(comment) <= 114 else comment[:110] + "...")
 
 
@@ -317,7 +317,7 @@ RAN, SHADOW = {"run_count": "1"}, {"comment": "Subjob finished"}
 )  # fmt: skip
 def test_the_table_of_records(record: dict[str, str], state: JobState, word: str) -> None:
     job = parse_record("7.srv", record)
-    assert (job.id, job.state, job.word) == ("7.srv", state, word)
+    assert (job.id, job.state, job.raw_state) == ("7.srv", state, word)
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_a_refusal_has_the_words_of_qsub_and_where_to_look(commands: Path, code:
     with pytest.raises(Refused) as refusal:
         PBS().submit(SCRIPT, {"PATH": str(commands)})
     assert str(refusal.value) == words
-    assert refusal.value.surely == said.startswith("qsub: ")
+    assert refusal.value.definite == said.startswith("qsub: ")
 
 
 @pytest.mark.parametrize(
@@ -671,7 +671,7 @@ def test_a_lost_answer_is_no_refusal(commands: Path, script: str, timeout: float
 def test_without_qsub_there_is_surely_no_job(commands: Path) -> None:
     with pytest.raises(Refused, match="qsub is not on this machine's PATH: submit from a login node") as refusal:
         PBS().submit(SCRIPT, {"PATH": str(commands)})
-    assert refusal.value.surely
+    assert refusal.value.definite
 
 
 def put_records(folder: Path, records: dict[str, dict[str, Any]]) -> None:

@@ -23,8 +23,8 @@ from launcher.schedulers import allocation
 from launcher.schedulers.hostlist import hosts_of
 from launcher.schedulers.pbs import mpiexec, pbsdsh
 from launcher.schedulers.pbs import task as pbs_task
-from launcher.schedulers.pbs.task import PATIENCE, Handed, PbsTask, exports
-from launcher.schedulers.task_group import Wanted
+from launcher.schedulers.pbs.task import SETTLE_TIME, PbsTask, TaskEnvironment, exports
+from launcher.schedulers.task_group import TaskRequest
 from tests.unit.faults import FileServer
 
 
@@ -86,16 +86,16 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
     ("environ", "found", "nodes"),
     [
         ({}, None, 1),
-        (SLURM, allocation.Held(3, "srun"), 3),
-        ({"SLURM_JOB_ID": "1"}, allocation.Held(1, "srun"), 1),
-        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Held(2, "pbsdsh"), 2),
-        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Held(3, "srun"), 3),
+        (SLURM, allocation.Allocation(3, "srun"), 3),
+        ({"SLURM_JOB_ID": "1"}, allocation.Allocation(1, "srun"), 1),
+        ({"PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(2, "pbsdsh"), 2),
+        ({**SLURM, "PBS_JOBID": "1.s", "PBS_NODEFILE": "{file}"}, allocation.Allocation(3, "srun"), 3),
         ({"PBS_JOBID": "1.s"}, None, 1),
         ({"PBS_NODEFILE": "{file}"}, None, 1),
     ],
 )
 def test_who_holds_the_allocation(
-    tmp_path: Path, environ: dict[str, str], found: allocation.Held | None, nodes: int
+    tmp_path: Path, environ: dict[str, str], found: allocation.Allocation | None, nodes: int
 ) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
     environ = {name: value.format(file=tmp_path / "nodes") for name, value in environ.items()}
@@ -125,7 +125,7 @@ def task_of(tmp_path: Path, pbsdsh: str, command: str) -> PbsTask:
     program = tmp_path / "pbsdsh"
     program.write_text(f"#!/bin/bash\nshift 3\n{pbsdsh}\n")
     program.chmod(0o755)
-    environment = Handed("", tmp_path / "environment.sh", None)
+    environment = TaskEnvironment("", tmp_path / "environment.sh", None)
     pbs_task.write_script(tmp_path, environment, str(tmp_path), ["/bin/bash", "-c", command])
     return PbsTask(str(program), 0, "here", tmp_path, 0, 0)
 
@@ -145,7 +145,7 @@ def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[PbsTask], None], code: int
 ) -> None:
     """PBS kills a deleted job soon; until then it starts no other pbsdsh, and tells none that its task has ended."""
-    monkeypatch.setattr(pbs_task, "PATIENCE", float("inf"))
+    monkeypatch.setattr(pbs_task, "SETTLE_TIME", float("inf"))
     monkeypatch.setattr(pbs_task, "UNREACHABLE", float("inf"))
     task = task_of(tmp_path, DEAF, SAVES)
     task.start()
@@ -163,7 +163,7 @@ def test_a_task_of_a_job_that_is_deleted_is_signalled_and_over_when_it_says_so(
 def test_a_task_that_pbs_refuses_to_start_is_over_when_the_job_is_told_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pbs_task, "PATIENCE", float("inf"))
+    monkeypatch.setattr(pbs_task, "SETTLE_TIME", float("inf"))
     task = task_of(tmp_path, "echo 'pbsdsh: spawn failed on node 0 err TM_ENOTCONNECTED' >&2", SAVES)
     task.start()
     task.terminate()
@@ -203,7 +203,7 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
     server.fail("0.exit")
     for _ in range(3):
         assert task.poll() is None
-        clock[0] += PATIENCE + 1
+        clock[0] += SETTLE_TIME + 1
     server.recover()
     assert task.poll() == 0
     task._code = None
@@ -224,7 +224,7 @@ def test_a_task_whose_exit_status_cannot_be_read_is_waited_for_and_has_not_faile
 def test_a_task_that_ended_without_its_exit_status_is_no_error_in_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pbsdsh: str, kind: Kind, cause: str
 ) -> None:
-    monkeypatch.setattr(pbs_task, "PATIENCE", 0.0)
+    monkeypatch.setattr(pbs_task, "SETTLE_TIME", 0.0)
     attempt = Attempt(Run(tmp_path / "run"), 0)
     attempt.events_file("pbsdsh").parent.mkdir(parents=True)
     monkeypatch.setenv("LAUNCHER_RUN_DIR", str(tmp_path / "run"))
@@ -253,6 +253,6 @@ def test_where_the_folder_is_missing_only_an_agent_is_started_to_say_so(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(work)
     starter = ["sh", "-c", f'rmdir {work}; exec "$@"', "mpiexec"]
-    wanted = Wanted(tmp_path / "tasks", 1, 1, 1.0, ["sh", "-c", f"pwd >{out}"], [], words=starter)
+    wanted = TaskRequest(tmp_path / "tasks", 1, 1, 1.0, ["sh", "-c", f"pwd >{out}"], [], mpiexec=starter)
     assert mpiexec.run(wanted) == code
     assert (out.read_text().strip() if out.exists() else None) == where

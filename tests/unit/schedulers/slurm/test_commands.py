@@ -126,7 +126,9 @@ a site's own remark
 
 
 def test_accounting_is_read_without_the_steps() -> None:
-    assert {job.id: (job.state, job.word, job.reason, job.comment) for job in parse_accounting(SACCT).values()} == {
+    assert {
+        job.id: (job.state, job.raw_state, job.reason, job.comment) for job in parse_accounting(SACCT).values()
+    } == {
         "1": (JobState.DONE, "COMPLETED", "", ""),
         "2": (JobState.FAILED, "FAILED", "", ""),
         "4": (JobState.CANCELLED, "CANCELLED", "JobHeldUser", ""),

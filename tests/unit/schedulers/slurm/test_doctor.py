@@ -8,7 +8,7 @@ import pytest
 
 from launcher.config.schema import Cluster, Limits
 from launcher.findings import Level
-from launcher.schedulers.checks import Answer
+from launcher.schedulers.checks import TimedOutput
 from launcher.schedulers.slurm import doctor
 from launcher.schedulers.slurm.limits import Partition
 from launcher.spec.limits import NodeGroup
@@ -49,5 +49,5 @@ def test_partitions_are_listed_and_the_profile_is_compared(
 
 
 def test_accounting_is_told_and_never_a_problem() -> None:
-    told = [doctor.accounting(Answer(error="sacct failed")), doctor.accounting(Answer("", 0.1))]
+    told = [doctor.accounting(TimedOutput(error="sacct failed")), doctor.accounting(TimedOutput("", 0.1))]
     assert [each.level for each in told] == [OK, OK]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.schedulers.explanation import Option, Waiting, sooner
-from launcher.schedulers.queries import NoAnswerInTime, QueryError
+from launcher.schedulers.queries import QueryError, QueryTimeout
 from launcher.schedulers.slurm import facts as slurm_facts
 from launcher.schedulers.slurm import pending, suggestions
 from launcher.schedulers.slurm.facts import Nodes, PartitionFacts, Pending, Reservation, Trial
@@ -338,7 +338,7 @@ class Recorded(slurm_facts.Facts):
         for words, text in self.answers.items():
             if words in " ".join(command):
                 return text
-        raise NoAnswerInTime(f"{command[0]} did not answer within 10 s")
+        raise QueryTimeout(f"{command[0]} did not answer within 10 s")
 
     def trial(self, options: object, environment: object) -> Trial:
         self.asked += 1
