@@ -20,7 +20,7 @@ from launcher.attach.node_session import SECRET, SERVED
 from launcher.errors import RunError
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.own_module import own_module
-from launcher.rendezvous.handshake import Stranger, as_client
+from launcher.rendezvous.handshake import NotTrusted, as_client
 from launcher.runs.directory import Attempt
 from launcher.spec.plan import JobPlan
 
@@ -183,7 +183,7 @@ def over_network(plan: JobPlan, attempt: Attempt, host: str, rank: int, members:
             continue
         try:
             as_client(connection, secret.encode())
-        except (OSError, Stranger) as error:
+        except (OSError, NotTrusted) as error:
             connection.close()
             problems.append(f"{name}: {error}")
             continue

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from launcher.attach import requests
 from launcher.attach.request_handler import initial_environment
-from launcher.rendezvous.handshake import Stranger, as_server, exactly
+from launcher.rendezvous.handshake import NotTrusted, as_server, receive_exactly
 from launcher.rendezvous.interfaces import address_of
 
 CLIENT_TIMEOUT = 60.0  # seconds in which a client has to connect and authenticate
@@ -171,7 +171,7 @@ def _accept(listener: socket.socket, secret: bytes) -> socket.socket | None:
         connection.settimeout(HANDSHAKE_TIMEOUT)
         try:
             as_server(connection, secret)
-        except (Stranger, OSError):
+        except (NotTrusted, OSError):
             connection.close()
         else:
             connection.settimeout(None)
@@ -211,14 +211,14 @@ def _terminal(client: socket.socket, location: dict[str, Any], terminal: str | N
                     break
                 client.sendall(data)
             if client in ready:
-                kind, size = _FRAME.unpack(exactly(client, _FRAME.size))
-                data = exactly(client, size)
+                kind, size = _FRAME.unpack(receive_exactly(client, _FRAME.size))
+                data = receive_exactly(client, size)
                 if kind == b"w":
                     rows, columns = _WINDOW.unpack(data)
                     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
                 else:
                     _write(master, data)
-    except (OSError, Stranger):
+    except (OSError, NotTrusted):
         pass
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGHUP)

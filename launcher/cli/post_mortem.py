@@ -133,7 +133,7 @@ def _print(seen: RunStatus, examined: Findings) -> None:
 
     verdict = examined.verdict
     number = f", attempt {examined.attempt}" if examined.attempt else ""
-    print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.words}\n")
+    print(f"{seen.run.id}{number}: {'' if verdict.sure else 'probably '}{verdict.kind.label}\n")
     _wrapped("cause", verdict.cause or ("nothing failed" if verdict.kind is Kind.DONE else "no cause is known"))
     _wrapped("kind", verdict.kind.value)
     if verdict.sign and verdict.sign not in (verdict.cause or ""):

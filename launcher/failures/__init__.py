@@ -1,1 +1,1 @@
-"""The kinds of failures, as codes, and the signs by which one is recognised. Imports nothing of the launcher."""
+"""Failure codes, and the patterns that recognise a failure in a log. Imports nothing else of the launcher."""

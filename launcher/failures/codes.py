@@ -1,6 +1,6 @@
-"""What happened, as codes: programs read these, and people the text that `launcher.failures.text` makes of them.
+"""Codes of failures, stops and decisions, for programs. `launcher.failures.text` makes text of them for people.
 
-The values are what events and `--json` say. One that is not known here, of a newer version, is `unknown`.
+The values appear in events and in `--json`. A value that this version does not know is read as `unknown`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Code(str, Enum):
-    """A closed list of codes, each with the member UNKNOWN."""
+    """Base class of the enums below. Each has the member UNKNOWN, which stands for any string that it does not know."""
 
     @classmethod
     def _missing_(cls, value: Any) -> Code | None:
@@ -18,99 +18,99 @@ class Code(str, Enum):
 
 
 class FaultCode(Code):
-    """What ended ranks, or kept them from starting."""
+    """What ended ranks, or prevented their start."""
 
     # a rank
-    RAISED = "raised"  # an exception, or sys.exit with words
-    LOST_PEER = "lost_peer"  # an exception, because another rank was gone
+    RAISED = "raised"  # an exception, or sys.exit(TEXT)
+    LOST_PEER = "lost_peer"  # an exception because another rank had ended
     SIGNALLED = "signalled"  # killed by a signal
-    EXITED = "exited"  # with an exit code of its own, without a word
+    EXITED = "exited"  # a non-zero exit code without an exception
     RETURNED_EARLY = "returned_early"  # exit code 0 before its work was done (os._exit(0))
-    LEFT = "left"  # exit code 75: it has saved, and can be resumed
+    LEFT = "left"  # exit code 75: it has saved, and the run can be resumed
     NO_RETRY = "no_retry"  # exit code 93
-    NOT_STARTED = "not_started"  # the kernel had no process, memory or descriptor, or its files cannot be written
-    STILL_THERE = "still_there"  # it was killed, and its process is not gone
-    # ranks together
-    HANG = "hang"  # without a step, or any sign of life, for too long
-    NOT_JOINED = "not_joined"  # ranks did not come to the process group in time
+    NOT_STARTED = "not_started"  # no process, memory or file descriptor is left, or its log files cannot be written
+    STILL_THERE = "still_there"  # its process still exists after SIGKILL
+    # all ranks
+    HANG = "hang"  # no step and no other progress for too long
+    NOT_JOINED = "not_joined"  # ranks did not join the process group in time
     # a node
-    NODE_ENDED = "node_ended"  # its agent ended without a word: killed, or lost
+    NODE_ENDED = "node_ended"  # its agent closed the connection without a reason: killed, or lost
     NODE_SILENT = "node_silent"  # no heartbeat
-    LEADER_LOST = "leader_lost"  # this agent lost contact with the one that leads
-    TASK_NOT_STARTED = "task_not_started"  # the scheduler could not start it
-    TASK_UNKNOWN = "task_unknown"  # whether and how it ended cannot be read
-    NODE_RETURNED = "node_returned"  # nothing failed: ranks start again with a node that came back
-    STOPPED_EARLY = "stopped_early"  # it was asked to stop, before its ranks could resume
-    # before there were ranks
-    RENDEZVOUS_TIMEOUT = "rendezvous_timeout"  # not all agents came in time
-    REFUSED = "refused"  # the rendezvous cannot be: no port is free, no such interface
+    LEADER_LOST = "leader_lost"  # this agent lost its connection to the leader
+    TASK_NOT_STARTED = "task_not_started"  # the scheduler could not start the task
+    TASK_UNKNOWN = "task_unknown"  # the exit status of the task cannot be read
+    NODE_RETURNED = "node_returned"  # no failure: the ranks restart with a node that came back
+    STOPPED_EARLY = "stopped_early"  # the agent got a stop request before its ranks could save
+    # before the ranks start
+    RENDEZVOUS_TIMEOUT = "rendezvous_timeout"  # not all agents arrived in time
+    REFUSED = "refused"  # rendezvous is impossible: no free port, no such interface
     PREFLIGHT = "preflight"  # bad nodes
     NO_FOLDER = "no_folder"  # the working folder cannot be entered
-    CONTAINER = "container"  # it does not start
-    ARCHIVE = "archive"  # it cannot be unpacked
-    UNREADABLE = "unreadable"  # the run's record
-    CONDITION_FAILED = "condition_failed"  # what the run waits for will not come about
-    AGENT = "agent"  # an agent cannot go on: an error of the system
+    CONTAINER = "container"  # the container does not start
+    ARCHIVE = "archive"  # the environment's archive cannot be unpacked
+    UNREADABLE = "unreadable"  # the run's record cannot be read
+    CONDITION_FAILED = "condition_failed"  # a dependency of the run can no longer be fulfilled
+    AGENT = "agent"  # a system error in the agent itself
     UNKNOWN = "unknown"
 
 
 class StopReason(Code):
-    """Why an attempt ends early, and can be resumed."""
+    """Why an attempt ended early. The run can be resumed."""
 
-    TIME_LIMIT = "time_limit"  # nearly reached
-    WARNING_SIGNAL = "warning_signal"  # of the scheduler
+    TIME_LIMIT = "time_limit"  # the time limit is near
+    WARNING_SIGNAL = "warning_signal"  # the scheduler sent its warning signal
     STOP_FILE = "stop_file"
-    CANCELLED = "cancelled"  # before it began
-    SIGNAL = "signal"  # SIGTERM or SIGINT: of a preemption, a cancellation, or anybody
-    EXIT_75 = "exit_75"  # ranks left with it by themselves
-    NOT_IN_TIME = "not_in_time"  # ranks were asked to leave, and did not
-    KILLED = "killed"  # all agents were, before one could say why
-    NODE_RETURNED = "node_returned"  # of a round: it begins anew with a node that came back
-    UNREADABLE = "unreadable"  # what it needs cannot be read now
-    EXIT_UNREAD = "exit_unread"  # the script cannot read with what its agents ended
+    CANCELLED = "cancelled"  # before the attempt began
+    SIGNAL = "signal"  # SIGTERM or SIGINT: a preemption, a cancellation, or a user's kill
+    EXIT_75 = "exit_75"  # ranks exited with 75 without a stop request
+    NOT_IN_TIME = "not_in_time"  # ranks got a stop request and did not exit in time
+    KILLED = "killed"  # all agents were killed before one could write a reason
+    NODE_RETURNED = "node_returned"  # ends a round, not the attempt: the next one has a node that came back
+    UNREADABLE = "unreadable"  # a file that the attempt needs cannot be read now
+    EXIT_UNREAD = "exit_unread"  # the job script cannot read the exit codes of its agents
     UNKNOWN = "unknown"
 
 
 class NextReason(Code):
-    """Why a run goes on after an attempt that stopped early, stays stopped, or is given up."""
+    """Why a run continues after an attempt that stopped early, stays stopped, or is given up."""
 
-    # goes on
+    # continues
     RESUMABLE = "resumable"
-    CHAIN = "chain"  # the next job of its chain waits
-    REQUEUED = "requeued"  # its job
+    CHAIN = "chain"  # the next job of its chain is in the queue
+    REQUEUED = "requeued"  # the scheduler requeued its job
     RESUBMITTED = "resubmitted"  # as a new job
-    # stays
+    # stays stopped
     STOP_FILE = "stop_file"
     CANCELLED = "cancelled"
     RESUME_NEVER = "resume_never"
-    TIME_LIMIT = "time_limit"  # of the allocation that it runs in
-    STOP_REQUESTED = "stop_requested"  # its job was asked to end
-    SCHEDULER_ENDS = "scheduler_ends"  # its job, in a state that is given
-    NOT_SUBMITTED = "not_submitted"  # the scheduler did not take it again
-    UNREADABLE = "unreadable"  # what this is decided by
-    LAUNCHER_ERROR = "launcher_error"  # what decides this has failed itself
+    TIME_LIMIT = "time_limit"  # the allocation that it runs in is nearly over
+    STOP_REQUESTED = "stop_requested"  # its job got a stop request
+    SCHEDULER_ENDS = "scheduler_ends"  # the scheduler ends its job, whose state the event has
+    NOT_SUBMITTED = "not_submitted"  # the scheduler refused the new job
+    UNREADABLE = "unreadable"  # a file that the decision needs cannot be read now
+    LAUNCHER_ERROR = "launcher_error"  # launcher.job.requeue itself failed
     # is given up
-    NO_PROGRESS = "no_progress"  # two attempts in a row
+    NO_PROGRESS = "no_progress"  # in two attempts in a row
     MAX_ATTEMPTS = "max_attempts"
     UNKNOWN = "unknown"
 
 
 class PreflightThen(Code):
-    """What is done after a preflight."""
+    """What follows a preflight."""
 
-    GO = "go"  # all nodes are fine
-    WITHOUT = "without"  # the others go on
-    FAIL = "fail"  # too few are left, or nobody knows which node it is
+    GO = "go"  # all nodes are good
+    WITHOUT = "without"  # the attempt continues without the bad nodes
+    FAIL = "fail"  # too few nodes are left, or the bad node is not known
     UNKNOWN = "unknown"
 
 
 class SetupPart(Code):
-    """What a set-up line is for."""
+    """Which setting a set-up line of the job script comes from."""
 
-    CLUSTER = "cluster"  # of cluster.setup
-    ENV = "env"  # of env.setup
-    MODULE = "module"  # finds the command `module`
-    MODULES = "modules"  # loads one of env.modules
+    CLUSTER = "cluster"  # cluster.setup
+    ENV = "env"  # env.setup
+    MODULE = "module"  # env.modules: the line that finds the command `module`
+    MODULES = "modules"  # env.modules: one `module load`
     ACTIVATE = "activate"  # env.activate
-    FOLDER = "folder"  # makes a folder that env.container shows
+    FOLDER = "folder"  # env.container: makes a folder that is mounted
     UNKNOWN = "unknown"

@@ -1,4 +1,4 @@
-"""The kinds of ends that a post-mortem tells apart: a closed list. docs/post-mortem.md has a line for each."""
+"""The causes that a post-mortem distinguishes: a closed list. docs/post-mortem.md describes each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """Why an attempt ended. The value is what `--json` says."""
+    """Why an attempt ended. The value is the one in `--json`."""
 
     DONE = "done"
     OUT_OF_MEMORY = "out-of-memory"
@@ -39,28 +39,28 @@ class Kind(str, Enum):
     UNKNOWN = "unknown"
 
     @property
-    def words(self) -> str:
-        """The kind for a reader."""
-        return _WORDS.get(self, self.value.replace("-", " "))
+    def label(self) -> str:
+        """The kind as text for people."""
+        return _LABELS.get(self, self.value.replace("-", " "))
 
 
-_WORDS = {
+_LABELS = {
     Kind.OUT_OF_GPU_MEMORY: "out of GPU memory",
     Kind.SHARED_MEMORY: "shared memory (/dev/shm) is full",
     Kind.DISK_FULL: "the disk, or a quota, is full",
     Kind.LIMIT: "a limit of the system (open files, processes)",
     Kind.WALL_TIME: "out of wall time",
-    Kind.REQUEUED: "its job was put back into the queue",
+    Kind.REQUEUED: "its job was requeued",
     Kind.GPU_ERROR: "GPU error",
     Kind.HANG: "a rank hangs",
     Kind.KILLED: "killed by a signal",
-    Kind.EXITED: "left without a word",
+    Kind.EXITED: "exited without an error message",
     Kind.IMPORT_ERROR: "an import failed",
     Kind.CONFIG_ERROR: "a setting cannot be used",
     Kind.FILE_MISSING: "a file or a data set is missing",
     Kind.EXCEPTION: "an error in the code",
     Kind.SETUP_FAILED: "a set-up line failed",
-    Kind.NO_PROGRESS: "given up, for it got no further",
-    Kind.LOST: "lost: its job is gone without a word",
+    Kind.NO_PROGRESS: "given up: no progress",
+    Kind.LOST: "lost: its job is gone, and nothing says why",
     Kind.UNKNOWN: "unknown",
 }

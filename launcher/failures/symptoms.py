@@ -1,7 +1,6 @@
-"""What a line of an error or of a log is a sign of. Pure.
+"""Recognises the kind of a failure in lines of errors and logs. Pure.
 
-The words are those of the kernel (errno), Python, torch, gloo, NCCL and CUDA as they print them; tests have whole
-lines that were recorded.
+The patterns match messages of the kernel (errno), Python, torch, gloo, NCCL and CUDA; tests have recorded lines.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from collections.abc import Iterable
 
 from launcher.failures.kinds import Kind
 
-# What survivors say when a rank is gone (gloo's and NCCL's words). Errors of a user's own say the same of servers that
-# cannot be reached, so a rank goes by type and place as well (launcher/worker/script.py), and `lost_peer` by the type.
+# Messages of gloo and NCCL in the other ranks when a rank has ended. Errors in a user's code read the same when some
+# server cannot be reached, so `lost_peer` looks at the exception's type, and a rank (launcher/worker/script.py) at the
+# place that raised it as well.
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket (closed|Timeout)|remote process exited"
     r"|NCCL communicator was aborted|ncclRemoteError|Application timeout caused pair closure"
 )
 
-# The first that fits counts: a more special one stands before a more general one.
+# The first match counts, so more special patterns come before more general ones.
 _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.OUT_OF_GPU_MEMORY, r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"
                              r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure 2 'out of memory'"),
@@ -48,32 +48,33 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
-_EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # its name, before its words
+_EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # the type before the message
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
 def kind_of(text: str) -> Kind | None:
-    """What this error is a sign of. An exception that torch does not raise is no sign of a rank that is gone."""
-    own = _exception_of_users(text)
-    return next(
-        (kind for kind, pattern in SYMPTOMS if pattern.search(text) and not (own and kind is Kind.CONNECTION_LOST)),
-        None,
-    )
+    """Returns the kind of failure that an error text shows; None: no pattern matches.
+
+    Only exceptions that torch raises count as CONNECTION_LOST.
+    """
+    kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
+    from_user = _is_user_exception(text)
+    return next((kind for kind in kinds if not (from_user and kind is Kind.CONNECTION_LOST)), None)
 
 
 def lost_peer(text: str) -> bool:
-    """Whether a line is about an error of torch's that says that another rank is gone."""
-    return LOST_PEER.search(text) is not None and not _exception_of_users(text)
+    """Returns whether a line shows an error of torch because another rank has ended."""
+    return LOST_PEER.search(text) is not None and not _is_user_exception(text)
 
 
-def _exception_of_users(text: str) -> bool:
-    """Whether a line names an exception that is neither torch.distributed's nor a RuntimeError."""
+def _is_user_exception(text: str) -> bool:
+    """Returns whether a line names an exception that is neither torch.distributed's nor a RuntimeError."""
     named = _EXCEPTION.search(text)
     return named is not None and _TORCHS.fullmatch(named[1]) is None
 
 
-def telling(lines: Iterable[str]) -> tuple[Kind, str] | None:
-    """The last line that is a sign of something, and of what."""
+def last_symptom(lines: Iterable[str]) -> tuple[Kind, str] | None:
+    """Returns the last line that matches a pattern, with its kind; None: no line does."""
     for line in reversed(list(lines)):
         if kind := kind_of(line):
             return kind, line.strip()
@@ -85,7 +86,7 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 
 
 def last_error(text: str) -> str:
-    """The last line of the last traceback in a rank's log (`ValueError: no`); empty: it has none."""
+    """Returns the last line of the last traceback in a rank's log (`ValueError: no`); empty: there is no traceback."""
     _, found, tail = text.rpartition(_TRACEBACK)
     if not found:
         return ""

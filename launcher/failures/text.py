@@ -1,4 +1,4 @@
-"""Failures and stops in words, for people: one line each. Nothing else makes text of their codes. Pure."""
+"""Makes one line of text for people of each failure or stop code. No other module does. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; `signal 40` for a real-time signal, which has no name."""
+    """Returns the name of a signal (`SIGKILL`), or `signal 40` for a real-time signal, which has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -23,13 +23,13 @@ def signal_name(number: int) -> str:
 
 
 def given_up(cause: str, first: str, tried: int, max_restarts: int) -> str:
-    """The cause of an attempt that restarts in place did not help.
+    """Returns the cause of an attempt that fails after restarts in place.
 
     Args:
-        cause: of its end.
-        first: of the first of the restarts.
-        tried: restarts in a row that got no further.
-        max_restarts: how many there may be.
+        cause: cause of the last failure.
+        first: cause of the first restart.
+        tried: number of restarts in a row without progress.
+        max_restarts: launch.max_restarts.
     """
     if not tried:
         return cause
@@ -39,7 +39,7 @@ def given_up(cause: str, first: str, tried: int, max_restarts: int) -> str:
 
 
 def node_lost(hosts: str) -> str:
-    """The agents of these hosts are gone."""
+    """Returns the cause when the agents of these hosts closed their connections without a reason."""
     return f"{hosts} ended without a word (killed, or lost)"
 
 
@@ -52,12 +52,12 @@ def leader_lost(host: str, leader: str) -> str:
 
 
 def asked_to_stop(host: str, name: str, when: str = "") -> str:
-    """An agent was sent a signal.
+    """Returns the cause when an agent got a signal.
 
     Args:
-        host: of the agent.
-        name: of the signal.
-        when: what this kept it from.
+        host: host of the agent.
+        name: name of the signal.
+        when: what the agent was doing (`before its ranks started`).
     """
     return f"{host} was told to stop ({name})" + (f" {when}" if when else "")
 
@@ -67,7 +67,7 @@ def not_joined(ranks: str, hosts: str, timeout: float) -> str:
 
 
 def left(ranks: Collection[int], host: str) -> str:
-    """Ranks of this host left with exit code 75; none of them: the others did not in time."""
+    """Returns the cause when ranks of a host exited with code 75; without ranks: they did not exit in time."""
     if not ranks:
         return f"the ranks on {host} did not leave in time"
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, sorted(ranks)))} on {host} left with exit code 75"
@@ -82,11 +82,11 @@ _STOPS = {
 
 
 def of_stop(reason: StopReason, rank: int = 0, host: str = "") -> str:
-    """Why ranks stop, as they agree on it.
+    """Returns the stop reason that ranks have agreed on, as text.
 
     Args:
-        reason: one of those that ranks know.
-        rank, host: who has seen it.
+        reason: one of the keys of `_STOPS`.
+        rank, host: the rank that noticed it.
     """
     return _STOPS[reason].format(rank=f"rank {rank} on {host}")
 
@@ -99,12 +99,12 @@ _ENDINGS = {
 
 
 def of_ending(reason: NextReason, scheduler: str = "", state: str = "") -> str:
-    """Why a scheduler ends a job."""
+    """Returns why a scheduler ends a job, as text."""
     return _ENDINGS[reason].format(scheduler=scheduler, state=state)
 
 
 def of_rank(failure: Failure) -> str:
-    """How a rank failed."""
+    """Returns how a rank failed, as text."""
     who = f"rank {failure.rank} on {failure.host}"
     if failure.code is FaultCode.NOT_STARTED:
         return f"{who} cannot be started: {_why_not_started(failure)}"
@@ -140,21 +140,21 @@ def _why_not_started(failure: Failure) -> str:
     return f"{failure.words}; {fix}" if fix else failure.words
 
 
-# -- what is no fault
+# -- events other than failures
 
 
 def of_place(place: Place) -> str:
-    """What to call an agent."""
+    """Returns the name of an agent in messages: `node2 (node 1)`, or `rank 3 on node2` with launch=tasks."""
     if place.task is not None:
         return f"rank {place.task} on {place.host}"
     return f"{place.host} (node {place.node})"
 
 
 def of_resized(event: Resized) -> str:
-    """With whom a round goes on."""
+    """Returns a line about the nodes that a new round has lost or gained."""
     changes = {"without": event.without, "with": event.back}
-    words = [f"{verb} {', '.join(map(of_place, places))}" for verb, places in changes.items() if places]
-    return f"round {event.round} goes on {' and '.join(words)}: {event.members} of {event.size}"
+    parts = [f"{preposition} {', '.join(map(of_place, places))}" for preposition, places in changes.items() if places]
+    return f"round {event.round} continues {' and '.join(parts)}: {event.members} of {event.size}"
 
 
 def of_save_failed(event: SaveFailed) -> str:
@@ -177,5 +177,5 @@ _SETUP = {
 
 
 def of_setup_line(part: SetupPart, number: int = 0, name: str = "", cluster: str = "the cluster's profile") -> str:
-    """What a set-up line is; see `launcher.runs.events.SetupFailed`."""
+    """Returns the name of a set-up line in messages; see `launcher.runs.events.SetupFailed`."""
     return _SETUP[part].format(number=number, name=name, cluster=cluster)

@@ -1,4 +1,4 @@
-"""How the agents of a run meet: messages that are authenticated both ways, who takes part, the store of the ranks.
+"""Rendezvous of the agents of an attempt: mutually authenticated messages, the rounds, and the store of the ranks.
 
 It may import files, errors and torch.
 """

@@ -1,15 +1,16 @@
 """Authenticated messages between two agents over one TCP connection.
 
-Both ends prove that they know the attempt's secret before anything else is read:
+Both ends prove that they know the attempt's secret before any message is read:
 
     server -> client   MAGIC, nonce S (32 bytes)
     client -> server   nonce C (32 bytes), HMAC-SHA256(secret, "client" S C)
     server -> client   HMAC-SHA256(secret, "server" S C)
 
-(As in `launcher.rendezvous.handshake`, but for MAGIC, and without ever waiting.) After that each direction is a
-sequence of frames: the length of the text (4 bytes, big-endian), a MAC (16 bytes), the text: a JSON object. The MAC of
-frame number n is the beginning of HMAC-SHA256(key, n text), where key = HMAC-SHA256(secret, direction S C): whoever
-relays the connection can neither alter, repeat nor leave out a message. Messages are not encrypted.
+This is the handshake of `launcher.rendezvous.handshake` with MAGIC in front, on a non-blocking socket. After it each
+direction is a sequence of frames: the length of the text (4 bytes, big-endian), a MAC (16 bytes), and the text, which
+is a JSON object. The MAC of frame n is the first 16 bytes of HMAC-SHA256(key, n text), where
+key = HMAC-SHA256(secret, direction S C). So a man in the middle can neither alter, replay nor drop a message unnoticed.
+Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ MAC = 16  # bytes
 LARGEST = 1 << 26  # bytes of one message
 _LENGTH = struct.Struct(">I")
 _READ = 1 << 18  # bytes read at once
-_READS = 16  # at one look: who sends faster than we read holds up nobody else
+_READS = 16  # per call of `receive`: a fast sender must not starve the other connections
 
 
 class ChannelError(ConnectionError):
-    """The connection is of no more use: the other end is not authenticated, broke the protocol, or is gone."""
+    """The connection is unusable: the other end is not authenticated, broke the protocol, or closed the connection."""
 
 
 class NotAuthenticated(ChannelError):
-    """Whoever is at the other end does not know the secret, or is no agent at all."""
+    """The other end does not know the secret, or is not an agent."""
 
 
 def encode(message: Message) -> bytes:
-    """The text of a message, which may be sent to many agents."""
+    """Returns the JSON text of a message. A broadcast makes it once for all receivers."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 class Channel:
-    """One end of a connection. Never blocks: whoever owns it waits until the socket can be read or written.
+    """One end of a connection. It never blocks: its owner waits (select) until the socket is readable or writable.
 
     Attributes:
-        open: both ends are authenticated.
+        open: whether both ends are authenticated.
         peer: address of the other end.
         local: address of this end.
     """
@@ -62,12 +63,12 @@ class Channel:
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
         """
         Args:
-            connection: connected; it is made non-blocking and belongs to the channel from now on.
-            secret: of the attempt.
-            server: this end has accepted the connection.
+            connection: a connected socket. The channel makes it non-blocking, and closes it.
+            secret: the attempt's secret.
+            server: whether this end has accepted the connection.
         """
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # a pair of Unix sockets, in tests
+        with contextlib.suppress(OSError):  # tests use Unix sockets
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._secret, self._server = connection, secret, server
         self.peer, self.local = connection.getpeername()[:1], connection.getsockname()[:1]
@@ -86,21 +87,21 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait until the socket takes them."""
+        """Number of bytes that are still to be sent."""
         return len(self._out)
 
     def send(self, message: Message | bytes) -> None:
-        """Sends a message, or the text of one; what the socket does not take now waits for `flush`.
+        """Sends a message, or the encoded text of one. Bytes that the socket does not take are sent by `flush`.
 
         Raises:
-            ChannelError: the connection is gone, or the other end has not proved yet who it is.
+            ChannelError: the connection is broken, or the other end is not authenticated yet.
             ValueError: the message is too long.
         """
         if not self.open:
             raise ChannelError("the other end is not authenticated yet")
         text = message if isinstance(message, bytes) else encode(message)
         if len(text) > LARGEST:
-            raise ValueError(f"a message of {len(text)} bytes, and {LARGEST} are the limit")
+            raise ValueError(f"a message of {len(text)} bytes is over the limit of {LARGEST}")
         key = self._keys["send"]
         mac = hmac.new(key, self._sent.to_bytes(8, "big") + text, hashlib.sha256).digest()[:MAC]
         self._sent += 1
@@ -108,10 +109,10 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much as the socket takes.
+        """Sends as many of the unsent bytes as the socket takes.
 
         Raises:
-            ChannelError: the connection is gone.
+            ChannelError: the connection is broken.
         """
         try:
             while self._out:
@@ -122,7 +123,7 @@ class Channel:
             raise ChannelError(error.strerror or str(error)) from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have arrived since the last call; if there is more to read, the socket can still be read.
+        """Returns the messages that have arrived since the last call. If more is left, the socket stays readable.
 
         Raises:
             NotAuthenticated: the other end does not know the secret.
@@ -150,10 +151,10 @@ class Channel:
         return messages
 
     def finish(self) -> None:
-        """Says that nothing more will be sent; the other end, which reads that, closes the connection.
+        """Shuts down the sending direction. The other end reads end-of-file and closes the connection.
 
         Raises:
-            ChannelError: the connection is gone.
+            ChannelError: the connection is broken.
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -164,7 +165,7 @@ class Channel:
         self._socket.close()
 
     def _authenticate(self) -> None:
-        """Goes on with the handshake as far as what has arrived allows."""
+        """Does the steps of the handshake for which enough bytes have arrived."""
         if self._server:
             if len(self._in) < NONCE + PROOF:
                 return
@@ -208,7 +209,7 @@ class Channel:
         while len(data) - start >= head:
             (length,) = _LENGTH.unpack_from(data, start)
             if length > LARGEST:
-                raise ChannelError(f"a message of {length} bytes, and {LARGEST} are the limit")
+                raise ChannelError(f"a message of {length} bytes is over the limit of {LARGEST}")
             if len(data) - start < head + length:
                 break
             theirs = bytes(data[start + _LENGTH.size : start + head])

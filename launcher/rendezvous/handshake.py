@@ -1,11 +1,12 @@
-"""Two ends of a TCP connection prove to each other that they know a secret, which never crosses the network.
+"""A handshake in which both ends of a TCP connection prove that they know a secret, without sending it.
 
     server -> client   nonce S (32 bytes)
     client -> server   nonce C (32 bytes), HMAC-SHA256(secret, "client" S C)
     server -> client   HMAC-SHA256(secret, "server" S C)
 
-(A challenge and response as in ISO/IEC 9798-4, with both nonces and the role in each proof, so that no answer can be
-played back or reflected.) The secret is in a file of mode 0600 in the run directory. What follows is not encrypted.
+This is challenge and response as in ISO/IEC 9798-4. Each proof contains both nonces and the role, so that it can be
+neither replayed nor reflected. The secret is in a file of mode 0600 in the run directory. The connection is not
+encrypted afterwards.
 """
 
 from __future__ import annotations
@@ -19,70 +20,71 @@ import time
 SIZE = 32  # bytes of a nonce and of a proof
 
 
-class Stranger(Exception):
-    """The other end does not know the secret, or is no end of ours at all."""
+class NotTrusted(Exception):
+    """The other end does not know the secret, or does not speak this protocol."""
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """What only one who knows the secret can say. Pure."""
+    """Returns the proof that a role sends: the HMAC of the role and both nonces under the secret. Pure."""
     return hmac.new(secret, role + nonces, hashlib.sha256).digest()
 
 
 def as_server(connection: socket.socket, secret: bytes) -> None:
-    """Lets a client in. The connection's timeout is for the whole exchange.
+    """Does the handshake as the server. The connection's timeout limits the whole exchange.
 
     Raises:
-        Stranger: it does not know the secret; it has been told nothing.
-        OSError: the connection broke, or its timeout is over.
+        NotTrusted: the client does not know the secret. It has received only the nonce.
+        OSError: the connection broke, or timed out.
     """
-    server, give_up = secrets.token_bytes(SIZE), _given_up(connection)
+    server, deadline = secrets.token_bytes(SIZE), _deadline_of(connection)
     connection.sendall(server)
-    answer = exactly(connection, 2 * SIZE, give_up)
+    answer = receive_exactly(connection, 2 * SIZE, deadline)
     client, theirs = answer[:SIZE], answer[SIZE:]
     if not hmac.compare_digest(theirs, proof(secret, b"client", server + client)):
-        raise Stranger("the other end does not know the secret")
+        raise NotTrusted("the other end does not know the secret")
     connection.sendall(proof(secret, b"server", server + client))
 
 
 def as_client(connection: socket.socket, secret: bytes) -> None:
-    """Enters, if it is our server. The connection's timeout is for the whole exchange.
+    """Does the handshake as the client. The connection's timeout limits the whole exchange.
 
     Raises:
-        Stranger, OSError: as for `as_server`.
+        NotTrusted: the server does not know the secret.
+        OSError: the connection broke, or timed out.
     """
-    give_up = _given_up(connection)
-    server, client = exactly(connection, SIZE, give_up), secrets.token_bytes(SIZE)
+    deadline = _deadline_of(connection)
+    server, client = receive_exactly(connection, SIZE, deadline), secrets.token_bytes(SIZE)
     connection.sendall(client + proof(secret, b"client", server + client))
-    if not hmac.compare_digest(exactly(connection, SIZE, give_up), proof(secret, b"server", server + client)):
-        raise Stranger("the other end does not know the secret")
+    if not hmac.compare_digest(receive_exactly(connection, SIZE, deadline), proof(secret, b"server", server + client)):
+        raise NotTrusted("the other end does not know the secret")
 
 
-def _given_up(connection: socket.socket) -> float | None:
-    """When the timeout of a connection is over, by the monotonic clock."""
+def _deadline_of(connection: socket.socket) -> float | None:
+    """Returns when the connection's timeout ends, by the monotonic clock; None: it has no timeout."""
     timeout = connection.gettimeout()
     return None if timeout is None else time.monotonic() + timeout
 
 
-def exactly(connection: socket.socket, size: int, give_up: float | None = None) -> bytes:
-    """So many bytes.
+def receive_exactly(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Receives `size` bytes.
 
     Args:
-        connection: where they come from.
-        size: how many.
-        give_up: when they must be there, by the monotonic clock; a byte now and then does not put that off.
+        connection: a blocking socket.
+        size: number of bytes.
+        deadline: for all bytes together, by the monotonic clock, so that a slow trickle cannot extend it.
 
     Raises:
-        Stranger: it was closed before.
-        TimeoutError: time is up.
+        NotTrusted: the other end closed the connection before.
+        TimeoutError: the deadline has passed.
     """
     data = b""
     while len(data) < size:
-        if give_up is not None:
-            if (left := give_up - time.monotonic()) <= 0:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError("the other end takes too long")
             connection.settimeout(left)
         more = connection.recv(size - len(data))
         if not more:
-            raise Stranger("the other end has hung up")
+            raise NotTrusted("the other end closed the connection")
         data += more
     return data

@@ -10,23 +10,24 @@ from pathlib import Path
 
 IPV6_TABLE = Path("/proc/net/if_inet6")
 _SIOCGIFADDR = 0x8915  # man 7 netdevice
-_LINK = 0x20  # the scope of addresses that are good on their own link only
+_LINK = 0x20  # the scope of link-local addresses
 
 
 def addresses(interface: str) -> list[str]:
-    """The addresses of an interface, those first that others reach best: IPv4, IPv6, IPv6 of this link.
+    """Returns the addresses of an interface, in the order of preference: IPv4, IPv6, link-local IPv6.
 
-    One of the link has the interface behind it (`fe80::1%eth0`), which is called the same on the nodes of a cluster.
+    A link-local address ends with the interface (`fe80::1%eth0`), which has the same name on all nodes of a cluster.
     """
     return [*_ipv4(interface), *_ipv6(interface)]
 
 
 def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tuple[str, int]]:
-    """A listening socket on a free port of an interface, and where others reach it.
+    """Returns a listening socket on a free port of an interface, and its (address, port).
 
     Args:
-        interface: its name; of several, the first; None: the one of this host's name, which is what gloo takes.
-        backlog: connections that may wait.
+        interface: name of the interface, or several with commas, of which the first is used; None: the interface with
+            the address of this host's name, which gloo uses as well.
+        backlog: maximum number of connections that wait to be accepted.
 
     Raises:
         OSError: there is no such interface, or it has no address that can be used.
@@ -41,7 +42,7 @@ def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tu
             server.bind(place)
             server.listen(backlog)
             return server, (address, server.getsockname()[1])
-        except OSError as error:  # an address that is not in use yet, say
+        except OSError as error:  # an IPv6 address that is still tentative, for instance
             problem = error
             if server is not None:
                 server.close()
@@ -49,9 +50,9 @@ def listen(interface: str | None, backlog: int = 128) -> tuple[socket.socket, tu
 
 
 def address_of(name: str) -> str:
-    """The address of this machine that a name of its own stands for; empty: none or several, or only loopback.
+    """Returns the one address of this machine that a name resolves to; empty: there is none, or several, or loopback.
 
-    Where `/etc/hosts` says 127.0.1.1, as on Debian, nobody else sees the name like this.
+    Debian's /etc/hosts resolves the host's name to 127.0.1.1, which other hosts cannot use.
     """
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
@@ -72,10 +73,10 @@ def _is_mine(address: str) -> bool:
 
 
 def _of_this_host() -> list[str]:
-    """The addresses of this host's name, those of the loopback interface last.
+    """Returns the addresses of this host's name, loopback addresses last.
 
     Raises:
-        OSError: nobody knows that name.
+        OSError: the name cannot be resolved.
     """
     found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None))
     return sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
@@ -91,7 +92,10 @@ def _ipv4(interface: str) -> list[str]:
 
 
 def _ipv6(interface: str) -> list[str]:
-    """From man 7 netdevice's table: address, number, prefix, scope, flags, name."""
+    """Returns the IPv6 addresses of an interface, link-local ones last.
+
+    The columns of /proc/net/if_inet6 are address, interface number, prefix length, scope, flags and name.
+    """
     try:
         rows = [line.split() for line in IPV6_TABLE.read_text().splitlines()]
     except OSError:  # a kernel without IPv6

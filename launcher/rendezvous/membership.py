@@ -1,10 +1,10 @@
-"""The rounds of an attempt in its folder `rounds`: what agents cannot tell each other once they have lost each other.
+"""The rounds of an attempt, as files in its folder `rounds`. Agents that lost their connections find the leader here.
 
-| file | written by | says |
+| file | written by | contains |
 |---|---|---|
-| `K.json` | the leader of round K | who takes part, and where the leader listens |
+| `K.json` | the leader of round K | its members, and the address that the leader listens on |
 
-Such a file can be made only once: of two halves of a partitioned cluster one continues.
+Such a file can be created only once, so of two halves of a partitioned cluster only one continues.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Round:
     """One round that has begun.
 
     Attributes:
-        number: from 0.
-        host, port: where its leader listens.
-        leader: its index.
-        members: indices of all that take part.
+        number: counts from 0.
+        host, port: the address that the leader listens on.
+        leader: member index of the leader.
+        members: indices of all members.
     """
 
     number: int
@@ -41,23 +41,23 @@ class Round:
 
 
 class Rounds:
-    """The folder, as one agent sees it."""
+    """Reads and writes the folder `rounds` for one agent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def claim(self, number: int, leader: Member, port: int, members: Sequence[Member], name: str) -> str | None:
-        """Makes a round known, whole and only once; words when another leader has.
+        """Creates the file of a round atomically. Returns an error text if another leader has created it; else None.
 
         Args:
             number: the round.
-            leader: of it.
-            port: on which it listens.
-            members: all that take part.
-            name: what to call the leader.
+            leader: leader of the round.
+            port: port that the leader listens on.
+            members: all members.
+            name: the leader's name in the error text.
 
         Raises:
-            OSError: it cannot be written, and nobody knows whether another leader has.
+            OSError: the file cannot be written; whether another leader has written it is unknown.
         """
         values = {
             "round": number, "leader": leader.index, "host": leader.host, "port": port,
@@ -71,18 +71,18 @@ class Rounds:
         return None
 
     def begun(self, number: int) -> bool:
-        """Whether some agents are in this round.
+        """Returns whether this round has begun.
 
         Raises:
-            UnavailableError: nobody can tell now.
+            UnavailableError: the folder cannot be read now.
         """
         return bool(unwrap(exists(self._folder / f"{number}.json", retry_seconds=0)))
 
     def latest(self) -> Round | None:
-        """The newest round; None: none has begun. A file that is not one of ours is passed over.
+        """Returns the newest round; None: none has begun. Files of another format are ignored.
 
         Raises:
-            OSError: the folder, or a file in it, cannot be read now; that says nothing about the rounds.
+            OSError: the folder, or a file in it, cannot be read now; there may be rounds all the same.
         """
         try:
             names = [path.name for path in self._folder.iterdir()]
@@ -100,12 +100,12 @@ class Rounds:
         return None
 
     def show_life(self, number: int) -> None:
-        """For those that wait to join; the leader of the round does it now and then."""
+        """Updates the time stamp of the round's file. The leader does so regularly, for agents that wait to join."""
         with contextlib.suppress(OSError):
             os.utime(self._folder / f"{number}.json")
 
     def sign_of_life(self, number: int) -> str:
-        """Changes as long as the round's leader lives."""
+        """Returns a text that changes as long as the round's leader is alive."""
         try:
             return f"{number} {(self._folder / f'{number}.json').stat().st_mtime_ns}"
         except OSError:

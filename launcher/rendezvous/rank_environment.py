@@ -1,4 +1,4 @@
-"""Where a rank stands in the job, in the variables by which torchrun would tell it. Pure."""
+"""Makes the environment variables of ranks: those that torchrun sets, and the launcher's. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ROLE = "rank"
 
 
 class AgentLike(Protocol):
-    """What is asked of an agent that is in.
+    """The attributes of an agent that this module reads.
 
     Attributes:
-        index: its number in the job as the scheduler started it.
-        node_rank: its node in that job; with launch=tasks several agents have the same.
-        host: its host's name.
-        ranks: ranks that it starts.
+        index: number of the agent in the job as the scheduler started it.
+        node_rank: number of its node in that job; with launch=tasks several agents have the same.
+        host: name of its host.
+        ranks: number of ranks that it starts.
         first_local_rank: local rank of the first of them.
     """
 
@@ -37,10 +37,10 @@ class Placement:
     """One rank to start.
 
     Attributes:
-        place: its number among the ranks of its agent.
-        rank: its number in the job.
-        environment: variables that it gets besides those of its agent.
-        cpus: those that it may run on; empty: all of its agent's.
+        place: number of the rank among those of its agent.
+        rank: global rank.
+        environment: variables that are added to those of its agent.
+        cpus: CPUs that the rank may run on; empty: all of its agent's.
     """
 
     place: int
@@ -50,20 +50,20 @@ class Placement:
 
 
 def place_variables(agents: Sequence[AgentLike], position: int, place: int) -> dict[str, str]:
-    """The variables of a rank's place among those on its node.
+    """Returns the variables with the local rank, the node rank and the hosts.
 
     Args:
-        agents: all that are in, in the order of their ranks.
-        position: of the rank's agent among them.
-        place: of the rank among its agent's.
+        agents: all agents of the round, in the order of their ranks.
+        position: index in `agents` of the agent that starts the rank.
+        place: number of the rank among those of its agent.
     """
-    me = agents[position]
+    own = agents[position]
     nodes = list(dict.fromkeys(agent.node_rank for agent in agents))
-    on_node = [agent for agent in agents if agent.node_rank == me.node_rank]
+    on_node = [agent for agent in agents if agent.node_rank == own.node_rank]
     hosts = {agent.node_rank: agent.host for agent in agents}
-    node = str(nodes.index(me.node_rank))
+    node = str(nodes.index(own.node_rank))
     return {
-        "LOCAL_RANK": str(sum(agent.ranks for agent in on_node if agent.index < me.index) + place),
+        "LOCAL_RANK": str(sum(agent.ranks for agent in on_node if agent.index < own.index) + place),
         "LOCAL_WORLD_SIZE": str(sum(agent.ranks for agent in on_node)),
         "GROUP_RANK": node,
         "NODE_RANK": node,
@@ -76,15 +76,15 @@ def environment_of(
     agents: Sequence[AgentLike], position: int, place: int, *,
     master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
 ) -> dict[str, str]:  # fmt: skip
-    """All variables that torchrun gives to a rank, and those of the launcher that go with them.
+    """Returns all variables that torchrun sets for a rank, with LAUNCHER_ROUND and LAUNCHER_HOSTS.
 
     Args:
         agents, position, place: see `place_variables`.
         master: host and port of the store.
-        run_id: of the run.
-        round_number: how often ranks of this attempt were started before.
-        max_restarts: that the run may have.
-        environ: of the agent, of which some is taken.
+        run_id: id of the run.
+        round_number: number of the round, from 0.
+        max_restarts: launch.max_restarts.
+        environ: the agent's environment; TORCH_NCCL_ASYNC_ERROR_HANDLING is taken from it.
     """
     rank = sum(agent.ranks for agent in agents[:position]) + place
     world_size = str(sum(agent.ranks for agent in agents))
@@ -110,7 +110,7 @@ def placements(
     agents: Sequence[AgentLike], position: int, *,
     master: tuple[str, int], run_id: str, round_number: int, max_restarts: int = 0, environ: Mapping[str, str],
 ) -> list[Placement]:  # fmt: skip
-    """All ranks of one agent; see `environment_of`."""
+    """Returns the placements of all ranks of one agent. The arguments are those of `environment_of`."""
     first = sum(agent.ranks for agent in agents[:position])
     return [
         Placement(place, first + place, environment_of(

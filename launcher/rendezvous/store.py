@@ -1,20 +1,20 @@
-"""The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts reach.
+"""The store of a round's ranks: torch's TCPStore, which only this user's processes on the job's hosts can reach.
 
-A TCPStore serves whoever connects, and ranks trust what is in it: whoever can write there can take a rank's place, and
-send the others pickles. So it listens on the loopback interface, where the kernel drops packets without the gate's
-signature (RFC 2385; unlike a socket filter that needs no privilege); the gate listens where the ranks connect to, knows
-whose each connection is, and passes bytes on. Where the kernel has no such signatures, other users of the leader's host
-can reach the store, and the run's output says so.
+A TCPStore serves every connection, and ranks trust its content: a client can impersonate a rank and send pickles to the
+others. So the store listens on the loopback interface, where the kernel drops packets without the TCP MD5 signature of
+our proxy (RFC 2385; unlike a socket filter this needs no privilege). The proxy listens on the port that ranks connect
+to, checks which user and host each connection comes from, and forwards its bytes. On a kernel without these signatures
+other users of the leader's host can reach the store; a warning in the run's output says so.
 
-| a connection comes from | it is served |
+| a connection comes from | the proxy accepts it |
 |---|---|
 | this host, a process of this user | yes |
 | this host, a process of another user | no |
-| an address of another host of the job | yes: what runs there is not known here |
+| an address of another host of the job | yes: the user is not known here |
 | any other address | no |
 
-The store is made when the leader has forked its own ranks: threads serve it, and a process forked meanwhile may inherit
-a lock that is held. Ranks that connect before wait in the backlog of the listening socket.
+The leader makes the store after it has forked its own ranks: the store has threads, and a fork could inherit a locked
+lock of theirs. Ranks that connect earlier wait in the backlog of the listening socket.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from launcher.log_line import log_line
 from launcher.torch_compat import store_on
 
 TIMEOUT = timedelta(seconds=60)
-TRIES = 5  # stores that are made until nobody else has come to one before it was closed to them
+TRIES = 5  # stores that are made until one has no connection of another user from before its signatures were enabled
 PAUSE = 0.1  # seconds without accepting when this process has no file descriptor left
-REFUSALS = 10  # hosts of which it is said that they were refused
+REFUSALS = 10  # refused hosts that are logged
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # man 5 proc
 _TCP_MD5SIG_EXT, _WITH_PREFIX = 32, 1  # linux/tcp.h
 _KEY_SIZE = 40  # bytes, of 80 at most
@@ -48,16 +48,16 @@ Address = tuple[str, int]  # an IP address and a port
 
 
 class RanksStore:
-    """The store and its gate, from now on until `close`."""
+    """The store and its proxy. Both serve until `close`."""
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
         """
         Args:
-            listener: where the ranks connect to; belongs to this object from now on.
-            hosts: addresses of the hosts of the job.
+            listener: the listening socket that ranks connect to; this object closes it.
+            hosts: addresses of the job's hosts.
 
         Raises:
-            OSError, RuntimeError: there are no threads or file descriptors left for it.
+            OSError, RuntimeError: no thread or file descriptor is left.
         """
         self._listener, self._hosts = listener, {_plain(host) for host in hosts if not _is_here(host)}
         self._refused: set[str] = set()
@@ -72,11 +72,11 @@ class RanksStore:
             )
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
-        self._thread = threading.Thread(target=self._run, name="store's gate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="store-proxy", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it, with all connections."""
+        """Closes the store and all connections."""
         with contextlib.suppress(RuntimeError):  # its thread has ended
             self._loop.call_soon_threadsafe(self._accepting.cancel)
         self._thread.join()
@@ -93,7 +93,7 @@ class RanksStore:
             while True:
                 try:
                     connection, _ = await self._loop.sock_accept(self._listener)
-                except OSError:  # out of file descriptors, or whoever knocked is gone
+                except OSError:  # out of file descriptors, or the client has closed the connection already
                     await asyncio.sleep(PAUSE)
                     continue
                 try:
@@ -109,7 +109,7 @@ class RanksStore:
         peer, own = _address(connection.getpeername()), _address(connection.getsockname())
         if peer[0] not in self._hosts and sockets_connected_to(own).get(peer) != os.geteuid():
             connection.close()
-            self._say_refused(peer[0])
+            self._log_refusal(peer[0])
             return
         inner = socket.socket()
         try:
@@ -127,7 +127,7 @@ class RanksStore:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(partial(_same, end), sock)
 
-    def _say_refused(self, host: str) -> None:
+    def _log_refusal(self, host: str) -> None:
         if host not in self._refused and len(self._refused) < REFUSALS:
             self._refused.add(host)
             log_line(f"refused a connection to the ranks' store from {host}: not a process of this job")
@@ -170,29 +170,29 @@ def _same(end: _End) -> _End:
 
 
 def _inner_store(key: bytes) -> tuple[Store, socket.socket, bool]:
-    """A TCPStore on the loopback interface, its listening socket, and whether connections to it need the key."""
+    """Returns a TCPStore on the loopback interface, its listening socket, and whether connections need the key."""
     for _ in range(TRIES):
         listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        handle = listener.dup()  # the store takes the other one
+        handle = listener.dup()  # the store takes ownership of `listener`
         store = store_on(listener, "127.0.0.1", TIMEOUT)  # which connects to itself, without a key
         try:
             sign(handle, key)
         except OSError:  # a kernel without them, or one in FIPS mode, which has no MD5
             return store, handle, False
-        # Somebody else may have connected before.
+        # Another user may have connected before the signatures were enabled.
         if set(sockets_connected_to(handle.getsockname()).values()) <= {os.geteuid()}:
             return store, handle, True
         handle.close()
-    raise RuntimeError("another user of this host connects to each store of the ranks that is made")
+    raise RuntimeError("another user of this host connected to the ranks' store each time it was made")
 
 
 def sign(sock: socket.socket, key: bytes) -> None:
     """Enables TCP MD5 signatures (RFC 2385; Linux 4.13) with this key for all IPv4 peers of a socket.
 
-    Who connects without the key gets no answer. Connections that are there already stay as they are.
+    Connections without the key get no answer. Connections that exist already keep working.
 
     Raises:
-        OSError: this kernel does not do that.
+        OSError: this kernel does not support it.
     """
     anybody = struct.pack("=HHI120x", socket.AF_INET, 0, 0)  # struct sockaddr_storage, with a prefix of no bits
     option = struct.pack("=128sBBHi80s", anybody, _WITH_PREFIX, 0, len(key), 0, key)  # struct tcp_md5sig
@@ -200,9 +200,9 @@ def sign(sock: socket.socket, key: bytes) -> None:
 
 
 def sockets_connected_to(address: Address) -> dict[Address, int]:
-    """Addresses of this host's sockets that are connected to an address, and whose they are (user ids).
+    """Returns the local sockets that are connected to an address: their addresses, with the user ids of their owners.
 
-    Another network namespace counts as another host. A socket that its process has closed already is root's.
+    Sockets of another network namespace are not seen. A socket that its process has closed belongs to root.
     """
     found = {}
     suffix = f":{address[1]:04X}"
@@ -215,7 +215,7 @@ def sockets_connected_to(address: Address) -> dict[Address, int]:
 
 
 def _of_hex(text: str) -> Address:
-    """An address as the kernel's tables have it: words of 4 bytes in this machine's order. Pure."""
+    """Parses an address of /proc/net/tcp: 4-byte words in the machine's byte order. Pure."""
     digits, _, port = text.partition(":")
     data = bytes.fromhex(digits)
     words = struct.unpack(f"={len(data) // 4}I", data)
@@ -223,7 +223,7 @@ def _of_hex(text: str) -> Address:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an IP address belongs to this host: a route to it starts at the address itself."""
+    """Returns whether an IP address belongs to this host: the route to it then starts at the address itself."""
     family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
     try:
         with socket.socket(family, kind) as probe:
@@ -238,7 +238,7 @@ def _address(name: tuple[object, ...]) -> Address:
 
 
 def _plain(host: str) -> str:
-    """Canonical text of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index."""
+    """Returns the canonical text of an IP address: IPv4-mapped IPv6 as IPv4, without a zone index."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)

@@ -44,7 +44,7 @@ class Case:
     log: str = ""
 
     @property
-    def telling(self) -> str:
+    def last_symptom(self) -> str:
         """The line by which it was recognised."""
         return self.verdict.sign or self.verdict.cause or ""
 
@@ -163,7 +163,7 @@ def _node(case: Case) -> Steps:
 
 
 def _gpu_error(case: Case) -> Steps:
-    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.telling):
+    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.last_symptom):
         return [f"that GPU is broken{_on(case)}: tell the site", *_node(case)]
     return [
         "run it once with the place of the error: CUDA_LAUNCH_BLOCKING=1 (cluster.environment)",
@@ -283,7 +283,7 @@ def _cancelled(case: Case) -> Steps:
 
 def _never(case: Case) -> Steps:
     lines: Steps = [Step("try again", case.resume())]
-    if "RaisedSignal:53" in case.telling:
+    if "RaisedSignal:53" in case.last_symptom:
         lines.insert(
             0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
         )

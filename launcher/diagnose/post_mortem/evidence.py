@@ -39,7 +39,7 @@ from launcher.script.render import setup_lines
 from launcher.spec.plan import JobPlan
 
 TAIL = 64 * 1024  # bytes of an output's end that are read for one line
-LOG_LINES = 40  # of a rank's log in which a telling one is looked for: what is older may have been got over
+LOG_LINES = 40  # of a rank's log that are searched for a symptom; older errors may have been handled
 Event = Mapping[str, Any]
 
 

@@ -11,8 +11,8 @@ The first line that fits counts:
 | a program left with an exit code, and its log ends with a traceback | as for an exception |
 | a rank or a node ended without a word, or was told to stop | what the scheduler says of the job, or has written into |
 | | its output, but no cancellation if a rank had left or crashed before; else what the kernel's counters say; else |
-| | the last telling line of the rank's log; else how it ended |
-| no agent said anything | the same, without a rank's log; else that it was told to stop; else the last telling line |
+| | the last line of the rank's log with a symptom; else how it ended |
+| no agent said anything | the same, without a rank's log; else the stop request; else the last line with a symptom |
 | | of the job's output |
 """
 
@@ -219,7 +219,7 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
     error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of its own, whose exception no agent has seen
         return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}")
-    if found := symptoms.telling(seen.log):
+    if found := symptoms.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_end(seen, fault, cause)
 
@@ -284,7 +284,7 @@ def _without_fault(seen: Evidence) -> Verdict:
     code = f" (exit code {seen.ended})" if seen.ended is not None else ""
     request = text.asked_to_stop(seen.request.host, seen.request.signal) if seen.request else ""
     named = f"{seen.scheduler} says {said}" if said in TELLING else seen.word or said
-    found = symptoms.telling(seen.output) if kind is None else None
+    found = symptoms.last_symptom(seen.output) if kind is None else None
     sign = found[1] if found else ""
     if seen.state is RunState.FAILED:
         heard = f"its last words: {sign or last}" if (sign or last) and said not in _WORDS and not request else ""

@@ -368,7 +368,7 @@ def test_a_message_that_the_other_end_would_refuse_is_not_sent(
 ) -> None:
     monkeypatch.setattr(channel_module, "LARGEST", 1000)
     server, client = connected(sockets)
-    with pytest.raises(ValueError, match="1000 are the limit"):
+    with pytest.raises(ValueError, match="over the limit of 1000"):
         client.send({"text": "x" * 1000})
     client.send({"type": "beat"})
     assert server.receive() == [{"type": "beat"}]

@@ -165,7 +165,7 @@ def test_a_store_to_which_somebody_came_too_early_is_not_used(monkeypatch: pytes
     handle.close()
     del made
     monkeypatch.setattr(store, "sockets_connected_to", lambda address: {("127.0.0.1", 1): os.geteuid() + 1})
-    with pytest.raises(RuntimeError, match="another user of this host connects to each store"):
+    with pytest.raises(RuntimeError, match="another user of this host connected to the ranks' store"):
         store._inner_store(b"key")
 
 

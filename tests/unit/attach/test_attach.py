@@ -16,7 +16,7 @@ from launcher.attach import connect, node_session, requests
 from launcher.attach.request_handler import Process, RequestHandler, initial_environment, rank_location
 from launcher.cli.attach import _members, waiting
 from launcher.own_module import own_module
-from launcher.rendezvous.handshake import Stranger, as_client
+from launcher.rendezvous.handshake import NotTrusted, as_client
 from launcher.runs.directory import Attempt, Run
 from launcher.runs.event_file import entry
 from launcher.runs.events import Met
@@ -201,7 +201,7 @@ def test_a_shell_over_the_network_is_for_who_knows_the_secret(served: Any) -> No
     import socket
 
     port, secret, server = served
-    with socket.create_connection(("127.0.0.1", port), 30) as stranger, pytest.raises((Stranger, OSError)):
+    with socket.create_connection(("127.0.0.1", port), 30) as stranger, pytest.raises((NotTrusted, OSError)):
         as_client(stranger, b"guess")
     with contextlib.ExitStack() as held, socket.create_connection(("127.0.0.1", port), 30) as connection:
         for _ in range(40):  # strangers who send nothing

@@ -501,7 +501,7 @@ def steps(kind: Kind, cause: str = "", **more: Any) -> str:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_kind_has_words_and_something_to_do(kind: Kind) -> None:
-    assert kind.words
+    assert kind.label
     assert bool(steps(kind)) is (kind is not Kind.DONE)
 
 

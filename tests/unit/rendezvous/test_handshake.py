@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.rendezvous import handshake
-from launcher.rendezvous.handshake import SIZE, Stranger, as_client, as_server, exactly, proof
+from launcher.rendezvous.handshake import SIZE, NotTrusted, as_client, as_server, proof, receive_exactly
 
 SECRET = b"s" * 32
 
@@ -49,38 +49,38 @@ def test_who_does_not_is_not_and_learns_nothing() -> None:
     heard: list[bytes] = []
 
     def guess(end: socket.socket) -> None:
-        nonce = exactly(end, SIZE)
+        nonce = receive_exactly(end, SIZE)
         end.sendall(bytes(SIZE) + proof(b"guess", b"client", nonce + bytes(SIZE)))
         heard.append(end.recv(SIZE))
 
     raised = both(serve, guess)
-    assert isinstance(raised[0], Stranger)
+    assert isinstance(raised[0], NotTrusted)
     assert heard == [b""]
 
 
 def test_a_server_that_does_not_know_it_gets_nothing_typed() -> None:
     def pretend(end: socket.socket) -> None:
         end.sendall(bytes(SIZE))
-        exactly(end, 2 * SIZE)
+        receive_exactly(end, 2 * SIZE)
         end.sendall(bytes(SIZE))
 
-    assert isinstance(both(pretend, lambda end: as_client(end, SECRET))[1], Stranger)
+    assert isinstance(both(pretend, lambda end: as_client(end, SECRET))[1], NotTrusted)
 
 
 def test_a_proof_cannot_be_sent_back_as_ones_own() -> None:
     def reflect(end: socket.socket) -> None:
         nonce = bytes(SIZE)
         end.sendall(nonce)
-        answer = exactly(end, 2 * SIZE)
+        answer = receive_exactly(end, 2 * SIZE)
         end.sendall(answer[SIZE:])
 
-    assert isinstance(both(reflect, lambda end: as_client(end, SECRET))[1], Stranger)
+    assert isinstance(both(reflect, lambda end: as_client(end, SECRET))[1], NotTrusted)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n"])
 def test_a_scanner_of_ports_is_a_stranger(said: bytes) -> None:
     raised = both(serve, lambda end: end.sendall(said))
-    assert isinstance(raised[0], (Stranger, OSError))
+    assert isinstance(raised[0], (NotTrusted, OSError))
 
 
 @pytest.mark.parametrize("enter", [as_server, as_client])
