@@ -1,10 +1,10 @@
-"""The allocation that a shell is in already: whose it is, how many nodes it has, and what starts tasks on them.
+"""The allocation in which this shell runs: its scheduler, its nodes, and the command that starts tasks on them.
 
-| SLURM_JOB_ID | PBS_JOBID and PBS_NODEFILE | held by | tasks are started by |
+| SLURM_JOB_ID | PBS_JOBID and PBS_NODEFILE | scheduler | tasks are started by |
 |---|---|---|---|
 | set | any | Slurm | srun |
 | not set | both set | PBS | pbsdsh |
-| not set | one is missing | nobody | |
+| not set | one is missing | no allocation | |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that the environment tells of.
+    """Returns the allocation that the environment describes; None: there is none.
 
     Raises:
         ConfigError: its node file cannot be read.
@@ -59,10 +59,10 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def require_room(held: Allocation, plan: JobPlan) -> None:
-    """Compares what a plan asks for with what the allocation has.
+    """Checks that the allocation has the nodes and CPUs that a plan needs.
 
-    Of more CPUs than there are srun must not be asked: where the allocation has GPUs, Slurm 24.05 and later let it wait
-    without a word until the allocation ends.
+    srun must not be asked for more CPUs than there are: where the allocation has GPUs, it waits in Slurm 24.05 and
+    later until the allocation ends, and prints nothing.
 
     Raises:
         ConfigError: the allocation has fewer nodes, or fewer CPUs on them.
@@ -85,7 +85,7 @@ def require_room(held: Allocation, plan: JobPlan) -> None:
 
 
 def nodes(environ: Mapping[str, str]) -> int:
-    """How many nodes a run gets by default; whether there is an allocation at all is asked later."""
+    """Returns the default of `nodes`; a missing allocation is an error later."""
     try:
         held = allocation(environ)
     except ConfigError:

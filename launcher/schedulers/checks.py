@@ -1,4 +1,4 @@
-"""What the checks of all schedulers share."""
+"""Checks that all schedulers share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.schedulers.queries import QueryError
 from launcher.units import parse_memory, parse_time
 
 SHOWN = 30  # partitions or queues that are listed
-SLOW = 5.0  # seconds for one answer, from which on the scheduler is slow
+SLOW = 5.0  # seconds of one query from which on the scheduler counts as slow
 
 
 @dataclass(frozen=True)
 class TimedOutput:
-    """What a scheduler's command printed and how long it took (seconds); or why it did not answer."""
+    """Output of a command and its duration in seconds, or the error."""
 
     text: str = ""
     took: float = 0.0
@@ -26,7 +26,7 @@ class TimedOutput:
 
 
 def timed(ask: Callable[[], str]) -> TimedOutput:
-    """Asks a scheduler now."""
+    """Runs a query, and measures its duration."""
     began = time.monotonic()
     try:
         text = ask()
@@ -36,33 +36,33 @@ def timed(ask: Callable[[], str]) -> TimedOutput:
 
 
 def reachable(title: str, version: str, answer: TimedOutput, variable: str) -> Iterator[Finding]:
-    """Whether a scheduler answers, and how fast.
+    """Checks whether a scheduler answers, and how fast.
 
     Args:
         title, version: of the scheduler.
-        answer: what it said.
-        variable: names the server that its commands ask.
+        answer: the result of a query.
+        variable: the environment variable that selects its server.
     """
-    told = f"{title} {version}".strip()
+    name = f"{title} {version}".strip()
     if answer.error:
         yield problem(
-            "reachable", f"{told} does not answer: {answer.error}",
+            "reachable", f"{name} does not answer: {answer.error}",
             "try again later; if it stays so, ask who runs the scheduler (its server may be down, or "
             f"{variable} wrong)",
         )  # fmt: skip
     elif answer.took > SLOW:
-        yield warning("reachable", f"{told} answered after {answer.took:.1f} s", "it is busy: raise "
+        yield warning("reachable", f"{name} answered after {answer.took:.1f} s", "it is busy: raise "
                       "cluster.submit_timeout if submissions fail")  # fmt: skip
     else:
-        yield ok("reachable", f"{told} answered in {answer.took * 1000:.0f} ms")
+        yield ok("reachable", f"{name} answered in {answer.took * 1000:.0f} ms")
 
 
 def listed(rows: Sequence[tuple[str, Sequence[str], str]], command: str) -> list[str]:
-    """A line for each partition or queue: `gpu (default): up to 02:00:00`. Pure.
+    """Returns a line for each partition or queue: `gpu (default): up to 02:00:00`. Pure.
 
     Args:
-        rows: the name, its marks, and its limits in words.
-        command: what lists those that are left out.
+        rows: name, marks and limits of each.
+        command: the command that lists those after the first SHOWN.
     """
     lines = [f"{name}{_in_brackets(marks)}: {limits}" for name, marks, limits in rows[:SHOWN]]
     return lines + ([f"... and {len(rows) - SHOWN} more ({command})"] if len(rows) > SHOWN else [])
@@ -73,7 +73,7 @@ def _in_brackets(marks: Sequence[str]) -> str:
 
 
 def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) -> Iterator[Finding]:
-    """The limits that a profile states, against those that are live (None: no limit). Lower ones are its business."""
+    """Compares the limits of a profile with the live ones (None: no limit). Only higher ones are reported."""
     limits, wrong = cluster.limits, []
     try:
         stated = {
@@ -93,8 +93,8 @@ def stated_limits(cluster: Cluster, live: Mapping[str, int | None], where: str) 
         yield warning("profile", "; ".join(wrong), "lower them in the profile, or leave them out")
     else:
         known = [key for key, value in stated.items() if value is not None]
-        told = f"its limits ({', '.join(known)}) agree with" if known else "it states no limits of its own; those of"
-        yield ok("profile", f"cluster={cluster.name}: {told} {where}" + ("" if known else " count"))
+        text = f"its limits ({', '.join(known)}) agree with" if known else "it states no limits of its own; those of"
+        yield ok("profile", f"cluster={cluster.name}: {text} {where}" + ("" if known else " count"))
 
 
 def _shown(key: str, value: int) -> str:

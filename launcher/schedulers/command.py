@@ -15,26 +15,23 @@ from launcher.files.os_errors import NOT_ON_PATH
 from launcher.formatting import long_size
 from launcher.schedulers.queries import AnswerLost, QueryError, QueryTimeout
 
-MAX_OUTPUT = 1 << 26  # bytes that a command may print: what is told of 100,000 jobs has a sixth of that
+MAX_OUTPUT = 1 << 26  # bytes that a command may print; a list of 100,000 jobs has a sixth of that
 
 
 class OutputTooLong(subprocess.SubprocessError):
-    """A command went on printing, and was ended."""
-
-
-# Errors of starting a command that is not on PATH; PermissionError if a folder of PATH may not be searched.
+    """A command printed more than MAX_OUTPUT bytes, and was killed."""
 
 
 def query(
     *command: str, timeout: float, environment: Mapping[str, str], good: Collection[int] = (0,)
 ) -> subprocess.CompletedProcess[str]:
-    """The answer of a command.
+    """Runs a command that changes nothing, or is safe to repeat, and returns its output.
 
     Args:
         command: the command and its arguments.
         timeout: seconds that it may take.
         environment: its environment.
-        good: exit codes that are an answer.
+        good: exit codes that count as success.
 
     Raises:
         QueryTimeout: it takes too long.
@@ -59,9 +56,12 @@ def query(
 def run_submission(
     command: Sequence[str], *, timeout: float, environment: Mapping[str, str], text: str | None = None, umask: int = -1
 ) -> subprocess.CompletedProcess[str]:
-    """Runs what hands a job over. It inherits the lock of `runs.only_submitter`, and so holds it until its own end.
+    """Runs a command that submits a job.
 
-    Ctrl-C does not reach it, nor does the end of this process: half a submission would be a job that nobody knows of.
+    The command inherits the lock of `runs.only_submitter` and holds it until it ends.
+
+    The command runs in a session of its own, so it survives Ctrl-C and the end of this process: an interrupted
+    submission could leave a job whose id is not recorded.
 
     Args:
         command: the command and its arguments.
@@ -73,7 +73,7 @@ def run_submission(
     Raises:
         FileNotFoundError, PermissionError: it is not there (NOT_ON_PATH).
         TimeoutExpired: it takes too long.
-        OutputTooLong: nobody knows what it has done.
+        OutputTooLong: it printed too much, and it is not known whether it submitted a job.
     """
     return run(command, timeout=timeout, environment=environment, text=text, umask=umask, submits=True)
 
@@ -90,7 +90,7 @@ def run(
         environment: its environment; None: ours.
         text: its standard input; None: nothing.
         umask: its umask; -1: ours.
-        submits: it inherits our descriptors, Ctrl-C does not reach it, and it goes on when this process does not.
+        submits: it inherits our descriptors and runs in a session of its own; see `run_submission`.
 
     Raises:
         OSError: it is not there, or cannot be started.
@@ -100,7 +100,7 @@ def run(
     end = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         stdin: int | IO[bytes] = subprocess.DEVNULL
-        if text is not None:  # a file, which it may read whenever it likes
+        if text is not None:  # a file: writing to a pipe could block
             stdin = stack.enter_context(tempfile.TemporaryFile())
             stdin.write(os.fsencode(text))
             stdin.seek(0)
@@ -135,7 +135,12 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _printed(process: subprocess.Popen[bytes], command: Sequence[str], timeout: float, end: float) -> list[str]:
-    """All that a process writes to its output and to its errors."""
+    """Returns what a process writes to stdout and to stderr.
+
+    Raises:
+        TimeoutExpired: it has not closed both by `end` (of the monotonic clock).
+        OutputTooLong: it printed more than MAX_OUTPUT bytes.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     texts = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}

@@ -1,11 +1,11 @@
-"""Whose qsub is it? PBS, Torque, Grid Engine and Slurm all install a command of that name.
+"""Detects which scheduler the qsub on PATH belongs to: PBS, Torque, Grid Engine and Slurm all install one.
 
 | what is found | it is |
 |---|---|
-| no qsub on PATH | nobody's |
+| no qsub on PATH | none |
 | a script that mentions Slurm | Slurm's wrapper around sbatch |
-| `qsub --version` says `pbs_version = 23.06.06` | PBS (OpenPBS, PBS Pro) |
-| it says `Version: 6.1.2` and a commit | Torque |
+| `qsub --version` prints `pbs_version = 23.06.06` | PBS (OpenPBS, PBS Pro) |
+| it prints `Version: 6.1.2` and a commit | Torque |
 | it does not know the option, and its help begins with a version of Grid Engine | Grid Engine |
 | anything else | unknown |
 """
@@ -25,7 +25,7 @@ from launcher.schedulers import command
 
 
 class Kind(Enum):
-    """Whose qsub it is."""
+    """The scheduler that a qsub belongs to."""
 
     NONE = "no qsub"
     PBS = "PBS"
@@ -37,7 +37,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Qsub:
-    """A qsub: whose it is, where, its version, and what showed it."""
+    """A qsub: its scheduler, its path, its version, and the evidence."""
 
     kind: Kind
     path: str = ""
@@ -45,7 +45,7 @@ class Qsub:
     evidence: str = ""
 
     def problem(self) -> str | None:
-        """Why no PBS job can be submitted with it, and what to do; None when one can."""
+        """Returns why no PBS job can be submitted with it, and what to do; None: one can."""
         if self.kind is Kind.PBS:
             return None
         if self.kind is Kind.NONE:
@@ -59,7 +59,7 @@ class Qsub:
 
 
 def detect() -> Qsub:
-    """The qsub on PATH."""
+    """Returns the qsub on PATH."""
     path = shutil.which("qsub")
     return Qsub(Kind.NONE) if path is None else _look(path, os.stat(path).st_mtime_ns)
 
@@ -76,28 +76,28 @@ def _look(path: str, changed: int) -> Qsub:
     try:
         with open(path, "rb") as file:
             beginning = file.read(8192)
-    except OSError:  # it can be run and not read
+    except OSError:  # executable, but not readable
         beginning = b""
     return judge(path, beginning, run)
 
 
 def judge(path: str, beginning: bytes, run: Callable[..., str]) -> Qsub:
-    """Whose a qsub is. Pure but for `run`.
+    """Returns the scheduler of a qsub. Pure except for `run`.
 
     Args:
-        path: where it is.
+        path: of the qsub.
         beginning: its first bytes.
-        run: calls it with arguments and returns all that it prints.
+        run: calls the qsub with arguments, and returns its output.
     """
     if beginning.startswith(b"#!") and re.search(rb"slurm|sbatch", beginning, re.IGNORECASE):
         return Qsub(Kind.SLURM, path, evidence="a script that calls Slurm")
-    said = run("--version")
-    if match := re.search(r"pbs_version\s*=\s*(\S+)", said):
+    output = run("--version")
+    if match := re.search(r"pbs_version\s*=\s*(\S+)", output):
         return Qsub(Kind.PBS, path, match[1], match[0])
-    if match := re.search(r"^Version:\s*(\d\S*)", said, re.MULTILINE):
+    if match := re.search(r"^Version:\s*(\d\S*)", output, re.MULTILINE):
         return Qsub(Kind.TORQUE, path, match[1], match[0])
     grid_engine = re.compile(r"^(?:SGE|UGE|OGS|GE|AGE)(?:/GE)?\s+([\w.]+)", re.MULTILINE)
-    if match := grid_engine.search(said) or grid_engine.search(run("-help")):
+    if match := grid_engine.search(output) or grid_engine.search(run("-help")):
         return Qsub(Kind.GRID_ENGINE, path, match[1], match[0])
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
+    first = next((line.strip() for line in output.splitlines() if line.strip()), "nothing")
     return Qsub(Kind.UNKNOWN, path, evidence=f"`qsub --version` says {first!r}")

@@ -1,4 +1,4 @@
-"""What a scheduler can tell of its jobs and of its site. Each ability is a class, and who has it inherits it."""
+"""Optional capabilities for diagnosis: why a job is pending, job history, checks of a site. Schedulers inherit them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class ExplainsPending(ABC):
-    """It tells why a job waits."""
+    """A scheduler that reports why a job is pending."""
 
     @abstractmethod
     def explain(self, waiting: Waiting, timeout: float) -> Explanation:
-        """Why a job waits.
+        """Returns why a job is pending.
 
         Args:
             waiting: the run, and its job.
-            timeout: seconds that one question may take.
+            timeout: seconds for one query.
 
         Raises:
-            QueryError: not even the job could be asked for.
+            QueryError: the query of the job itself failed.
         """
 
 
 @dataclass(frozen=True)
 class JobExecution:
-    """One time that a job ran; a requeued one has several.
+    """One execution of a job; a requeued job has several.
 
     Attributes:
-        word: its state in the scheduler's words; empty: it tells none here.
+        raw_state: its state as the scheduler prints it; empty: not reported.
         by: the user, or his id, who cancelled it; empty: nobody did.
         begin, end: `2026-11-21T20:00:00` in local time; anything else: unknown.
-        used: most memory that it took, in bytes, as `RemembersJobs.memory` counts; None: it was not measured.
+        used: peak memory in bytes, as `RemembersJobs.memory` counts; None: it was not measured.
     """
 
     raw_state: str
@@ -54,64 +54,63 @@ class JobExecution:
 
 
 class RemembersJobs(ABC):
-    """It can remember jobs that are over."""
+    """A scheduler that can keep records of jobs that are over."""
 
     @abstractmethod
     def history(self, job_id: str, timeout: float) -> list[JobExecution]:
-        """All times that a job ran, oldest first; none where it remembers nothing, or does not answer.
+        """Returns all executions of a job, oldest first; none if there is no record, or the scheduler does not answer.
 
         Args:
             job_id: of the job.
-            timeout: seconds that one question may take.
+            timeout: seconds for one query.
         """
 
     def memory(self, plan: JobPlan) -> int | None:
-        """Bytes that a job of this plan may take where `history` tells what one took; None: it asks for none. Pure."""
+        """Returns the memory limit in bytes to which `JobExecution.used` compares; None: the plan has none. Pure."""
         return plan.mem
 
 
 class WritesNotices(ABC):
-    """It writes into the output of a job that it ends."""
+    """A scheduler that writes a notice into the output of a job that it ends."""
 
     @abstractmethod
     def notices(self) -> tuple[Form, ...]:
-        """The forms of what it writes, from the special to the general. Pure."""
+        """Returns the patterns of its notices, from the special to the general. Pure."""
 
 
 class ChecksItself(Scheduler):
-    """Its commands tell whether they are what they seem, and whether it is well.
+    """A scheduler that `doctor` can check.
 
     Attributes:
-        command: by which jobs are submitted.
+        command: the command that submits jobs.
     """
 
     command: str
 
     @abstractmethod
     def found(self) -> str:
-        """Its commands on this machine's PATH, or others of their names, and what showed whose they are; empty: none
-        are there."""
+        """Returns which scheduler the commands on PATH belong to, with the evidence; empty: there are none."""
 
     @abstractmethod
     def check(self, cluster: Cluster, timeout: float) -> Iterator[Finding]:
-        """What its commands tell of it, and of a profile that is for it.
+        """Checks the live scheduler, and a profile against it.
 
         Args:
             cluster: the profile.
-            timeout: seconds that one question may take.
+            timeout: seconds for one query.
         """
 
 
 class DescribesSite(ChecksItself):
-    """It tells enough of its site for a profile."""
+    """A scheduler from which a profile of its site can be written."""
 
     @abstractmethod
     def survey(self, timeout: float) -> Site:
-        """What it tells an ordinary user: a few commands.
+        """Collects the facts of the site that an ordinary user can query, with a few commands.
 
         Args:
-            timeout: seconds that one question may take.
+            timeout: seconds for one query.
 
         Raises:
-            QueryError: it does not answer.
+            QueryError: the scheduler does not answer.
         """

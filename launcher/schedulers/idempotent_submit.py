@@ -1,4 +1,4 @@
-"""Handing a job over exactly once, although the answer may get lost on the way."""
+"""Submits a job exactly once, although the answer of the scheduler may be lost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from launcher.files.shared_files import backoff
 from launcher.schedulers.queries import QueryError
 
 TIMEOUT = 120.0  # seconds of retrying while the scheduler does not answer
-FIRST, LONGEST = 0.5, 20.0  # seconds between two tries
+FIRST, LONGEST = 0.5, 20.0  # seconds between two attempts
 
 
 class Refused(SubmissionError):
-    """The scheduler said no; asking again would not help.
+    """The scheduler refused the job, and a retry would not help.
 
-    `definite` when no job can have come of it, so that it need not be looked for.
+    Attributes:
+        definite: no job can exist, so there is no need to look for one.
     """
 
     def __init__(self, words: str, *, definite: bool = False) -> None:
@@ -25,26 +26,26 @@ class Refused(SubmissionError):
 
 
 class NoAnswer(Exception):
-    """Nobody heard whether the scheduler took the job."""
+    """The answer was lost, so it is unknown whether the scheduler accepted the job."""
 
 
 def submit_once(
     send: Callable[[], str], find: Callable[[], str | None], *, before: bool = False, timeout: float = TIMEOUT
 ) -> str:
-    """The id of the one job there is in the end.
+    """Submits a job unless it exists already, and returns its id.
 
-    A failed `send` is never repeated before `find` has said that there is no job yet. While neither answers, both are
-    tried again with growing pauses.
+    A failed `send` is never repeated before `find` has returned that there is no job. While the scheduler does not
+    answer, both are retried with exponential backoff.
 
     Args:
         send: submits the job and returns its id. Raises Refused or NoAnswer.
         find: the id of a job submitted earlier, or None. Raises QueryError when the scheduler does not answer.
-        before: look first: an earlier process may have submitted it.
-        timeout: seconds until giving up.
+        before: call `find` first, because an earlier process may have submitted the job.
+        timeout: seconds of retrying.
 
     Raises:
-        Refused: the scheduler's own words.
-        SubmissionError: it did not answer in time; whether there is a job is unknown.
+        Refused: the scheduler refused the job; with its message.
+        SubmissionError: it did not answer within the timeout; it is unknown whether there is a job.
     """
     look = before
 
@@ -67,8 +68,8 @@ def submit_once(
             return once()
         except (NoAnswer, QueryError) as error:
             if not why:
-                print(f"launcher: no answer ({error}); trying again for up to {timeout:g} s", file=sys.stderr)
+                print(f"launcher: no answer ({error}); retrying for up to {timeout:g} s", file=sys.stderr)
             why = str(error) or type(error).__name__
     raise SubmissionError(
-        f"the scheduler did not answer for {timeout:g} s, so nobody knows whether it took the job ({why})"
+        f"the scheduler did not answer for {timeout:g} s, so it is unknown whether it accepted the job ({why})"
     )

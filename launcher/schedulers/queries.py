@@ -12,15 +12,15 @@ from launcher.failures.codes import NextReason
 
 
 class QueryError(LauncherError):
-    """The scheduler could not be asked; what it would have said is unknown."""
+    """A query of the scheduler failed, so the state of its jobs is unknown."""
 
 
 class AnswerLost(QueryError):
-    """Nobody heard whether the scheduler did what it was asked for."""
+    """The answer of a command was lost, so it is unknown whether the scheduler did what it was asked for."""
 
 
 class QueryTimeout(AnswerLost):
-    """The scheduler took longer than one is ready to wait."""
+    """The scheduler did not answer within the timeout."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ending:
     Attributes:
         reason: one of TIME_LIMIT (of the allocation), STOP_REQUESTED, SCHEDULER_ENDS.
         scheduler: its name.
-        state: that it shows of the job.
+        state: the state that it shows for the job.
     """
 
     reason: NextReason
@@ -39,19 +39,19 @@ class Ending:
 
 
 class JobState(Enum):
-    """State of one job. GONE and UNKNOWN are what nobody can tell, and never count as success.
+    """State of one job. GONE and UNKNOWN mean that the outcome is not known, and never count as success.
 
-    UNKNOWN is a job that its scheduler lists, in a state that has no name here: a later version's, for instance. It
-    may yet run, so it never counts as over.
+    UNKNOWN: the scheduler lists the job in a state that is not known here, for instance that of a later version. The
+    job may still run, so it never counts as over.
     """
 
     PENDING = "pending"
     RUNNING = "running"
-    SUSPENDED = "suspended"  # it has begun, and the scheduler has stopped its processes for now
+    SUSPENDED = "suspended"  # it has started, and the scheduler has suspended its processes
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    GONE = "gone"  # over, and the scheduler does not say how
+    GONE = "gone"  # over, and the scheduler does not report the outcome
     UNKNOWN = "unknown"
 
     @property
@@ -61,13 +61,14 @@ class JobState(Enum):
 
 @dataclass(frozen=True)
 class SchedulerJob:
-    """What a scheduler says of one job.
+    """One job in the output of a scheduler.
 
     Attributes:
-        id, reason: as the scheduler has them.
-        state, word: its state in our words, and in the scheduler's.
-        comment: of its submission, which is a token in the launcher's jobs; None: this question does not tell it.
-        left: seconds of wall time left when it was asked; None: it has no limit, or the scheduler does not say.
+        id, reason: as the scheduler prints them.
+        state: common to all schedulers.
+        raw_state: as the scheduler prints it.
+        comment: of the submission, in jobs of the launcher a token; None: this query does not return it.
+        time_left: seconds of wall time left at the time of the query; None: there is no limit, or it is not known.
     """
 
     id: str
@@ -80,12 +81,12 @@ class SchedulerJob:
 
 @dataclass(frozen=True)
 class JobOrigin:
-    """Where a job or an array comes from.
+    """The script and token of a job or array.
 
     Attributes:
-        id: as the scheduler wants it.
-        token: what the launcher finds it by; empty: it has none.
-        file: its script, or a file beside it.
+        id: as the commands of the scheduler take it.
+        token: by which the launcher finds the job; empty: it has none.
+        file: its script, or another file in the same folder.
     """
 
     id: str
@@ -94,52 +95,60 @@ class JobOrigin:
 
 
 class Queries(Protocol):
-    """What is asked of a live scheduler. Everything raises QueryError when it does not answer."""
+    """Queries and commands of a live scheduler. Every method raises QueryError when the scheduler does not answer."""
 
     def jobs(self) -> dict[str, SchedulerJob]:
-        """All of this user's jobs, by `key`; one command. Those that are over may be left out."""
+        """Returns all jobs of this user by `key`, with one command. Jobs that are over may be missing."""
 
     def key(self, job_id: str) -> str:
-        """What `jobs` calls the job with this id."""
+        """Returns the key in `jobs` of the job with this id."""
 
     def ended(self, job_id: str) -> SchedulerJob | None:
-        """What the scheduler remembers of a job that is over; None: nothing."""
+        """Returns the record of a job that is over; None: the scheduler has none."""
 
     def ended_all(self, job_ids: Sequence[str]) -> dict[str, SchedulerJob]:
-        """What it remembers of jobs that are over, by `key`, with as few commands as it can; without those that it
-        has forgotten."""
+        """Returns the records of jobs that are over, by `key`, with as few commands as possible.
+
+        Jobs without a record are missing.
+        """
 
     def family(self, job_id: str) -> str:
-        """What jobs have in common whose ends one question tells: their array, say, or that they are this user's."""
+        """Returns the group of jobs whose records one query returns: their array, or all jobs of the user."""
 
     def ended_family(self, family: str) -> dict[str, SchedulerJob]:
-        """What it remembers of jobs of that family that are over, by `key`; one command. Others may be among them."""
+        """Returns the records of the jobs of a group that are over, by `key`, with one command.
+
+        Other jobs may be among them.
+        """
 
     def find(self, token: str, name: str) -> str | None:
-        """The id of the job that was submitted with this token and name."""
+        """Returns the id of the job that was submitted with this token and name; None: there is none."""
 
     def origins(self, numbers: Sequence[str]) -> dict[str, JobOrigin]:
-        """The script and token of this user's jobs and arrays with these numbers (17), by number; unknown ones are
-        omitted."""
+        """Returns script and token of this user's jobs and arrays with these numbers (`17`), by number.
+
+        Unknown ones are omitted.
+        """
 
     def submit_behind(self, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str]) -> str:
-        """Hands a run's script over for a job with this token that starts when all these have ended, however they
-        did; its id. Raises Refused or NoAnswer."""
+        """Submits a script as a job with this token that starts when all these jobs have ended, with any outcome.
+
+        Returns the id of the job. Raises Refused or NoAnswer."""
 
     def wait_for(self, job_id: str, jobs: Sequence[str]) -> None:
-        """Has a job that has not begun start when all these have ended, instead of those that it waited for."""
+        """Replaces the dependencies of a job that has not started: it starts when all these jobs have ended."""
 
     def cancel(self, job_id: str) -> None:
-        """Asks the scheduler to end a job; one that has ended already is no error."""
+        """Cancels a job; it is no error if the job has ended already."""
 
     def max_array_size(self, queue: str | None) -> int | None:
-        """Most elements of one array (in this PBS queue); None: no limit, or an unknown one."""
+        """Returns the maximum size of an array (in this queue); None: there is no limit, or it is not known."""
 
     def throttle(self, job_id: str, most: int) -> None:
-        """Sets how many elements of an array may run at once."""
+        """Sets the maximum number of elements of an array that run at once."""
 
 
 def parts(count: int, most: int | None) -> list[range]:
-    """The indices of `count` elements, in arrays of at most `most`."""
+    """Splits the indices of `count` elements into ranges of at most `most`; None: one range."""
     step = most or count
     return [range(start, min(start + step, count)) for start in range(0, count, step)]

@@ -1,9 +1,9 @@
-"""A scheduler's answer to "which jobs has this user", shared between commands, so that several ask it once.
+"""Caches the list of the user's jobs for all commands on this machine, so that several commands query it once.
 
-    CACHE/answers/NAME.json     0600: the last answer; NAME stands for the scheduler, the user and this machine
-    CACHE/answers/NAME.lock     held by whoever asks; the others wait for its answer
+    CACHE/answers/NAME.json     0600: the last result; NAME stands for the scheduler, the user and this machine
+    CACHE/answers/NAME.lock     locked during a query; other commands wait for its result
 
-Only a file counts that nobody else can write to. Where none can be kept, each command asks for itself.
+A file that others can write to is ignored. Where no file can be written, each command queries for itself.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from launcher.schedulers import registry
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 
 FORMAT = 2
-QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which an answer is good
-SLOWER = 1.3  # by which they grow with each answer that is no other than the one before
-SHARE = 10  # times what an answer takes is how long it is good: nobody spends more than a tenth of his time on it
+QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which a result is fresh
+SLOWER = 1.3  # factor by which they grow with each unchanged result
+SHARE = 10  # a result is fresh for this many durations of its query: queries take at most a tenth of the time
 
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """What a scheduler said.
+    """The result of one query.
 
     Attributes:
-        jobs: all of the user's jobs by `Queries.key`; when it did not answer, what it said before.
-        asked: when `jobs` were asked for, in seconds since the epoch; None: it has never said.
-        completed: when it had said so, or had not.
-        took: seconds that took.
-        problem: why it did not answer; empty: it did.
-        own: this process has asked, and not another one.
+        jobs: all jobs of the user by `Queries.key`; those of the previous query if this one failed.
+        asked: when the query that returned `jobs` began, in seconds since the epoch; None: none has succeeded.
+        completed: when the query ended, in seconds since the epoch.
+        took: duration of the query in seconds.
+        problem: why the query failed; empty: it succeeded.
+        own: this process made the query, not another one.
     """
 
     jobs: dict[str, SchedulerJob] = field(default_factory=dict)
@@ -52,27 +52,27 @@ class JobSnapshot:
     own: bool = True
 
     def is_fresh(self, seconds: float, now: float) -> bool:
-        """Whether it need not be asked again."""
+        """Whether the query ended at most this many seconds before `now`."""
         return 0 <= now - self.completed <= seconds
 
 
 def interval(unchanged: int, took: float, quickest: float = QUICKEST, slowest: float = SLOWEST) -> float:
-    """Seconds for which an answer is good: 2, and up to 60 while nothing changes or when asking takes long. Pure.
+    """Returns the seconds for which a result is fresh: 2, and up to 60 if nothing changes or queries are slow. Pure.
 
     Args:
-        unchanged: how many answers in a row were no other than the ones before.
-        took: seconds that the last one took.
-        quickest, slowest: seconds for which it is good at least, and at most.
+        unchanged: number of consecutive results that equal the one before.
+        took: duration of the last query in seconds.
+        quickest, slowest: minimum and maximum in seconds.
     """
     return min(slowest, max(quickest * SLOWER ** min(unchanged, 50), SHARE * took))
 
 
 def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapshot | None = None) -> JobSnapshot:
-    """Asks now.
+    """Queries the scheduler now.
 
     Args:
-        jobs: asks; raises QueryError.
-        before: what was said before.
+        jobs: the query; raises QueryError.
+        before: the previous result, whose jobs are kept if the query fails.
     """
     asked, problem = time.time(), ""
     began = time.monotonic()
@@ -88,7 +88,7 @@ def take_snapshot(jobs: Callable[[], dict[str, SchedulerJob]], before: JobSnapsh
 
 
 class SharedSnapshot:
-    """The answer of one scheduler that this user's commands on this machine share."""
+    """The cached result of one scheduler, shared by this user's commands on this machine."""
 
     def __init__(self, scheduler: str) -> None:
         which = [scheduler, str(os.getuid()), socket.gethostname(), *registry.queue(scheduler).server()]
@@ -98,13 +98,13 @@ class SharedSnapshot:
     def get(
         self, good_for: float, jobs: Callable[[], dict[str, SchedulerJob]], timeout: float, *, newer: float = 0.0
     ) -> JobSnapshot:
-        """The answer there is, or a new one.
+        """Returns the cached result if it is fresh, else the result of a new query.
 
         Args:
-            good_for: seconds for which one is good.
-            jobs: asks; raises QueryError.
-            timeout: seconds to wait for another command that asks.
-            newer: it must have been asked for after that time, in seconds since the epoch.
+            good_for: seconds for which a result is fresh.
+            jobs: the query; raises QueryError.
+            timeout: seconds to wait for the query of another command.
+            newer: the query must have begun after this time, in seconds since the epoch.
         """
 
         def good(answer: JobSnapshot | None) -> JobSnapshot | None:
@@ -122,12 +122,12 @@ class SharedSnapshot:
             return answer
 
     def forget(self) -> None:
-        """What was said counts no more: a job has been cancelled, say."""
+        """Removes the cached result, for instance because a job was cancelled."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
 
     def _read(self) -> JobSnapshot | None:
-        """The last answer; None: there is none, or none that can be trusted."""
+        """Returns the cached result; None: there is none, or its file is damaged or writable by others."""
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
@@ -154,7 +154,7 @@ class SharedSnapshot:
 
     @contextlib.contextmanager
     def _only_one(self, timeout: float) -> Iterator[None]:
-        """Keeps others from asking meanwhile, where that can be, and no longer than one of them may take."""
+        """Holds the lock of the cache, or goes on without it after the timeout and where files cannot be locked."""
         try:
             run_files.make_folder(self._file.parent)
             lock = os.open(self._file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -177,5 +177,5 @@ class SharedSnapshot:
 
 
 def _private(status: os.stat_result) -> bool:
-    """Whether it is ours, and nobody else can write to it."""
+    """Whether a file or folder belongs to this user, and nobody else can write to it."""
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

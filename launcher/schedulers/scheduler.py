@@ -1,7 +1,7 @@
-"""What a scheduler is to the rest of the launcher: one class per scheduler, found by `registry.scheduler(name)`.
+"""The interface of a scheduler: one class per scheduler, returned by `registry.scheduler(name)`.
 
-What not every scheduler can do is a class of its own, and `isinstance` tells who can. Nothing outside of a scheduler's
-folder asks for its name.
+An optional capability is a class that a scheduler inherits; callers check it with `isinstance`. No code outside of a
+scheduler's folder compares its name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Scheduler(ABC):
 
     Attributes:
         name: as in cluster.scheduler.
-        title: as people write it.
-        template: what its scripts are made from: a file of templates/, or the whole path of another one.
-        shell: what the script of a job knows of its job.
-        queued: it takes jobs, which wait until there is room.
+        title: the name in messages.
+        template: the template of its job scripts: a file of templates/, or the absolute path of another one.
+        shell: the shell expressions by which a job script reads the id and index of its job.
+        queued: jobs are submitted to it, and wait in its queue.
         on_this_machine: its jobs are processes of the machine where they are submitted.
         secrets_in_files: a job gets its environment and its secrets from files, which the executor writes.
     """
@@ -51,15 +51,17 @@ class Scheduler(ABC):
 
     @abstractmethod
     def executor(self) -> type[RunExecutor]:
-        """What hands runs over. It is loaded when it is asked for: submitit takes 30 ms."""
+        """Returns the class that submits runs. It is imported here, because submitit takes 30 ms."""
 
     def starter(self, cluster: Cluster) -> str | None:
-        """What starts tasks on the nodes of a job (srun, or one of registry.STARTERS); None: they are processes of
-        the machine where its script runs. Pure."""
+        """Returns the command that starts tasks on the nodes of a job (srun, or one of registry.STARTERS). Pure.
+
+        None: the tasks are processes of the machine where the script runs.
+        """
         return None
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The key cluster.directives, as a plan keeps it. Pure.
+        """Validates cluster.directives, and returns them as a plan stores them. Pure.
 
         Raises:
             ConfigError: one cannot be an option of a job.
@@ -67,13 +69,13 @@ class Scheduler(ABC):
         return dict(values)
 
     def directives(self, plan: JobPlan, token: str, array: str | None, folder: str | None) -> list[str]:
-        """The options of a plan's script, as they stand in its lines, each value quoted as they are read there. Pure.
+        """Returns the options in the directive lines of a job script, with quoted values. Pure.
 
         Args:
             plan: the run.
-            token: what the job is found by later.
+            token: by which the job is found later.
             array: indices and throttle of an array (`0-14%4`).
-            folder: where what the job prints goes; None: the run's directory.
+            folder: of the job's output; None: the directory of the run.
 
         Raises:
             ConfigError: an extra option of the profile collides with a key of the launcher, or a value cannot be one.
@@ -82,39 +84,39 @@ class Scheduler(ABC):
 
     @abstractmethod
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """The environment for a new job of this plan. Pure."""
+        """Returns the environment for a new job of this plan. Pure."""
 
     def problem(self) -> str | None:
-        """Why this machine cannot submit, and what to do; None: it can."""
+        """Returns why this machine cannot submit jobs, and what to do; None: it can."""
         return None
 
     def held(self, environ: Mapping[str, str]) -> Allocation | None:
-        """The allocation that the shell is in, where runs are started in one.
+        """Returns the allocation of this shell, for a scheduler that starts runs in one; None for the others.
 
         Raises:
-            ConfigError: it is in none.
+            ConfigError: the shell is in no allocation.
         """
         return None
 
     def ending(self, plan: JobPlan, *, stop_requested: bool, left: float) -> Ending | None:
-        """Why the scheduler is ending the job that we are in, unless it is for its wall time; None: it is not.
+        """Returns why the scheduler is ending the current job, unless its wall time is over; None: it is not.
 
         Args:
             plan: of the job's run.
             stop_requested: the job's script got a signal to stop.
-            left: seconds of wall time left; infinite: it has no limit, or nobody knows.
+            left: seconds of wall time left; infinite: there is no limit, or it is not known.
         """
         return Ending(NextReason.STOP_REQUESTED) if stop_requested and left > 0 else None
 
 
 class Queue(Scheduler):
-    """A scheduler that takes jobs, which wait until there is room.
+    """A scheduler to which jobs are submitted, which wait in its queue.
 
     Attributes:
-        keys: those of schema.OF_SOME_SCHEDULERS that it knows.
-        instead: what to write for another scheduler's keys.
-        gpu_directives: how it can be asked for GPUs (cluster.gpu_directive).
-        no_requeue: why it does not start a user's running job again, and what happens instead; empty: it does.
+        keys: the keys of schema.OF_SOME_SCHEDULERS that it supports.
+        instead: for keys of other schedulers, what to use instead.
+        gpu_directives: the values of cluster.gpu_directive that it supports.
+        no_requeue: why a user cannot requeue a running job, and what happens instead; empty: he can.
     """
 
     queued = True
@@ -125,73 +127,74 @@ class Queue(Scheduler):
 
     @abstractmethod
     def queries(self, timeout: float) -> Queries:
-        """Its commands, each of which may take this many seconds."""
+        """Returns the commands of the scheduler; `timeout` in seconds applies to each of them."""
 
     @abstractmethod
     def here(self) -> bool:
-        """Whether its commands are on this machine's PATH."""
+        """Whether the commands of the scheduler are on PATH."""
 
     @abstractmethod
     def server(self) -> tuple[str | None, ...]:
-        """What tells the server that is asked here from others: the command, and the variables that it reads."""
+        """Returns what identifies the server of the scheduler: the path of its command, and the variables it reads."""
 
     @abstractmethod
     def array_of(self, job_id: str) -> str:
-        """The id of the array that an element belongs to; a plain job's own. Pure."""
+        """Returns the id of the array of an element, or the id itself for a plain job. Pure."""
 
     def can_be_waited_for(self, job_id: str) -> bool:
-        """Whether another job can wait for this one's end; some can wait for no element of an array. Pure."""
+        """Whether another job can depend on this one. Some schedulers support no dependency on an element of an
+        array. Pure."""
         return True
 
     @abstractmethod
     def compare(self, plan: JobPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Compares a plan with what the scheduler has now; what the user should know.
+        """Compares a plan with the live limits and nodes of the scheduler, and returns notes for the user.
 
         Raises:
-            ConfigError: there is no room for it there.
+            ConfigError: the job could never start there.
         """
 
     @abstractmethod
     def own_job(self, environ: Mapping[str, str]) -> str:
-        """The id of the job that we are in, which another one can wait for. Pure."""
+        """Returns the id of the current job, on which another job can depend. Pure."""
 
     @abstractmethod
     def environment_within(self, plan: JobPlan, run: Run) -> dict[str, str]:
-        """The environment in which a job of the run submits the next one; whatever that one needs is made."""
+        """Returns the environment in which a job of the run submits the next one. Writes the files that job needs."""
 
 
 class Requeues(ABC):
-    """A scheduler that starts a user's running job again, under the same id."""
+    """A scheduler where a user can requeue a running job, which keeps its id."""
 
     @abstractmethod
     def requeue(self, job_id: str) -> None:
-        """Ends the job and starts it again.
+        """Requeues the job.
 
         Raises:
-            QueryError: the scheduler does not, in its words.
+            QueryError: the scheduler refuses, with its message, or does not answer.
         """
 
 
 class ShowsPreemption(ABC):
-    """A scheduler that shows that it has begun to preempt a job."""
+    """A scheduler that reports the start of a preemption."""
 
     @abstractmethod
     def preempted(self, job_id: str) -> float | None:
-        """When it has begun to, in seconds since the epoch; None: it has not.
+        """Returns when the preemption of the job began, in seconds since the epoch; None: it has not.
 
         Raises:
-            QueryError: it does not answer.
+            QueryError: the scheduler does not answer.
         """
 
 
 class ExcludesNodes(ABC):
-    """A scheduler that starts a job elsewhere than on certain nodes."""
+    """A scheduler that can exclude nodes from a job."""
 
     @abstractmethod
     def without(self, hosts: str, excluded: str | None = None) -> str:
-        """The override, quoted for a shell, with which a run is resumed without these nodes. Pure.
+        """Returns the override, quoted for a shell, that excludes these nodes when a run is resumed. Pure.
 
         Args:
             hosts: the nodes (`node3,node7`).
-            excluded: those that the run does without already (cluster.exclude).
+            excluded: the nodes that the run excludes already (cluster.exclude).
         """

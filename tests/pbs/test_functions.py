@@ -478,5 +478,5 @@ def test_nobody_hears_for_long_whether_there_is_a_job(
     )
     made = executor(tmp_path)
     stand_in.down()
-    with pytest.raises(SubmissionError, match="nobody knows whether it took the job"):
+    with pytest.raises(SubmissionError, match="it is unknown whether it accepted the job"):
         made.submit(functions.double, 4)

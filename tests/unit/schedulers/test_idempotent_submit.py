@@ -103,7 +103,7 @@ def test_patience_has_an_end_and_then_nobody_claims_to_know(
     clock: Clock, sends: list[Any], finds: list[Any], before: bool
 ) -> None:
     with pytest.raises(
-        SubmissionError, match="did not answer for 100 s, so nobody knows whether it took the job"
+        SubmissionError, match="did not answer for 100 s, so it is unknown whether it accepted the job"
     ) as error:
         Scheduler(sends, finds).submit(before=before, timeout=100.0)
     assert not isinstance(error.value, Refused)
@@ -114,7 +114,7 @@ def test_patience_has_an_end_and_then_nobody_claims_to_know(
 
 def test_waiting_is_announced(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     Scheduler([SILENT], ["7"]).submit()
-    assert "launcher: no answer (timed out); trying again for up to 120 s" in capsys.readouterr().err
+    assert "launcher: no answer (timed out); retrying for up to 120 s" in capsys.readouterr().err
     Scheduler(["7"], []).submit()
     assert capsys.readouterr().err == ""
 
