@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "invariant": {"repeats": 1, "batch_size": 16},
     "restart": {"kills": 2, "trials": 1},
     "preflight": {"repeats": 1, "warmup": 0},
+    "binding": {"repeats": 1, "warmup": 0, "steps": 11},
     "rendezvous": {"agents": 8, "clients": 2, "rest": 0.5},
     "pbs": {"repeats": 1, "batch": 2, "many": 5},
     "fabric": {"scale": 0},

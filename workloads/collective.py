@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import progress, run_dir
+from launcher import formatting, progress, run_dir
+from launcher.worker import nccl_report
 from workloads import baselines, results, roof, tables
 from workloads.operations import BY_NAME
 from workloads.ranks import WorkloadError, gather, introduce, say
@@ -104,11 +108,30 @@ def main(config: Collective, env: Env) -> dict[str, float | int | str]:
                 faults += run(sweep, report)
                 groups = sweep.groups
                 done += 1
+                if done == 1 and env.backend == "nccl":
+                    report.say(*networks(gather(own_network(env.rank), env)))
                 if env.rank == 0:
                     progress(done, total, op=name, group=kind)
     except ValueError as error:  # from the config: groups are only known on the ranks
         raise WorkloadError(str(error)) from error
     return conclude(report, faults, baseline, config)
+
+
+def own_network(rank: int) -> nccl_report.Fabric | None:
+    """What this rank's NCCL uses; None: its log is the user's own, or is not there."""
+    log = Path(os.environ.get("NCCL_DEBUG_FILE", ""))
+    return nccl_report.read(log) if log.name == nccl_report.log_name(rank) else None
+
+
+def networks(fabrics: Sequence[nccl_report.Fabric | None]) -> list[str]:
+    """What the ranks' NCCL uses, a line for each answer: `NCCL 2.19.3 uses IB (mlx5_0) on ranks 0-3`. Pure."""
+    ranks: dict[str, list[int]] = {}
+    for rank, fabric in enumerate(fabrics):
+        if fabric is not None:
+            ranks.setdefault(fabric.words, []).append(rank)
+    if len(ranks) == 1 and None not in fabrics:
+        return [f"{words} on all ranks" for words in ranks]
+    return [f"{words} on {formatting.name_ranks(numbers)}" for words, numbers in ranks.items()]
 
 
 def run(sweep: Sweep, report: Report) -> list[str]:

@@ -84,7 +84,11 @@ def conditions(config: Collective | P2P, env: Env) -> Conditions:
     for node, host in gather((env.node_rank, env.host), env):
         hosts[node] = host
         ranks[node] = ranks.get(node, 0) + 1
-    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "GLOO_"))}
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("NCCL_", "GLOO_")) and not name.startswith("NCCL_DEBUG")
+    }
     nccl, cuda = env.backend == "nccl", env.device.type == "cuda"
     folder = run_dir()
     return Conditions(

@@ -18,10 +18,10 @@ from launcher.binding.devices import Untold
 from launcher.binding.masks import Binding, Near
 from launcher.binding.node import Node
 from launcher.config.schema import Device, LaunchMode
-from launcher.formatting import ranges
 from launcher.rendezvous.rank_environment import AgentLike, Placement
-from launcher.runs.events import Bound, BoundRank
-from launcher.spec.plan import JobPlan
+from launcher.runs import bindings
+from launcher.runs.events import Bound
+from launcher.spec.plan import NIC, JobPlan
 from launcher.worker.devices import torch_build
 from launcher.worker.threads import OWN_CORES
 
@@ -72,22 +72,15 @@ class Binder:
         mine = found.ranks[before : before + len(ranks)]
         placed = [
             replace(
-                rank,
-                cpus=bound.cpus,
-                environment={**rank.environment, **self._variables(bound.cores)},
+                rank, cpus=bound.cpus if found.bound else (),
+                environment={**rank.environment, **self._variables(rank, bound, found.bound)},
             )
-            if found.bound
-            else rank
             for rank, bound in zip(ranks, mine, strict=True)
-        ]
-        told = Bound(
-            host=agents[position].host,
-            round=int(ranks[0].environment["LAUNCHER_ROUND"]),
-            node=node.kind,
-            allowed=ranges(sorted(allowed)),
-            why_not=found.why_not,
-            ranks=tuple(_told(rank.rank, bound) for rank, bound in zip(ranks, mine, strict=True)),
-        )
+        ]  # fmt: skip
+        told = bindings.event_of(
+            agents[position].host, node, allowed, mine, first_rank=ranks[0].rank, why_not=found.why_not,
+            round_number=int(ranks[0].environment["LAUNCHER_ROUND"]),
+        )  # fmt: skip
         return placed, told
 
     def _binding(
@@ -119,14 +112,21 @@ class Binder:
         plan = self._plan
         first = agent.first_local_rank if tasks else 0
         asked = plan.gpus_per_node if plan.workload.device != Device.cpu.value else 0
-        seen = plan.workload.device != Device.cpu.value and bool(torch_build() and devices.visible(node, self._environ))
+        seen = plan.workload.device != Device.cpu.value and bool(
+            torch_build() and devices.visible(node, self._environ, nvidia.parent_of_slice)
+        )
         return devices.near(
             node, self._environ, range(first, first + agent.ranks), gpus=asked > 0 or seen, most=asked or None,
-            parent=nvidia.parent_of_slice,
+            parent=nvidia.parent_of_slice, pairs=plan.cluster.nics,
         )  # fmt: skip
 
-    def _variables(self, cores: int) -> dict[str, str]:
-        return {OWN_CORES: str(cores), **threads(self._environ, self._plan, cores)}
+    def _variables(self, rank: Placement, bound: masks.Bound, alone: bool) -> dict[str, str]:
+        """Those of a rank's cores, if it is bound, and of the network device that its site pairs with it."""
+        plan = self._plan
+        found = {OWN_CORES: str(bound.own), **threads(self._environ, plan, bound.own)} if alone else {}
+        local_rank = int(rank.environment["LOCAL_RANK"])
+        nic = bound.near.paired or (plan.cluster.nics[local_rank % len(plan.cluster.nics)] if plan.cluster.nics else "")
+        return found | {name: value.replace(NIC, nic) for name, value in plan.cluster.rank_environment.items()}
 
 
 def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, str]:
@@ -142,14 +142,6 @@ def threads(environ: Mapping[str, str], plan: JobPlan, cores: int) -> dict[str, 
     told = environ.get(THREADS)
     ours = not told or (told == str(plan.cpus_per_proc) and int(told) > cores)
     return {THREADS: str(cores)} if ours and not plan.train.invariant else {}
-
-
-def _told(rank: int, bound: masks.Bound) -> BoundRank:
-    gpu, nic = bound.near.gpu, bound.near.nic
-    return BoundRank(
-        rank, ranges(bound.cpus), bound.cores, ranges(bound.numa), gpu.name if gpu else None,
-        gpu.numa if gpu else None, nic.name if nic else None,
-    )  # fmt: skip
 
 
 def _before(beside: Sequence[AgentLike], me: AgentLike) -> int:

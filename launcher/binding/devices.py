@@ -54,7 +54,8 @@ def near(
     for rank in ranks:
         gpu = shown[rank % len(shown)] if shown else None
         place = rank if gpu is None else node.gpus.index(gpu)
-        found.append(Near(gpu, named[pairs[place % len(pairs)]] if pairs else _nearest(node, gpu)))
+        pair = pairs[place % len(pairs)] if pairs else ""
+        found.append(Near(gpu, named[pair] if pair else _nearest(node, gpu), pair))
     return found
 
 

@@ -15,6 +15,9 @@ from launcher.binding.wanted import Wanted
 from launcher.errors import NO_RETRY, LauncherError
 from launcher.formatting import plural, ranges
 
+# Cores with fewer than which `auto` leaves no rank alone: its threads (gloo's, say) wait for one another there, and
+# small steps took 1.2 to 1.6 times as long (`python -m benchmarks.binding` compares).
+LONE = 2
 SNAP = 8  # a cut moves to the nearest border of a NUMA node or a cache, by up to this part of a share
 
 
@@ -31,10 +34,12 @@ class Near:
     Attributes:
         gpu: its accelerator; None: it uses none, or which one cannot be told.
         nic: the network device that its site pairs with it, else the one nearest to its accelerator; None: unknown.
+        paired: the name that its site's profile has for that device; empty: it has none.
     """
 
     gpu: Gpu | None = None
     nic: Nic | None = None
+    paired: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,14 @@ class Bound:
     Attributes:
         cpus: the CPUs that it may run on, sorted.
         cores: how many cores these are.
+        own: how many of them are its part; others share the rest.
         numa: their NUMA nodes, sorted.
         near: its devices.
     """
 
     cpus: tuple[int, ...]
     cores: int
+    own: int
     numa: tuple[int, ...]
     near: Near
 
@@ -87,6 +94,7 @@ def bind(
     | auto | use accelerators | its part of the cores of the NUMA node nearest to its own, and of nodes of the same
       socket that are nearest to no rank's; others besides where these are fewer than it asked for |
     | auto | use none | an equal part of all cores |
+    | auto | would have fewer than LONE cores, one of them at least | all allowed cores of the NUMA nodes of its part |
 
     Cores are never divided between ranks by their hardware threads, and no CPU is used that is not allowed.
 
@@ -105,7 +113,8 @@ def bind(
 
     def unbound(why: str) -> Binding:
         numa = tuple(sorted({core.numa for core in cores}))
-        return Binding(tuple(Bound(everything, len(cores), numa, near) for near in ranks), why)
+        own = max(1, len(cores) // len(ranks))
+        return Binding(tuple(Bound(everything, len(cores), own, numa, near) for near in ranks), why)
 
     if wanted.kind == kinds.NONE:
         return unbound("launch.bind=none")
@@ -126,15 +135,18 @@ def bind(
         shares = _divide(cores, len(ranks))
     else:
         shares = _enough(_near(cores, known), known, node, need, cores)
-    if wanted.kind == kinds.CORE:
-        shares = [_fewest(share, need) for share in shares]
-    elif wanted.kind in (kinds.SOCKET, kinds.NUMA):
-        shares = [_whole(wanted.kind, share, home, cores) for share, home in zip(shares, homes, strict=True)]
     if any(not share for share in shares):  # a NUMA node with more ranks than cores, and none to spare elsewhere
         return unbound("there are not enough cores for each rank")
+    wide = shares
+    if wanted.kind == kinds.CORE:
+        wide = shares = [_fewest(share, need) for share in shares]
+    elif wanted.kind != kinds.AUTO or min(map(len, shares)) < LONE:
+        level = kinds.SOCKET if wanted.kind == kinds.SOCKET else kinds.NUMA
+        centres = [None] * len(homes) if wanted.kind == kinds.AUTO else homes
+        wide = [_whole(level, share, home, cores) for share, home in zip(shares, centres, strict=True)]
     return Binding(tuple(
-        _bound(tuple(cpu for core in share for cpu in core.cpus), cores, near)
-        for share, near in zip(shares, ranks, strict=True)
+        _bound([cpu for core in mask for cpu in core.cpus], cores, near, len(share))
+        for mask, share, near in zip(wide, shares, ranks, strict=True)
     ))  # fmt: skip
 
 
@@ -164,10 +176,11 @@ def _check_map(wanted: Wanted, allowed: Sequence[int], ranks: int) -> None:
             )
 
 
-def _bound(cpus: Sequence[int], cores: Iterable[Core], near: Near) -> Bound:
+def _bound(cpus: Sequence[int], cores: Iterable[Core], near: Near, own: int | None = None) -> Bound:
     mine = frozenset(cpus)
     touched = [core for core in cores if not mine.isdisjoint(core.cpus)]
-    return Bound(tuple(sorted(mine)), len(touched), tuple(sorted({core.numa for core in touched})), near)
+    numa = tuple(sorted({core.numa for core in touched}))
+    return Bound(tuple(sorted(mine)), len(touched), own or len(touched), numa, near)
 
 
 def _home(node: Node, near: Near, cores: Sequence[Core]) -> int | None:

@@ -30,6 +30,7 @@ COMMANDS = {
     "open": "A run's report page in the browser.",
     "prune": "Remove old runs, with their checkpoints.",
     "wait": "Wait for a run and exit with its code.",
+    "topology": "Which cores, GPU and NIC each rank gets, here or in a run.",
     "why": "Why a run waits, and what would start sooner.",
     "post-mortem": "Why a run ended, which rank failed first, and what to do.",
     "sweep": "Sweeps: status, results, rerun, cancel, throttle, wait.",

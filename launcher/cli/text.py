@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.commands import program as program
 from launcher.escapes import clean, one_line
-from launcher.formatting import format_size, format_time, plural
+from launcher.formatting import format_size, format_time, plural, ranges
 from launcher.monitoring.state import RunState
 from launcher.runs import unreadable
 from launcher.runs.events import Fault
@@ -59,6 +59,7 @@ def plan_table(plan: JobPlan) -> str:
             ("secrets", ", ".join(plan.secret_variables)),
         ) if value),
         ("started by", "one agent per node" if plan.launch.mode == "agent" else "the scheduler, one task per rank"),
+        *(("bound to" if not number else "", line) for number, line in enumerate(bound_to(plan))),
         ("each node", f"{plural(plan.cpus_per_node, 'CPU')}, {plural(plan.gpus_per_node, 'GPU')}, "
                       f"{format_size(plan.mem) if plan.mem else 'default'} memory"),
         ("time", format_time(plan.time)),
@@ -69,6 +70,23 @@ def plan_table(plan: JobPlan) -> str:
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join([*(f"{name:<{width}}{value}" for name, value in rows), ""])
+
+
+def bound_to(plan: JobPlan) -> list[str]:
+    """The cores of each rank, as far as they are known before a node is. Pure."""
+    # Lazily: only this table needs it
+    from launcher.binding import wanted
+
+    asked = wanted.parse(plan.launch.bind)
+    if plan.procs_per_node == 1 and asked.kind == wanted.AUTO:
+        return []
+    if asked.kind == wanted.MAP:
+        lists = asked.lists[: plan.procs_per_node]
+        return [f"CPUs {ranges(cpus)}: local rank {place}" for place, cpus in enumerate(lists)]
+    if asked.kind == wanted.NONE or (asked.kind == wanted.AUTO and plan.launch.mode == "tasks"):
+        return ["nothing" if asked.kind == wanted.NONE else "what the scheduler binds each task to"]
+    beside = "next to its GPU" if plan.gpus_per_node and plan.workload.device != "cpu" else "of its part"
+    return [f"cores {beside} (launch.bind={plan.launch.bind}), decided on each node"]
 
 
 def cause(seen: RunStatus) -> str | None:

@@ -170,6 +170,9 @@ class Cluster:
     trusted_folders: list[str] = field(default_factory=list)  # on the way to runs_dir, whose groups you trust; in files
     limits: Limits = field(default_factory=Limits)  # what one job may ask for
     check: bool = True  # compare a plan with the live partition or queue before it is submitted
+    nics: list[str] = field(default_factory=list)  # network device of each GPU (without GPUs: of each rank), by number
+    rank_environment: dict[str, Any] = field(default_factory=dict)  # variables of each rank; {nic} is its own of nics
+    expects: dict[str, Any] = field(default_factory=dict)  # what a preflight finds NCCL to use: net, plugin, provider
     interface: str | None = None  # network interface of the ranks; empty: the one that reaches the master
     host_suffix: str = ""  # appended to host names to reach the fabric's address (`-ib`)
     port_range: Ports = "20000-32767"  # ports for the rendezvous, below Linux's ephemeral ports

@@ -52,7 +52,7 @@ class Verdict:
 
 
 SILENT, LEADER = "silent", "leader"  # instead of a check: no report in time; the leader was lost
-SETTINGS = {"device", "space", "run_dir"}  # checks that fail on all nodes if a config key is wrong
+SETTINGS = {"device", "space", "run_dir", "fabric"}  # checks that fail on all nodes if a config key is wrong
 Reports = Mapping[int, Sequence[Check] | None]  # by index of the agent; None: it did not report in time
 
 

@@ -25,6 +25,7 @@ from launcher.config.schema import Device, LaunchMode
 from launcher.failures.symptoms import LOST_PEER
 from launcher.formatting import format_size, plural
 from launcher.spec.plan import JobPlan
+from launcher.worker import nccl_report
 
 MIB = 2**20
 LEAST, ENOUGH = 16 * MIB, 1024 * MIB  # free bytes in a folder: below the first a check fails, below the second it warns
@@ -50,7 +51,7 @@ class Check:
     """The result of a check on one node.
 
     Attributes:
-        name: device, space, run_dir, clock, all_reduce or reach.
+        name: device, space, run_dir, clock, all_reduce, fabric or reach.
         level: how it ended.
         words: what is wrong, and what to do; for a check that is fine, what was measured.
         ms: milliseconds that it took.
@@ -147,6 +148,22 @@ def compute(where: torch.device) -> str:
         used = f"{(total - free) / 2**30:.1f} of {total / 2**30:.0f} GiB"
         raise Problem(f"{used} of the memory of {where} are in use: does a process of another job live?", Level.WARNING)
     return torch.cuda.get_device_name(where)
+
+
+def fabric(log: Path, expects: Mapping[str, Sequence[str]]) -> str:
+    """Compares the network that NCCL has chosen with what the cluster expects.
+
+    Args:
+        log: NCCL's own, of this rank.
+        expects: `cluster.expects`.
+
+    Raises:
+        Problem: it is another one.
+    """
+    found = nccl_report.read(log)
+    if wrong := nccl_report.judge(found, expects):
+        raise Problem(wrong)
+    return found.words if found is not None else "NCCL has left no log"
 
 
 # -- space

@@ -19,7 +19,7 @@ from launcher.processes import orphans
 from launcher.rendezvous.protocol import Meeting
 from launcher.rendezvous.rank_environment import place_variables
 from launcher.spec.plan import JobPlan
-from launcher.worker import process_group
+from launcher.worker import nccl_report, process_group
 
 STORE = 30.0  # seconds for the common store to respond
 FILE = 10.0  # seconds for another node to write its file
@@ -63,6 +63,7 @@ class RankChecks:
         )
         self._store = PrefixStore("preflight", client)
         self._device = torch.device("cpu")
+        self._nccl = self._folder / nccl_report.log_name(self._rank)  # NCCL's log of this rank, if it has one
 
     def alone(self) -> list[Check]:
         """The first part: this node's devices and space, and whether it sees the files of other nodes."""
@@ -90,6 +91,8 @@ class RankChecks:
             backend = process_group._backend(name, self._device)
             where = torch.device("cpu") if self._plan.workload.backend == Backend.mpi.value else self._device
             group = PrefixStore("group", self._store)
+            if backend == Backend.nccl.value:
+                os.environ.update(nccl_report.ask(os.environ, self._nccl))
             together.join(backend, group, self._rank, self._world_size, where, timeout)
             return together.reduce(self._rank, self._world_size, where)
 
@@ -99,7 +102,9 @@ class RankChecks:
             self._store.set(f"door/{self._me.index}", address)
             found = [check("clock", self._compare_clocks)]
         found.append(check("all_reduce", reduce))
-        if self._leads and found[-1].symptom:
+        if self._nccl.exists():
+            found.append(check("fabric", lambda: checks.fabric(self._nccl, self._plan.cluster.expects)))
+        if self._leads and any(each.symptom for each in found):
             found.append(check("reach", self._reach_others))
         return found
 

@@ -18,10 +18,12 @@ from launcher.reports.figures import legend, timeline_figure, training_figures
 from launcher.reports.parts import Code, Section, Table
 from launcher.reports.ranks import pace_figure
 from launcher.reports.timeline import attempts_table
-from launcher.runs.events import Fault, Met, Progress, every, last
+from launcher.runs.bindings import differing, latest
+from launcher.runs.events import Bound, Fault, Met, Progress, every, last
 
 PROGRAM = "python -m launcher"
 MOST_MOMENTS = 200
+MOST_RANKS = 512  # whose cores are shown
 LIVE = {state.value for state in RunState if not state.over}
 
 
@@ -135,11 +137,27 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def ranks_section(run: RunData) -> Section | None:
-    """Returns the section with the step times of ranks, and problems with nodes; None: there is nothing to show."""
+    """Returns the section with the step times of ranks, problems with nodes, and the cores of ranks; None: there is
+    nothing to show."""
     figure = pace_figure(run.paces)
-    if figure is None and not run.health:
+    bound = next((found for _, events in reversed(run.attempts) if (found := latest(events))), [])
+    notes = [*run.health, *filter(None, [differing(bound), *dict.fromkeys(unbound(each) for each in bound)])]
+    if figure is None and not notes and not bound:
         return None
-    return Section("Ranks", " ".join(f"{line}." for line in run.health), figures=[figure] if figure else [])
+    rows = [
+        (str(rank.rank), each.host, str(rank.cores), rank.cpus, rank.numa, rank.gpu or "-", rank.nic or "-")
+        for each in bound
+        for rank in each.ranks
+    ][:MOST_RANKS]
+    heads = ("rank", "host", "cores", "CPUs", "NUMA nodes", "GPU", "NIC")
+    return Section(
+        "Ranks", " ".join(f"{line}." for line in notes), figures=[figure] if figure else [],
+        tables=[Table(heads, rows, frozenset({1, 3, 5, 6}), summary="Where ranks run")] if rows else [],
+    )  # fmt: skip
+
+
+def unbound(bound: Bound) -> str:
+    return f"ranks on {bound.host} are not bound to cores: {bound.why_not}" if bound.why_not else ""
 
 
 def result_section(run: RunData) -> Section | None:

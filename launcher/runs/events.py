@@ -636,6 +636,7 @@ class Bound(Event):
         round: that they are of.
         node: what nodes of this type have in common.
         allowed: the CPUs of the job on this node.
+        numas: the CPUs of each NUMA node that has any, by its number.
         why_not: why the ranks are not bound; empty: they are.
     """
 
@@ -645,6 +646,7 @@ class Bound(Event):
     round: int = 0
     node: str = ""
     allowed: str = ""
+    numas: Mapping[str, str] | None = None
     why_not: str = ""
 
 

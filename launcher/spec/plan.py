@@ -37,6 +37,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")  # everything but a tab; all kinds of line breaks
 LONGEST_NAME = 64
+NIC = "{nic}"  # in cluster.rank_environment: the rank's own of cluster.nics
+EXPECTED = ("net", "plugin", "provider")  # of NCCL's report
 LONGEST_CHAIN = 50  # jobs that one command submits
 
 
@@ -278,6 +280,8 @@ def build(config: Config, site: Site, rules: Rules) -> JobPlan:
             "cluster.",
             directives=rules.directives(cluster.directives),
             environment={name: value for name, value in environment.items() if name not in secrets},
+            rank_environment=_rank_environment(cluster),
+            expects=_expects(cluster.expects),
         ),
         launch=resolved(Launch, launch, "launch.", bind=_bind(launch.bind, procs)),
         env=resolved(Env, config.env, "env.", secrets=secret_names),
@@ -301,6 +305,28 @@ def build(config: Config, site: Site, rules: Rules) -> JobPlan:
             f"add procs_per_node={workload.min_ranks} or nodes={workload.min_ranks}"
         )
     return plan
+
+
+def _rank_environment(cluster: schema.Cluster) -> dict[str, str]:
+    values = _environment(cluster.rank_environment, "rank_environment")
+    for name, value in values.items():
+        if value is None:
+            raise ConfigError(f"cluster.rank_environment.{name} is empty: give a value, or null it in environment")
+        if NIC in value and not cluster.nics:
+            raise ConfigError(f"cluster.rank_environment.{name}={value}: {NIC} is one of cluster.nics, which is empty")
+    return {name: str(value) for name, value in values.items()}
+
+
+def _expects(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    found = {}
+    for name, value in values.items():
+        if name not in EXPECTED:
+            raise ConfigError(f"cluster.expects.{name}: known are {', '.join(EXPECTED)}.{near(name, EXPECTED)}")
+        each = value if isinstance(value, list) else [value]
+        if not each or not all(isinstance(text, str) and text for text in each):
+            raise ConfigError(f"cluster.expects.{name}={value!r} is neither a text nor a list of texts")
+        found[name] = each
+    return found
 
 
 def _bind(text: str, procs: int) -> str:
@@ -400,10 +426,10 @@ def _require(cluster: schema.Cluster) -> None:
             )
 
 
-def _environment(values: Mapping[str, Any]) -> dict[str, str | None]:
+def _environment(values: Mapping[str, Any], key: str = "environment") -> dict[str, str | None]:
     for variable in values:
         if not VARIABLE.fullmatch(variable):
-            raise ConfigError(f"cluster.environment: {variable!r} cannot be a variable's name")
+            raise ConfigError(f"cluster.{key}: {variable!r} cannot be a variable's name")
     return {variable: None if value is None else str(value) for variable, value in values.items()}
 
 

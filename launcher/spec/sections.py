@@ -44,6 +44,9 @@ class Cluster:
     setup: tuple[str, ...]
     template: str | None
     environment: Mapping[str, str | None]  # without secrets
+    nics: tuple[str, ...]  # by GPU, else by local rank
+    rank_environment: Mapping[str, str]  # in which {nic} stands for the rank's own
+    expects: Mapping[str, list[str]]  # of NCCL's report; see launcher/worker/nccl_report.py
     interface: str | None
     host_suffix: str
     port_range: tuple[int, int]

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from launcher import errors
@@ -26,7 +27,7 @@ from launcher.own_module import own_module
 from launcher.runs.event_writer import Events, current_attempt
 from launcher.runs.events import Stop
 from launcher.spec.plan import JobPlan
-from launcher.worker import debugger, devices, handover, hangs, heartbeat, program, script, threads
+from launcher.worker import debugger, devices, handover, hangs, heartbeat, nccl_report, program, script, threads
 
 AGENTS_OWN = ("LAUNCHER_TASK", "LAUNCHER_TASKS", "LAUNCHER_NODE")  # variables of the agent that do not fit its ranks
 
@@ -109,6 +110,8 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
     joining, collective = plan.launch.rendezvous_timeout, plan.launch.timeout
     if plan.debugs:  # the other ranks wait as long as a rank is at a breakpoint
         joining = collective = int(debugger.FOREVER)
+    if plan.workload.kind == "Collective":
+        os.environ.update(nccl_report.ask(os.environ, nccl_log(plan, int(os.environ["RANK"]))))
     env = None
     try:
         if plan.workload.params.get("init", True):  # otherwise the function makes its own process group
@@ -122,6 +125,11 @@ def _run_workload(plan: JobPlan, agents: handover.Handover) -> dict[str, Any]:
         atexit.unregister(process_group.close)  # it could wait for ranks that are gone
         raise
     return dict(metrics)
+
+
+def nccl_log(plan: JobPlan, rank: int) -> Path:
+    """Where NCCL writes its log for a rank that tells what it says."""
+    return Path(plan.run_dir, "attempts", os.environ["LAUNCHER_ATTEMPT"], "logs", nccl_report.log_name(rank))
 
 
 def workload_config(plan: JobPlan) -> schema.Workload:

@@ -39,8 +39,9 @@ def program(tmp_path: Path) -> str:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is of nobody's own")
-def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program: str) -> None:
-    result = launcher.run("workload=program", program, "procs_per_node=2")
+@pytest.mark.parametrize("bind", ["auto", "core"])
+def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program: str, bind: str) -> None:
+    result = launcher.run("workload=program", program, "procs_per_node=2", f"launch.bind={bind}")
     (told,) = every(result.run.attempts()[-1].events(), Bound)
     given = [sorted(parse_ranges(rank.cpus)) for rank in told.ranks]
     found = masks(result)
@@ -48,9 +49,13 @@ def test_each_rank_has_the_cores_that_the_run_tells(launcher: Launcher, program:
     if told.why_not:  # a job of one core
         assert (told.why_not, set(map(len, given))) == ("2 ranks and 1 core", {1})
     else:
-        assert not set(given[0]) & set(given[1])
-        assert set(given[0]) | set(given[1]) <= set(parse_ranges(told.allowed))
-        assert [threads for _, threads in found] == ["1", "1"]
+        allowed = parse_ranges(told.allowed)
+        assert set(given[0]) | set(given[1]) <= set(allowed)
+        if bind == "core":
+            assert not set(given[0]) & set(given[1])
+            assert [threads for _, threads in found] == ["1", "1"]
+        elif len(allowed) == 2:  # nobody is left alone on a single core
+            assert given == [list(allowed)] * 2
 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)

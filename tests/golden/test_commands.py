@@ -12,7 +12,8 @@ from tests.golden.conftest import Golden, Shown
 FOLDER = "commands"
 COMMANDS = (
     "attach", "cancel", "checkpoint", "complete", "data", "doctor", "env", "help", "logs", "open", "post-mortem",
-    "prune", "report", "resume", "run", "site", "status", "sweep", "template", "wait", "why",
+    "prune", "report", "resume", "run", "site", "status", "sweep", "template", "topology",
+    "wait", "why",
 )  # fmt: skip
 SHORT_OPTIONS = ("checkpoint", "report")  # have `-o FILE, --output FILE`, as argparse writes it before Python 3.13
 # The others: a file's name, and what is typed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -123,7 +124,8 @@ def _rank(
     from launcher.torch_compat import destroy_without_gil
 
     calls: list[tuple[int, int]] = []
-    launcher.progress = lambda step, total, **values: calls.append((step, total))
+    for module in (launcher, sys.modules[function.__module__]):  # which may have imported it by its name
+        module.progress = lambda step, total, **values: calls.append((step, total))  # type: ignore[attr-defined]
     per_node = world_size // nnodes
     env = Env(
         rank=rank,

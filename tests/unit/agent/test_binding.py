@@ -88,6 +88,35 @@ def test_ranks_are_beside_the_gpus_of_their_mask(tmp_path: Path) -> None:
     assert told.ranks[0].gpu == "0000:c7:00.0"
 
 
+NICS: dict[str, Any] = {
+    "cluster": {
+        "nics": ("hsn1", "hsn0"),
+        "rank_environment": {"NCCL_SOCKET_IFNAME": "{nic}", "MPICH_OFI_NIC_POLICY": "GPU"},
+    }
+}
+
+
+def nics_of(ranks: list[Placement]) -> list[str]:
+    assert {rank.environment["MPICH_OFI_NIC_POLICY"] for rank in ranks} == {"GPU"}
+    return [rank.environment["NCCL_SOCKET_IFNAME"] for rank in ranks]
+
+
+def test_each_rank_talks_through_the_nic_of_its_gpu(tmp_path: Path) -> None:
+    about = trees.description("polaris")
+    node, allowed = sysfs.read(trees.build(tmp_path, about), {}), set(trees.allowed(about))
+    ranks, told = bound(node, allowed, environ={"CUDA_VISIBLE_DEVICES": "3,2"}, gpus_per_node=2, **NICS)
+    assert nics_of(ranks) == ["hsn0", "hsn1"]
+    assert [rank.nic for rank in told.ranks] == ["mlx5_0", "mlx5_1"]
+
+
+def test_without_gpus_and_unbound_the_nic_follows_the_local_rank() -> None:
+    assert nics_of(bound(flat(8), set(range(8)), **NICS)[0]) == ["hsn1", "hsn0"]
+    told = bound(flat(8), set(range(8)), **NICS)[1]
+    assert told.why_not == "cluster.nics names hsn1, hsn0, and there is none"
+    tasks = [Member(place, 0, "node0", 1, first_local_rank=place) for place in range(2)]
+    assert nics_of(bound(flat(8), {0}, agents=tasks, position=1, launch={"mode": "tasks"}, **NICS)[0]) == ["hsn0"]
+
+
 @pytest.mark.parametrize(
     ("environ", "keys", "why"),
     [

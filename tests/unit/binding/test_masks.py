@@ -129,6 +129,26 @@ def test_modes(bind: str, numas: list[int | None], asked: int, expected: list[st
 
 
 @pytest.mark.parametrize(
+    ("node", "allowed", "ranks", "bind", "expected"),
+    [
+        (flat(2), "0-1", 2, "auto", [("0-1", 1), ("0-1", 1)]),
+        (flat(2), "0-1", 2, "core", [("0", 1), ("1", 1)]),
+        (flat(2, threads=2), "0-3", 2, "auto", [("0-3", 1), ("0-3", 1)]),  # two threads are one core
+        (flat(4, numas=2), "0-3", 4, "auto", [("0-1", 1), ("0-1", 1), ("2-3", 1), ("2-3", 1)]),
+        (flat(6, numas=2), "0-5", 4, "auto", [("0-2", 1), ("0-2", 2), ("3-5", 1), ("3-5", 2)]),
+        (flat(8, numas=2), "0-7", 4, "auto", [("0-1", 2), ("2-3", 2), ("4-5", 2), ("6-7", 2)]),
+        (flat(8, numas=2), "0-7", 4, "numa", [("0-3", 2), ("0-3", 2), ("4-7", 2), ("4-7", 2)]),
+    ],
+)
+def test_no_rank_is_alone_on_a_single_core_unless_that_is_wanted(
+    node: Node, allowed: str, ranks: int, bind: str, expected: list[tuple[str, int]]
+) -> None:
+    found = masks.bind(node, parse_ranges(allowed), [Near()] * ranks, parse(bind))
+    assert [(ranges(rank.cpus), rank.own) for rank in found.ranks] == expected
+    assert found.bound
+
+
+@pytest.mark.parametrize(
     ("allowed", "numas", "asked", "expected"),
     [
         ("0-3", [0, 3], 1, ["0-1", "2-3"]),  # no core of the job's is next to the second GPU
@@ -204,7 +224,9 @@ def test_no_core_is_shared_none_is_taken_that_is_not_the_jobs_and_nobody_goes_wi
     assert set(used) <= allowed
     owners = {core: {place for place, rank in enumerate(found.ranks) if set(core.cpus) & set(rank.cpus)}
               for core in node.cores}  # fmt: skip
-    assert all(len(places) <= 1 for places in owners.values())
+    alone = bind == "core" or min(rank.own for rank in found.ranks) >= masks.LONE
+    assert all(len(places) <= 1 for places in owners.values()) or not alone
+    assert sum(rank.own for rank in found.ranks) <= len(node.cores)
     assert all(rank.cpus for rank in found.ranks)
     if threads == 1:
         assert all(len(rank.cpus) >= min(asked, len(allowed) // len(ranks)) for rank in found.ranks)

@@ -28,7 +28,8 @@ FORMS: dict[Form, Any] = {
 }  # fmt: skip
 # What several keys decide together, so that it is never empty, or is written in a way of its own.
 RICHER = {"checkpoint.dir": str, "resume.lead": int, "tracking.experiment": str,
-          "cluster.environment": Mapping[str, str | None]}  # fmt: skip
+          "cluster.environment": Mapping[str, str | None], "cluster.rank_environment": Mapping[str, str],
+          "cluster.expects": Mapping[str, list[str]]}  # fmt: skip
 NAMES = [each.name for each in fields(JobPlan) if is_dataclass(get_type_hints(JobPlan)[each.name])]
 MIRRORED = [name for name in NAMES if name not in ("code", "archive")]
 

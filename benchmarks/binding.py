@@ -1,0 +1,101 @@
+"""What it costs to bind ranks to cores, and that it takes nothing from a training.
+
+    python -m benchmarks.binding
+
+The first two lines are what an agent does more in a start: the look at its node, which it does once, and the masks; the
+second on a node of 256 CPUs, from a tree of files. The third trains ddp_mnist with two ranks, bound as they are by
+default and not bound, in turns, with the same threads. What it says besides is a core for each rank (launch.bind=core).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measure import Result, environment, interleaved, median_ratio, python, report
+from launcher.binding import devices, masks, sysfs
+from launcher.binding.wanted import parse
+from launcher.runs.lookup import all_runs
+
+RANKS = 2
+LIMIT = 20.0  # milliseconds
+LOOKS = 20
+SOCKETS, NUMAS, CORES = 2, 8, 128
+
+
+def results(repeats: int = 5, warmup: int = 1, steps: int = 120) -> list[Result]:
+    here = [_bind(Path("/"), RANKS) for _ in range(LOOKS)]
+    with tempfile.TemporaryDirectory() as folder:
+        _large_node(Path(folder))
+        large = [_bind(Path(folder), NUMAS) for _ in range(LOOKS)]
+    detail, of_large = (f"median of {LOOKS}, slowest {max(took):.1f} ms" for took in (here, large))
+    speeds = _speeds(repeats, warmup, steps)
+    shown = ", ".join(f"{how} {statistics.median(found):,.0f} images/s" for how, found in speeds.items())
+    return [
+        Result(f"binding on this node ({os.cpu_count()} CPUs)", statistics.median(here), LIMIT, detail, unit="ms"),
+        Result(f"binding on a node of {2 * CORES} CPUs", statistics.median(large), LIMIT, of_large, unit="ms"),
+        Result("ddp_mnist images/s unbound / bound", median_ratio(speeds, "unbound", "bound"), 1.05, shown),
+    ]
+
+
+def _bind(root: Path, ranks: int) -> float:
+    """Milliseconds."""
+    began = time.perf_counter()
+    node = sysfs.read(root, {})
+    allowed = {cpu for core in node.cores for cpu in core.cpus}
+    masks.bind(node, allowed, devices.near(node, {}, range(ranks), gpus=False), parse("auto"))
+    return 1000 * (time.perf_counter() - began)
+
+
+def _speeds(repeats: int, warmup: int, steps: int) -> dict[str, list[float]]:
+    """Images per second of each run."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(LAUNCHER_RUNS_DIR=folder, OMP_NUM_THREADS="1")
+
+        def speed(how: str) -> float:
+            epochs = max(1, steps * 128 // 1437)  # the digits
+            python(
+                "-m", "launcher", "workload=ddp_mnist", "workload.dataset=digits", f"workload.epochs={epochs}",
+                f"procs_per_node={RANKS}", f"launch.bind={how}", env=env,
+            )  # fmt: skip
+            metrics = all_runs(Path(folder))[0].result()
+            assert metrics is not None
+            return float(metrics["images_per_s"])
+
+        return interleaved(
+            {"bound": lambda: speed("auto"), "unbound": lambda: speed("none"), "a core each": lambda: speed("core")},
+            repeats, warmup,
+        )  # fmt: skip
+
+
+def _large_node(root: Path) -> None:
+    """The files of a node with two sockets of 64 cores, two threads each."""
+    per_socket, per_numa = CORES // SOCKETS, CORES // NUMAS
+
+    def write(path: str, text: str) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{text}\n")
+
+    def both(first: int, count: int) -> str:
+        return f"{first}-{first + count - 1},{CORES + first}-{CORES + first + count - 1}"
+
+    write("sys/devices/system/cpu/online", f"0-{2 * CORES - 1}")
+    for numa in range(NUMAS):
+        write(f"sys/devices/system/node/node{numa}/cpulist", both(numa * per_numa, per_numa))
+        write(
+            f"sys/devices/system/node/node{numa}/distance", " ".join("10" if n == numa else "32" for n in range(NUMAS))
+        )
+    for core in range(CORES):
+        folder = f"sys/devices/system/cpu/cpu{core}"
+        write(f"{folder}/topology/core_cpus_list", f"{core},{CORES + core}")
+        write(f"{folder}/topology/package_cpus_list", both(core // per_socket * per_socket, per_socket))
+        write(f"{folder}/topology/physical_package_id", str(core // per_socket))
+        write(f"{folder}/cache/index3/shared_cpu_list", both(core // 8 * 8, 8))
+
+
+if __name__ == "__main__":
+    sys.exit(report(results()))

@@ -1,0 +1,68 @@
+"""Which CPUs ranks were bound to, as events tell it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.binding import masks
+from launcher.binding.node import Node
+from launcher.formatting import ranges
+from launcher.runs import events
+from launcher.runs.events import Bound, BoundRank
+
+
+def event_of(
+    host: str, node: Node, allowed: Collection[int], found: Sequence[masks.Bound], *, first_rank: int = 0,
+    round_number: int = 0, why_not: str = "",
+) -> Bound:  # fmt: skip
+    """What is told of the ranks of one agent.
+
+    Args:
+        host: of the agent.
+        node: what it looks like.
+        allowed: the CPUs of the job there.
+        found: the agent's ranks, in order.
+        first_rank: number of the first of them.
+        round_number: the round that they are of.
+        why_not: why they are not bound; empty: they are.
+    """
+    numas: dict[str, list[int]] = {}
+    for core in node.cores:
+        numas.setdefault(str(core.numa), []).extend(core.cpus)
+    return Bound(
+        host=host, round=round_number, node=node.kind, allowed=ranges(sorted(allowed)), why_not=why_not,
+        numas={numa: ranges(sorted(cpus)) for numa, cpus in sorted(numas.items(), key=lambda each: int(each[0]))},
+        ranks=tuple(_rank(first_rank + place, bound) for place, bound in enumerate(found)),
+    )  # fmt: skip
+
+
+def _rank(rank: int, bound: masks.Bound) -> BoundRank:
+    gpu, nic = bound.near.gpu, bound.near.nic
+    return BoundRank(
+        rank, ranges(bound.cpus), bound.cores, ranges(bound.numa), gpu.name if gpu else None,
+        gpu.numa if gpu else None, nic.name if nic else None,
+    )  # fmt: skip
+
+
+def latest(entries: Iterable[Mapping[str, Any]]) -> list[Bound]:
+    """The bindings of the last round of an attempt, in the order of their ranks.
+
+    Args:
+        entries: the events of the attempt.
+    """
+    found = events.every(entries, Bound)
+    last = max((each.round for each in found), default=0)
+    return sorted((each for each in found if each.round == last and each.ranks), key=lambda each: each.ranks[0].rank)
+
+
+def differing(bindings: Sequence[Bound]) -> str:
+    """The types of nodes, if they are not all of one: `the nodes differ: ... on node1; ... on node2`; else empty."""
+    hosts: dict[str, list[str]] = {}
+    for each in bindings:
+        hosts.setdefault(each.node, []).append(each.host)
+    if len(hosts) < 2:
+        return ""
+    most = sorted(hosts.items(), key=lambda each: -len(each[1]))
+    told = [f"{node or 'unknown'} on {', '.join(names[:4])}{' and more' if names[4:] else ''}" for node, names in most]
+    return f"the nodes differ: {'; '.join(told)}"

@@ -1,0 +1,102 @@
+"""A node's CPUs as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.binding import devices, masks, sysfs
+from launcher.binding.wanted import parse
+from launcher.cli import commands
+from launcher.cli.topology_picture import WIDTH, devices_of, pictures
+from launcher.errors import RunError
+from launcher.runs import event_file
+from launcher.runs.bindings import event_of
+from launcher.runs.events import Bound
+from tests.unit.binding import trees
+from tests.unit.cli.test_commands import make
+
+
+def told(
+    name: str, root: Path, bind: str = "auto", host: str = "node1", first: int = 0
+) -> tuple[Bound, dict[str, list[str]]]:
+    about = trees.description(name)
+    node = sysfs.read(trees.build(root / host, about), {})
+    near = devices.near(node, {}, range(len(node.gpus) or 4), gpus=bool(node.gpus))
+    found = masks.bind(node, trees.allowed(about), near, parse(bind))
+    beside = devices_of([(gpu.name, gpu.numa) for gpu in node.gpus], [(nic.name, nic.numa) for nic in node.nics])
+    return event_of(host, node, trees.allowed(about), found.ranks, why_not=found.why_not, first_rank=first), beside
+
+
+POLARIS = """\
+node1: 1 socket, 4 NUMA nodes, 32 cores of 2 threads, 4 NVIDIA A100-SXM4-40GB
+  GPUs
+  the job may use CPUs 0-63
+  NUMA 0         0-7  33333333  0000:c7:00.0,mlx5_0
+               32-39  33333333
+  NUMA 1        8-15  22222222  0000:85:00.0
+               40-47  22222222
+  NUMA 2       16-23  11111111  0000:46:00.0,mlx5_1
+               48-55  11111111
+  NUMA 3       24-31  00000000  0000:07:00.0
+               56-63  00000000
+
+  rank  cores  CPUs         NUMA  GPU           NIC
+  0     8      24-31,56-63  3     0000:07:00.0  -
+  1     8      16-23,48-55  2     0000:46:00.0  mlx5_1
+  2     8      8-15,40-47   1     0000:85:00.0  -
+  3     8      0-7,32-39    0     0000:c7:00.0  mlx5_0"""
+
+CORES_OF_LUMI = """\
+  NUMA 0        0-15  -4......-5......  0000:d1:00.0,0000:d6:00.0
+               64-79  -4......-5......"""
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    bound, beside = told("polaris", tmp_path)
+    assert "\n".join(pictures([bound], beside)) == POLARIS
+
+
+def test_cores_of_nobody_and_of_the_site(tmp_path: Path) -> None:
+    shown = "\n".join(pictures([told("lumi-g", tmp_path, "core")[0]]))
+    assert CORES_OF_LUMI in shown
+    assert ". of no rank, - not the job's" in shown
+
+
+def test_alike_nodes_are_one_picture(tmp_path: Path) -> None:
+    both = [told("polaris", tmp_path)[0], told("polaris", tmp_path, host="node2", first=4)[0]]
+    shown = pictures(both)
+    assert shown[0].startswith("node1, node2: 1 socket")
+    assert shown[-1] == "  local 0 is ranks 0,4"
+    assert sum("NUMA 0" in line for line in shown) == 1
+
+
+def test_nodes_that_differ_are_named_and_shown_each(tmp_path: Path) -> None:
+    both = [told("polaris", tmp_path)[0], told("perlmutter", tmp_path, host="node2", first=4)[0]]
+    shown = pictures(both)
+    assert shown[0].startswith("the nodes differ: 1 socket, 4 NUMA nodes, 32 cores")
+    assert sum("  NUMA 0" in line for line in shown) == 2
+
+
+@pytest.mark.parametrize("bind", ["auto", "none", "numa"])
+@pytest.mark.parametrize("name", trees.NAMES)
+def test_every_known_node_fits_the_terminal(name: str, bind: str, tmp_path: Path) -> None:
+    bound, beside = told(name, tmp_path, bind)
+    assert max(len(line) for line in pictures([bound], beside)) <= WIDTH
+
+
+def test_this_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["topology", "--ranks", "1"]) == 0
+    assert "  rank  cores  CPUs" in capsys.readouterr().out
+
+
+def test_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(tmp_path, code=0)
+    where = ["topology", "a", "--runs-dir", str(tmp_path / "runs")]
+    with pytest.raises(RunError, match="a has started no ranks yet"):
+        commands.main(where)
+    path = run.attempts()[-1].events_file("node-0")
+    event_file.append(path, told("polaris", tmp_path)[0])
+    assert commands.main(where) == 0
+    assert "  2     8      8-15,40-47   1     0000:85:00.0  -" in capsys.readouterr().out

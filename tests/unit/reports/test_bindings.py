@@ -1,0 +1,34 @@
+"""Where ranks ran, on a run's page."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from launcher.reports.collect import RunData
+from launcher.reports.sections import ranks_section
+from launcher.runs.event_json import values
+from launcher.runs.events import Bound
+from tests.unit.runs.test_bindings import bound
+
+
+def page(*bindings: Bound) -> RunData:
+    told = tuple({"event": "bound", "time": 1.0, **values(each)} for each in bindings)
+    return RunData("a", "", "done", None, {}, attempts=((0, told), (1, ())))
+
+
+def test_each_rank_has_a_row() -> None:
+    section = ranks_section(page(bound(), bound("node2", first=2)))
+    assert section is not None
+    assert section.tables[0].rows[2] == ("2", "node2", "4", "0-3", "0", "-", "-")
+    assert section.note == ""
+
+
+def test_why_nothing_is_bound_and_how_nodes_differ_is_told() -> None:
+    section = ranks_section(page(bound(), dataclasses.replace(bound("node2", cores=4), why_not="2 ranks and 1 core")))
+    assert section is not None
+    assert "the nodes differ" in section.note
+    assert "ranks on node2 are not bound to cores: 2 ranks and 1 core." in section.note
+
+
+def test_a_run_without_any_has_no_section() -> None:
+    assert ranks_section(page()) is None

@@ -1,0 +1,91 @@
+"""NCCL's log, of several versions and networks. Each is from the public report that its first line names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.worker import nccl_report
+from launcher.worker.nccl_report import Fabric, judge, parse
+
+LOGS = Path(__file__).parent / "nccl"
+NO_PLUGIN = "libnccl-net.so: cannot open shared object file"
+
+KNOWN = {
+    "2.4.7-ib": Fabric("2.4.7", "IB", devices=("mlx5_0",), missing=("No plugin found",)),
+    "2.5.6-socket": Fabric("2.5.6", "Socket", devices=("enP1p1s0f0", "enP1p1s0f1")),
+    "2.10.3-efa": Fabric("2.10.3", "AWS Libfabric", "aws-ofi-nccl 1.3.0aws", "efa"),
+    "2.11.4-socket": Fabric("2.11.4", "Socket", devices=("enp225s0f1",)),
+    "2.19.3-roce": Fabric("2.19.3", "IB", devices=("mlx5_10", "mlx5_11"), missing=(NO_PLUGIN, "No plugin found")),
+    "2.20-ibext": Fabric("", "IBext_v8", "IBext_v8", devices=("mlx5_2", "mlx5_3", "mlx5_0", "mlx5_1")),
+    "2.25.1-silent": Fabric("2.25.1"),
+    "cxi": Fabric("", "AWS Libfabric", "aws-ofi-nccl 1.6.0", "cxi"),
+    "ofi-failed": Fabric(
+        "", "Socket", devices=("eth0",),
+        missing=("NET/OFI aws-ofi-nccl initialization failed", "NET/IB : No device found"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in LOGS.iterdir()))
+def test_the_network_of_a_log(name: str) -> None:
+    assert nccl_report.read(LOGS / f"{name}.txt") == KNOWN[name]
+
+
+def test_the_last_network_counts() -> None:
+    first = "[0] NCCL INFO Using network IB\n"
+    assert parse(first + "[0] NCCL INFO Using network Socket\n").net == "Socket"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("2.19.3-roce", "NCCL 2.19.3 uses IB (mlx5_10, mlx5_11)"),
+        ("cxi", "NCCL uses AWS Libfabric (aws-ofi-nccl 1.6.0, cxi)"),
+        ("2.11.4-socket", "NCCL 2.11.4 uses sockets (enp225s0f1)"),
+        ("2.25.1-silent", "NCCL 2.25.1 does not say what it uses"),
+    ],
+)
+def test_words(name: str, words: str) -> None:
+    assert KNOWN[name].words == words
+
+
+@pytest.mark.parametrize(
+    ("name", "expects", "problem"),
+    [
+        ("cxi", {"net": ("AWS Libfabric", "Libfabric")}, ""),
+        ("cxi", {"net": ("aws libfabric",), "provider": ("cxi",), "plugin": ("aws-ofi-nccl",)}, ""),
+        ("2.19.3-roce", {}, ""),
+        ("2.19.3-roce", {"net": ("IB",)}, ""),
+        ("2.25.1-silent", {"net": ("IB",)}, ""),
+        ("2.19.3-roce", {"net": ("AWS Libfabric",)}, "it found no plug-in (libnccl-net.so); put its folder on"),
+        ("ofi-failed", {"net": ("Libfabric",)}, "NET/OFI aws-ofi-nccl initialization failed; NET/IB : No device found"),
+        ("2.11.4-socket", {"net": ("IB",)}, "expects net IB (cluster.expects): set NCCL_NET in cluster.environment"),
+        ("2.10.3-efa", {"provider": ("cxi",)}, "expects provider cxi"),
+    ],
+)
+def test_what_a_cluster_expects(name: str, expects: dict[str, tuple[str, ...]], problem: str) -> None:
+    found = judge(KNOWN[name], expects)
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def test_without_a_log_nobody_can_tell(tmp_path: Path) -> None:
+    assert nccl_report.read(tmp_path / "none") is None
+    assert judge(None, {"net": ("IB",)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "asks"),
+    [
+        ({}, True),
+        ({"NCCL_DEBUG": "WARN"}, True),
+        ({"NCCL_DEBUG": "INFO"}, False),
+        ({"NCCL_DEBUG": "trace"}, False),
+        ({"NCCL_DEBUG_FILE": "/tmp/mine.%p"}, False),
+    ],
+)
+def test_a_log_that_the_user_reads_is_left_to_him(environ: dict[str, str], asks: bool) -> None:
+    told = nccl_report.ask(environ, Path("/run/rank-0.txt"))
+    assert told.get("NCCL_DEBUG_FILE") == ("/run/rank-0.txt" if asks else None)
