@@ -25,7 +25,7 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
     (Kind.GPU_ERROR, r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|(CUDA|HIP) error: "
                      r"|CUDA driver error|CUDNN_STATUS_|CUBLAS_STATUS_|Cuda failure|NVML: .*Unknown Error"),
     (Kind.SHARED_MEMORY, r"insufficient shared memory|shared memory (object|file|segment)|/dev/shm|</torch_\d"
-                         r"|killed by signal: Bus error|killed by SIGBUS"),
+                         r"|killed by signal: Bus error"),
     (Kind.DISK_FULL, r"No space left on device|Disk quota exceeded|File too large|Errno (27|28|122)\b"
                      r"|PytorchStreamWriter failed writing|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+"),
     (Kind.OUT_OF_MEMORY, r"\b(_Array)?MemoryError\b|[Cc]an(no|')t allocate memory|std::bad_alloc|oom[-_]kill"
@@ -42,24 +42,36 @@ _TABLE: tuple[tuple[Kind, str], ...] = (
                            r"|No route to host|Network is unreachable"),
     (Kind.IMPORT_ERROR, r"\b(ModuleNotFound|Import)Error\b|cannot open shared object file|undefined symbol"
                         r"|version `GLIBC|AttributeError: module '[\w.]+' has no attribute"),
-    (Kind.CONFIG_ERROR, r"\b(Workload|Config|Backend|Topology|Launcher|Checkpoint|Hydra)(Error|Exception)\b"
-                        r"|\bRanksDiffer\b"),
     (Kind.FILE_MISSING, r"\b(FileNotFound|Permission|IsADirectory|NotADirectory|Text|Dataset)Error\b"
                         r"|No such file or directory|Permission denied|Read-only file system|Stale file handle"),
 )  # fmt: skip
 SYMPTOMS = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
+# Types of exceptions that refuse a setting, ours, torch's and Hydra's: if a file that it names is missing, as well.
+_REFUSALS = {
+    "BackendError", "CheckpointError", "CheckpointException", "ConfigError", "HydraException", "LauncherError",
+    "RanksDiffer", "TopologyError", "WorkloadError",
+}  # fmt: skip
 _EXCEPTION = re.compile(r"(?:^|[ (])([A-Za-z_][\w.]*(?:Error|Exception)): ")  # the type before the message
 _TORCHS = re.compile(r"RuntimeError|(torch\.distributed\.)?Dist\w*Error")
 
 
-def kind_of(text: str) -> Kind | None:
-    """Returns the kind of failure that an error text shows; None: no pattern matches.
+def kind_of(text: str, exception: str | None = None) -> Kind | None:
+    """Returns the kind of failure that an error shows; None: it is of no known kind.
 
     Only exceptions that torch raises count as CONNECTION_LOST.
+
+    Args:
+        text: of the error.
+        exception: its type; None: the one that the text names, if any.
     """
     kinds = (kind for kind, pattern in SYMPTOMS if pattern.search(text))
     from_user = _is_user_exception(text)
-    return next((kind for kind in kinds if not (from_user and kind is Kind.CONNECTION_LOST)), None)
+    found = next((kind for kind in kinds if not (from_user and kind is Kind.CONNECTION_LOST)), None)
+    if found not in (None, Kind.FILE_MISSING):
+        return found
+    named = _EXCEPTION.search(text)
+    name = exception or (named[1] if named else "")
+    return Kind.CONFIG_ERROR if name.rpartition(".")[2] in _REFUSALS else found
 
 
 def lost_peer(text: str) -> bool:

@@ -61,6 +61,7 @@ class RunStatus:
         unanswered: the scheduler that did not respond; empty if it did, or was not asked.
         before: the job's state in the scheduler's last reply, if `unanswered`.
         age: seconds since the query that the scheduler's part comes from.
+        signal: number of the signal that ended its job, if the scheduler says so.
     """
 
     run: Run
@@ -73,6 +74,7 @@ class RunStatus:
     unanswered: str = ""
     before: str = ""
     age: float | None = None
+    signal: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -105,6 +107,23 @@ def forget(plan: JobPlan) -> None:
     SharedSnapshot(plan.cluster.scheduler).forget()
 
 
+@dataclass(frozen=True)
+class JobStatus:
+    """What is known of a run's job.
+
+    Attributes:
+        state: of the job; None: there is none.
+        word: the scheduler's on it, or why it did not respond.
+        answered: the scheduler responded, or need not be asked.
+        signal: number of the signal that ended it, if the scheduler says so.
+    """
+
+    state: JobState | None = None
+    word: str = ""
+    answered: bool = True
+    signal: int | None = None
+
+
 class JobMonitor:
     """Queries schedulers, no more often than needed: every 2 s at first, and every 60 s while nothing changes.
 
@@ -125,17 +144,17 @@ class JobMonitor:
         """The schedulers that were asked about runs."""
         return self._answers.keys()
 
-    def job(self, run: Run, plan: JobPlan, history: RunHistory) -> tuple[JobState | None, str, bool]:
-        """State of the run's job (None: no such job), the scheduler's word on it, and whether it answered."""
+    def job(self, run: Run, plan: JobPlan, history: RunHistory) -> JobStatus:
+        """What is known of the run's job."""
         if not plan.queued:
             process = process_of(run)
             if process is None:
-                return None, "", True
+                return JobStatus()
             if not process.here():
-                return JobState.UNKNOWN, f"it runs on {process.host}", False
-            return (JobState.RUNNING, "", True) if process.alive() else (None, "", True)
+                return JobStatus(JobState.UNKNOWN, f"it runs on {process.host}", answered=False)
+            return JobStatus(JobState.RUNNING) if process.alive() else JobStatus()
         if history.job_id is None:
-            return None, "", True
+            return JobStatus()
         key = queries(plan).key(history.job_id)
         answer = self._ask(plan, quick=self._has_moved(run, history))
         job = answer.jobs.get(key)
@@ -143,15 +162,13 @@ class JobMonitor:
             answer = self._ask(plan, newer=time.time())
             job = answer.jobs.get(key)
         if answer.problem:
-            return None, answer.problem, False
+            return JobStatus(word=answer.problem, answered=False)
         if _end_unknown(history) and (job is None or job.state is JobState.GONE):
             try:
                 job = self.ended(plan, history.job_id) or job
             except QueryError as error:
-                return None, str(error), False
-        if job is None:
-            return None, "", True
-        return job.state, _word(job), True
+                return JobStatus(word=str(error), answered=False)
+        return JobStatus() if job is None else JobStatus(job.state, _word(job), signal=job.signal)
 
     def details(self, plan: JobPlan, history: RunHistory) -> tuple[int | None, str, float | None]:
         """The fields `left`, `before` and `age` of RunStatus, from the last reply."""
@@ -377,11 +394,14 @@ def status_of(run: Run, live: JobMonitor, known: tuple[JobPlan, RunHistory] | No
 def _look(run: Run, live: JobMonitor, plan: JobPlan, history: RunHistory) -> RunStatus:
     if history.ended == 0:
         return RunStatus(run, plan, history, RunState.DONE, "", history.last(Progress))
-    job, word, answered = live.job(run, plan, history)
-    state = run_state(history, job, answered=answered)
+    job = live.job(run, plan, history)
+    state = run_state(history, job.state, answered=job.answered)
     left, before, age = live.details(plan, history)
-    asked = plan.cluster.scheduler if plan.queued and not answered else ""
-    return RunStatus(run, plan, history, state, word, history.last(Progress), left, asked, before if asked else "", age)
+    asked = plan.cluster.scheduler if plan.queued and not job.answered else ""
+    return RunStatus(
+        run, plan, history, state, job.word, history.last(Progress), left, asked, before if asked else "", age,
+        job.signal,
+    )  # fmt: skip
 
 
 def or_damaged(run: Run, function: Callable[[], T]) -> T | Damaged:

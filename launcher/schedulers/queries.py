@@ -69,6 +69,7 @@ class SchedulerJob:
         raw_state: as the scheduler prints it.
         comment: of the submission, in jobs of the launcher a token; None: this query does not return it.
         time_left: seconds of wall time left at the time of the query; None: there is no limit, or it is not known.
+        signal: number of the signal that ended it; None: none did, or the scheduler does not print it.
     """
 
     id: str
@@ -77,6 +78,7 @@ class SchedulerJob:
     reason: str = ""
     comment: str | None = None
     time_left: int | None = None
+    signal: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from launcher.paths import user_cache_dir
 from launcher.schedulers import registry
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 
-FORMAT = 2
+FORMAT = 3
 QUICKEST, SLOWEST = 2.0, 60.0  # seconds for which a result is fresh
 SLOWER = 1.3  # factor by which they grow with each unchanged result
 SHARE = 10  # a result is fresh for this many durations of its query: queries take at most a tenth of the time
@@ -136,15 +136,15 @@ class SharedSnapshot:
                 values = json.loads(file.read())
             if values["format"] != FORMAT or values["told"] > time.time() + 1:
                 return None
-            jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left)
-                    for key, name, state, word, why, comment, left in values["jobs"]}  # fmt: skip
+            jobs = {key: SchedulerJob(name, JobState(state), word, why, comment, left, number)
+                    for key, name, state, word, why, comment, left, number in values["jobs"]}  # fmt: skip
             return JobSnapshot(jobs, values["asked"], values["told"], values["took"], values["problem"], own=False)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _write(self, answer: JobSnapshot) -> None:
         jobs = [
-            (key, job.id, job.state.value, job.raw_state, job.reason, job.comment, job.time_left)
+            (key, job.id, job.state.value, job.raw_state, job.reason, job.comment, job.time_left, job.signal)
             for key, job in answer.jobs.items()
         ]
         values = {"format": FORMAT, "asked": answer.asked, "told": answer.completed, "took": answer.took,

@@ -31,6 +31,7 @@ class Case:
         saved: there is a checkpoint to go on from.
         fault: what agents have told of it.
         log: the file with the failed rank's errors; empty: there is none.
+        word: the scheduler's on the job, as in the evidence.
     """
 
     name: str
@@ -42,11 +43,12 @@ class Case:
     saved: bool = False
     fault: Fault = Fault(cause="")  # noqa: RUF009  it is frozen
     log: str = ""
+    word: str = ""
 
     @property
-    def last_symptom(self) -> str:
-        """The line by which it was recognised."""
-        return self.verdict.sign or self.verdict.cause or ""
+    def sign(self) -> str:
+        """The line of a log, or the error, by which it was recognised; empty: there is none."""
+        return self.verdict.sign or self.fault.error or ""
 
     def resume(self, *overrides: str) -> str:
         return " ".join([f"{self.program} resume {self.name}", *overrides])
@@ -163,7 +165,7 @@ def _node(case: Case) -> Steps:
 
 
 def _gpu_error(case: Case) -> Steps:
-    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.last_symptom):
+    if re.search(r"Xid|ECC|fallen off|is lost|NVML", case.sign):
         return [f"that GPU is broken{_on(case)}: tell the site", *_node(case)]
     return [
         "run it once with the place of the error: CUDA_LAUNCH_BLOCKING=1 (cluster.environment)",
@@ -283,7 +285,7 @@ def _cancelled(case: Case) -> Steps:
 
 def _never(case: Case) -> Steps:
     lines: Steps = [Step("try again", case.resume())]
-    if "RaisedSignal:53" in case.last_symptom:
+    if "RaisedSignal:53" in case.word:
         lines.insert(
             0, f"its output could not be opened: is {case.plan.run_dir} on a file system that all nodes share?"
         )

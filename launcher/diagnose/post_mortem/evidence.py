@@ -47,7 +47,9 @@ def of(seen: RunStatus) -> Evidence:
     """What is known of the last attempt, without asking anybody anything more."""
     history = seen.history
     evidence = _from_events(
-        seen.plan, history.events, Evidence(seen.state, begun=history.attempt is not None, word=seen.word)
+        seen.plan,
+        history.events,
+        Evidence(seen.state, begun=history.attempt is not None, word=seen.word, signal=seen.signal),
     )
     evidence = replace(evidence, cancelled=history.cancelled, ended=history.code)
     if not seen.state.over or seen.state is RunState.DONE or not evidence.silent:

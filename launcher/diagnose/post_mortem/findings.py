@@ -126,7 +126,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     if attempt is None:
         evidence = known.of(seen)
         verdict = classify(evidence)
-        case = Case(name, program, seen.plan, verdict)
+        case = Case(name, program, seen.plan, verdict, word=evidence.word)
         by = _user([past.by for past in known.memories(seen, seen.history.job_id)])
         return Findings(None, verdict, by=by, todo=tuple(advice(case)), files=_files(seen, None, None))
     events = attempt.events()
@@ -145,7 +145,7 @@ def find(seen: RunStatus, attempt: Attempt | None, following: Attempt | None, *,
     case = Case(
         name, program, seen.plan, verdict, evidence.memory, host,
         saved=_has_saved(Path(seen.plan.checkpoint.dir)),
-        fault=fault, log=files.get("its errors", ""),
+        fault=fault, log=files.get("its errors", ""), word=evidence.word,
     )  # fmt: skip
     return Findings(
         attempt.number, verdict, time=(told.time if told else 0) or _ended(evidence, events), rank=rank, host=host,

@@ -104,6 +104,7 @@ class Evidence:
         begun: it has started.
         scheduler: the scheduler's title.
         word: its word on the job, with its reason (`TIMEOUT`, `FAILED (NonZeroExitCode)`).
+        signal: number of the signal that ended the job, if the scheduler says so.
         notices: what it wrote into the output.
         log: last lines of the failed rank's log.
         output: last lines of the job's output.
@@ -123,6 +124,7 @@ class Evidence:
     begun: bool = True
     scheduler: str = ""
     word: str = ""
+    signal: int | None = None
     notices: tuple[notices.Notice, ...] = ()
     log: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
@@ -208,7 +210,9 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
     if not seen.silent:
         if fault.code is FaultCode.UNREADABLE and fault.ends_with == RESUME:  # a file server that does not answer
             return Verdict(Kind.STOPPED, cause)
-        return Verdict(symptoms.kind_of(fault.error or "") or _KINDS.get(fault.code, Kind.EXCEPTION), cause)
+        return Verdict(
+            symptoms.kind_of(fault.error or "", fault.exception) or _KINDS.get(fault.code, Kind.EXCEPTION), cause
+        )
     if said in _WORDS and not (said == "CANCELLED" and seen.by_itself):
         return Verdict(_WORDS[said], cause)
     if seen.cancelled:
@@ -218,7 +222,7 @@ def _fault(seen: Evidence, fault: Fault) -> Verdict:
         return Verdict(Kind.OUT_OF_MEMORY, f"{cause}; {by_kernel[0]}", sure=by_kernel[1])
     error = symptoms.last_error("\n".join(seen.log)) if fault.code in LEFT else ""
     if error:  # a program of its own, whose exception no agent has seen
-        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}")
+        return Verdict(symptoms.kind_of(error) or Kind.EXCEPTION, f"{cause}: {error}", sign=error)
     if found := symptoms.last_symptom(seen.log):
         return Verdict(found[0], cause, sign=found[1])
     return _by_end(seen, fault, cause)
@@ -235,7 +239,7 @@ def _by_end(seen: Evidence, fault: Fault, cause: str) -> Verdict:
             return Verdict(Kind.SHARED_MEMORY, cause, sure=False)
         return Verdict(Kind.KILLED, cause, sure=fault.signal not in (None, "SIGKILL"))
     if fault.code is FaultCode.LOST_PEER or symptoms.lost_peer(fault.error or ""):
-        return Verdict(symptoms.kind_of(fault.error or "") or Kind.CONNECTION_LOST, cause, sure=False)
+        return Verdict(symptoms.kind_of(fault.error or "", fault.exception) or Kind.CONNECTION_LOST, cause, sure=False)
     if fault.code is FaultCode.STOPPED_EARLY:
         return Verdict(Kind.CANCELLED if seen.state is RunState.CANCELLED else Kind.STOPPED, cause, sure=False)
     if fault.code is FaultCode.NO_RETRY:
@@ -310,6 +314,6 @@ def _without_fault(seen: Evidence) -> Verdict:
         return Verdict(Kind.CONFIG_ERROR, cause, sure=False)
     if seen.state is RunState.STOPPED:
         return Verdict(Kind.STOPPED, cause)
-    if (seen.ended is not None and seen.ended > 128) or "killed by SIG" in seen.word:
+    if (seen.ended is not None and seen.ended > 128) or seen.signal is not None:
         return Verdict(Kind.KILLED, cause, sure=False)
     return Verdict(Kind.LOST if seen.state in (RunState.LOST, RunState.UNKNOWN) else Kind.UNKNOWN, cause, sure=False)

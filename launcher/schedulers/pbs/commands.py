@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.failures.text import signal_name
 from launcher.files.os_errors import NOT_ON_PATH
 from launcher.schedulers.command import OutputTooLong, query, run_submission
 from launcher.schedulers.idempotent_submit import NoAnswer, Refused
@@ -374,16 +375,16 @@ def parse_record(job_id: str, record: Mapping[str, Any]) -> SchedulerJob:
         return SchedulerJob(job_id, JobState.FAILED, "TIMEOUT", comment)
     if status == "0":
         return SchedulerJob(job_id, JobState.DONE, "COMPLETED", comment)
-    return SchedulerJob(job_id, JobState.FAILED, "FAILED", f"{_end(status)}; {comment}")
+    number = _signal(status)
+    end = f"exit status {status}" if number is None else f"killed by {signal_name(number)}"
+    return SchedulerJob(job_id, JobState.FAILED, "FAILED", f"{end}; {comment}", signal=number)
 
 
-def _end(status: str) -> str:
-    """What an Exit_status means: 256 and more are signals, negative ones are PBS's own (pbs_job_purge, JOB_EXEC_*)."""
-    try:
-        number = int(status)
-        return f"killed by {signal.Signals(number - 256).name}" if number > 256 else f"exit status {number}"
-    except ValueError:
-        return f"exit status {status}"
+def _signal(status: str) -> int | None:
+    """The signal that an Exit_status stands for; None: for none. Above 256 are signals, below 0 PBS's own numbers
+    (pbs_job_purge, JOB_EXEC_*)."""
+    number = int(status) - 256 if status.isdecimal() else 0
+    return number if number in signal.valid_signals() else None
 
 
 def section(text: str, name: str) -> dict[str, Any]:

@@ -377,9 +377,10 @@ def _elements(text: str) -> list[int]:
 
 def _job(job_id: str, state: str, reason: str, comment: str, left: str = "") -> SchedulerJob:
     word = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    raised = re.match(r"RaisedSignal:(\d+)", reason)
     return SchedulerJob(
         job_id, STATES.get(word, JobState.UNKNOWN), word, "" if reason == "None" else reason, _nothing(comment),
-        _seconds(left),
+        _seconds(left), int(raised[1]) if raised else None,
     )  # fmt: skip
 
 

@@ -172,6 +172,15 @@ def test_an_error_of_no_special_kind_is_the_codes() -> None:
     assert classify(failed(told)) == Verdict(Kind.EXCEPTION, told.cause)
 
 
+@pytest.mark.parametrize(
+    ("exception", "kind"), [("WorkloadError", Kind.CONFIG_ERROR), ("RanksDiffer", Kind.CONFIG_ERROR),
+                            ("ValueError", Kind.EXCEPTION)],
+)  # fmt: skip
+def test_a_setting_that_is_refused_is_known_by_the_type_of_the_exception(exception: str, kind: Kind) -> None:
+    told = raised(f"{exception}: this is no ConfigError, and nothing was killed by SIGBUS", exception=exception)
+    assert classify(failed(told)).kind is kind
+
+
 def test_the_last_error_of_a_log() -> None:
     head = "Traceback (most recent call last):\n  File\n"
     assert symptoms.last_error(f"{head}KeyError: 1\nwords\n{head}A.B: no\n") == "A.B: no"
@@ -399,8 +408,9 @@ BY_TIME, BY_PREEMPTION, BY_NODE, BY_REQUEUE, BY_SOMEBODY, BY_OOM = (NOTICES[at][
          "no rank said why (exit code 3); its last words: bash: line 4: oh"),
         (failed(begun=False, ended=None, word="FAILED (RaisedSignal:53(Real-time_signal_19))"), Kind.NEVER_STARTED,
          "no rank said why; FAILED (RaisedSignal:53(Real-time_signal_19))"),
-        (failed(ended=None, scheduler="PBS", word="FAILED (killed by SIGKILL; Job run at ... and failed)"), Kind.KILLED,
-         "no rank said why; FAILED (killed by SIGKILL; Job run at ... and failed)"),
+        (failed(ended=None, scheduler="PBS", word="FAILED (in words)", signal=9), Kind.KILLED,
+         "no rank said why; FAILED (in words)"),
+        (failed(ended=None, scheduler="PBS", word="FAILED (a comment: killed by SIGKILL)"), Kind.UNKNOWN, None),
         (Evidence(RunState.STOPPED, ended=75), Kind.STOPPED, None),
         (Evidence(RunState.STOPPED, ended=75, preempted=True, stop=Stop(cause="it was asked", step=7)),
          Kind.PREEMPTED, "it was asked at step 7"),
@@ -527,8 +537,12 @@ def test_other_advice_has_commands_that_can_be_copied() -> None:
     excluding = plan_of(cluster={"exclude": "node7"})
     assert "\"cluster.exclude='node7,node2'\"" in steps(Kind.NODE_LOST, host="node2", plan=excluding)
     assert "exclude" not in steps(Kind.NODE_LOST, host="n2", plan=plan_of(cluster={"scheduler": "pbs"}))
-    assert "tell the site" in steps(Kind.GPU_ERROR, "NVRM: Xid 79")
-    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "CUDA error: device-side assert triggered")
+    assert "tell the site" in steps(Kind.GPU_ERROR, fault=raised("RuntimeError: CUDA error: uncorrectable ECC error"))
+    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, fault=raised("CUDA error: device-side assert triggered"))
+    assert "CUDA_LAUNCH_BLOCKING" in steps(Kind.GPU_ERROR, "our own words on Xid 79")
+    slurms = "FAILED (RaisedSignal:53(Real-time_signal_19))"
+    assert "could not be opened" in steps(Kind.NEVER_STARTED, word=slurms)
+    assert "could not be opened" not in steps(Kind.NEVER_STARTED, f"our own words: {slurms}")
     assert "signal 9" in steps(Kind.EXITED, fault=exited(137))
 
 

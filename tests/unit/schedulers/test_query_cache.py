@@ -15,7 +15,10 @@ from launcher.schedulers import query_cache
 from launcher.schedulers.queries import JobState, QueryError, SchedulerJob
 from launcher.schedulers.query_cache import JobSnapshot, SharedSnapshot, interval, take_snapshot
 
-JOBS = {"7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60), "8": SchedulerJob("8", JobState.PENDING, "PD")}
+JOBS = {
+    "7": SchedulerJob("7", JobState.RUNNING, "RUNNING", "", "", 60),
+    "8": SchedulerJob("8", JobState.FAILED, "F", signal=9),
+}
 
 
 class Scheduler:

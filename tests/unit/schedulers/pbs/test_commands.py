@@ -707,7 +707,7 @@ def test_one_job_is_looked_up_by_its_own_id(commands: Path) -> None:
     put_records(commands, {"136.pbs-srv": over, "150[5].pbs-srv": {**over, "Exit_status": "265"}})
     pbs = PBS()
     assert pbs.ended("136.pbs-srv") == SchedulerJob("136.pbs-srv", JobState.DONE, "COMPLETED", "it ended")
-    element = SchedulerJob("150[5].pbs-srv", JobState.FAILED, "FAILED", "killed by SIGKILL; it ended")
+    element = SchedulerJob("150[5].pbs-srv", JobState.FAILED, "FAILED", "killed by SIGKILL; it ended", signal=9)
     assert pbs.ended("150.pbs-srv_5") == pbs.ended("150[5].pbs-srv") == element
     assert pbs.ended("99999.pbs-srv") is None
     assert ids_asked(commands) == [["136.pbs-srv"], *[["150[5].pbs-srv"]] * 2, *[["99999.pbs-srv"]] * 2]

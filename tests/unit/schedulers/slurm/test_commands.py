@@ -17,6 +17,7 @@ from launcher.schedulers.slurm.commands import (
     parse_accounting,
     parse_jobs,
     parse_partitions,
+    parse_records,
     quiet_environment,
 )
 from launcher.schedulers.slurm.executor import SlurmInfoWatcher
@@ -90,6 +91,14 @@ SQUEUE = "".join(
         ("9", "RESV_DEL_HOLD", "ReservationDeleted", "(null)"),
     ]
 )
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"), [("RaisedSignal:9(Killed)", 9), ("RaisedSignal:53(Real-time_signal_19)", 53), ("None", None)]
+)
+def test_the_signal_that_ended_a_job_is_read(reason: str, number: int | None) -> None:
+    (job,) = parse_records(f"JobId=7 UserId=me(0) JobState=FAILED Reason={reason} Dependency=", 0).values()
+    assert job.signal == number
 
 
 def test_jobs_are_read() -> None:
