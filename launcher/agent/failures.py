@@ -1,4 +1,4 @@
-"""How ranks fail: from the exit of a process to a code (launcher/failures/codes.py) and what belongs to it. Pure."""
+"""Makes failures, with codes (launcher/failures/codes.py), of the exits of processes. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Failure:
     """How one rank failed.
 
     Attributes:
-        code: what happened.
-        rank: its number in the job.
-        host: its node.
-        exit_code: of its process, if it has ended by itself.
-        signal: that killed it.
-        error: in its own words.
-        number: what the kernel said when it was started (errno).
-        limit: the limit that this was about (`ulimit`); -1: none.
-        words: what the kernel said, as text, or which processes are still there.
+        code: kind of failure.
+        rank: global rank.
+        host: its host.
+        exit_code: exit code of its process; None: a signal killed it, or it did not start.
+        signal: signal that killed it.
+        error: exception that the rank reported.
+        number: errno of a failed start.
+        limit: the limit that the start exceeded (`ulimit`); -1: none.
+        words: text of a failed start, or the processes that still exist.
         time: seconds since the epoch.
     """
 
@@ -44,7 +44,7 @@ class Failure:
 
     @property
     def traceback(self) -> str:
-        """As Python prints it, from the user's own frames on; empty: there is none."""
+        """The traceback as Python prints it, from the user's frames on; empty: there is none."""
         return self.error.traceback if self.error else ""
 
     @property
@@ -60,12 +60,12 @@ class Failure:
 
     @property
     def final(self) -> bool:
-        """Whether it would fail again, wherever the work is taken up."""
+        """Whether a retry would fail as well."""
         return self.code is FaultCode.NO_RETRY or (self.error is not None and self.error.final)
 
 
 def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None:
-    """What an exit was; None: the rank has done its work. The first line that fits counts.
+    """Returns the failure that an exit shows; None: the rank has done its work. The first line that matches counts.
 
     | exit code | report | failure |
     |---|---|---|
@@ -80,8 +80,8 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
 
     Args:
         ended: the exit.
-        host: of the rank.
-        returns: the rank is to report metrics; a program that took its place is done with exit code 0.
+        host: host of the rank.
+        returns: whether the rank has to report metrics; a user's program only has to exit with 0.
     """
     code, error = ended.code, ended.error
     if code == errors.DONE and (ended.returned is not None or not returns):
@@ -103,7 +103,7 @@ def failure_of(ended: WorkerExit, host: str, *, returns: bool) -> Failure | None
 
 
 def failure_to_start(error: StartError, host: str, time: float) -> Failure:
-    """A rank for which the kernel had nothing to give."""
+    """Returns the failure of a rank that could not be started."""
     limits = {errno.EAGAIN: error.processes, errno.EMFILE: error.files}
     return Failure(
         FaultCode.NOT_STARTED, error.rank, host, number=error.number, limit=limits.get(error.number, -1),
@@ -112,13 +112,14 @@ def failure_to_start(error: StartError, host: str, time: float) -> Failure:
 
 
 def failure_to_end(left: Sequence[LeftOver], host: str, time: float) -> Failure:
-    """Ranks of the round before that are not gone."""
+    """Returns the failure of ranks of the last round whose processes still exist."""
     return Failure(
         FaultCode.STILL_THERE, left[0].rank, host, words="; ".join(map(str, left)), signal=signal.SIGKILL, time=time
     )
 
 
-# Of several failures that are seen at once: an error may have come of a death, and a lost peer always has.
+# Of failures at the same time the lowest number is the cause: an exception may follow from the death of another rank,
+# and a lost peer always does.
 _BLAME = {
     FaultCode.NO_RETRY: 0,
     FaultCode.NOT_STARTED: 1,
@@ -133,5 +134,5 @@ _BLAME = {
 
 
 def to_blame(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others followed from: the first by kind, then by time, then by rank."""
+    """Returns the failure that caused the others: the first by kind, then by time, then by rank."""
     return min(failures, key=lambda each: (_BLAME[each.code], each.time, each.rank))

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Forks inside; what is garbage then, the store of an earlier round perhaps, is never collected in them.
+    """Context for forks: garbage of this process, such as the store of an earlier round, is never collected in them.
 
-    A store that is destroyed waits for its thread, and a fork has none but the one that forked it: a rank waited for
-    ever in its first collection of garbage.
+    A store's destructor joins its thread, which does not exist in a fork: a rank hung for ever in its first collection.
     """
     gc.freeze()
     try:
@@ -23,9 +22,9 @@ def garbage_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def imports_without_collection() -> Iterator[None]:
-    """Imports inside: the garbage collector is off meanwhile, and leaves alone what was imported.
+    """Context for imports: the garbage collector is off, and ignores the imported objects afterwards.
 
-    It looks through all objects again and again while torch is imported, and finds nothing: 0.15 of 0.85 s.
+    During the import of torch it scans all objects many times and finds nothing: 0.15 of 0.85 s.
     """
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""How much memory ranks had, and whether the kernel killed for the lack of it: what a killed process cannot tell.
+"""Reads the memory use of ranks and the kernel's counts of out-of-memory kills: a killed process reports neither.
 
-Read at the start of a round and after a fault; a few small files of /proc and /sys, some tenths of a millisecond.
+The agent reads at the start of a round and after a failure: a few small files of /proc and /sys, some 0.1 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Group:
 
 
 class Watch:
-    """What has happened since it was made.
+    """Counts out-of-memory kills since its creation.
 
     Args:
         root: of the file system; for tests.
@@ -58,12 +58,12 @@ class Watch:
 
 
 def host_kills(root: Path = ROOT) -> int:
-    """Processes of this host that were killed for lack of memory since it was booted (/proc/vmstat, Linux 4.13)."""
+    """Returns how many processes the kernel has killed for lack of memory since boot (/proc/vmstat, Linux 4.13)."""
     return _kills(root / "proc/vmstat")
 
 
 def group(root: Path = ROOT) -> _Group:
-    """The nearest cgroup with a limit, else our own (man 7 cgroups; version 2, and 1 as far as hosts still have it)."""
+    """Returns the nearest cgroup with a memory limit, else this process's (man 7 cgroups; versions 2 and 1)."""
     lines = _text(root / "proc/self/cgroup").splitlines()
     for line in lines:
         _, controllers, path = ([*line.split(":", 2), "", ""])[:3]

@@ -1,13 +1,13 @@
-"""When the agents tell a program to stop: its ranks may look for nothing themselves.
+"""Decides when the agents send a stop signal to a program, which need not check for stop requests itself.
 
 | cause | seen by |
 |---|---|
-| its time is nearly up | the agents that know what is left (time_left.py), and the first one |
+| the time limit is near | the agents that know the time left (time_left.py), and the first one |
 | `touch RUN/stop` | the first agent |
-| a warning or an end that an agent was told of | that agent, which tells the others |
+| a signal to an agent | that agent, which sends a message to the others |
 
-Whatever the cause, every rank gets `workload.stop_signal` once, and has `launch.grace` seconds. A rank that calls
-`launcher.stopping()` looks by itself and is left alone until the scheduler ends the attempt.
+In each case every rank gets `workload.stop_signal` once, and has `launch.grace` seconds. A rank that calls
+`launcher.stopping()` checks by itself, and gets no signal until the scheduler ends the attempt.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from launcher.runs import saves
 from launcher.runs.time_left import time_left
 from launcher.spec.plan import JobPlan
 
-LOOK = 1.0  # seconds between two looks
-LAST_WORDS = 5.0  # seconds before the deadline that agents keep for themselves, if the lead allows for it
+LOOK = 1.0  # seconds between two checks
+RESERVED = 5.0  # seconds before the deadline that agents reserve for writing the end, or half of the lead
 
 
-class Minder:
-    """What one agent sees to for a program."""
+class StopChecker:
+    """Checks for stop requests to a program, for one agent."""
 
     def __init__(self, plan: JobPlan, environ: Mapping[str, str], *, first: bool, now: float) -> None:
         """
         Args:
             plan: the run.
-            environ: of this agent.
-            first: whether it is the one that looks for the stop file.
-            now: seconds, by a monotonic clock, as for the other methods.
+            environ: this agent's environment.
+            first: whether this agent checks for the stop file.
+            now: monotonic time in seconds, as in the other methods.
         """
         self._plan, self._first, self._next = plan, first, 0.0
         left = time_left(environ)
@@ -44,43 +44,39 @@ class Minder:
         self._saved = _newest_save(plan)
 
     def reason(self, now: float) -> StopReason | None:
-        """Why the program is to stop now, if it is.
-
-        Args:
-            now: seconds.
-        """
+        """Returns why the program has to stop now; None: it has not."""
         if now < self._next:
             return None
         self._next = now + LOOK
         if self._watches and self._left is not None and now - self._began >= self._left - self._plan.resume.lead:
             return StopReason.TIME_LIMIT
-        # What cannot be read now is no stop request; there is another look in a second.
+        # A file server that does not answer is no stop request; the next check is in a second.
         if self._first and exists(Path(self._plan.run_dir) / "stop", retry_seconds=0) == Ok(True):
             return StopReason.STOP_FILE
         return None
 
-    def patience(self, now: float) -> float:
-        """Seconds that ranks get from now on to leave by themselves."""
+    def exit_time(self, now: float) -> float:
+        """Returns how many seconds the ranks have from now on until they are killed."""
         if self._left is None:
             return float(self._plan.launch.grace)
         left = self._left - (now - self._began)
-        return patience(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
+        return exit_time(float(self._plan.launch.grace), float(self._plan.resume.lead), left)
 
     def saved(self) -> bool:
-        """Whether the program is known to have saved something since this round began."""
+        """Returns whether the program has saved something since this round began; False: no, or unknown."""
         now = _newest_save(self._plan)
         return now is not None and self._saved is not None and now > self._saved
 
 
 def _newest_save(plan: JobPlan) -> int | None:
-    """When the program saved last, see `saves.newest`; None: nobody can tell now."""
+    """Returns when the program saved last, see `saves.newest`; None: unknown now."""
     found = retry_read(lambda: saves.newest(plan), plan.checkpoint.dir, retry_seconds=0)
     return found.value if isinstance(found, Ok) else None
 
 
-def patience(grace: float, lead: float, left: float) -> float:
-    """Seconds for the ranks to leave, of those that are left until the deadline. Pure.
+def exit_time(grace: float, lead: float, left: float) -> float:
+    """Returns the seconds that ranks have to exit after a stop signal. Pure.
 
-    The grace, but so much less that the agents can still tell how it ended; none where the deadline has passed.
+    That is the grace period, cut so that the agents can still record the end before the deadline; 0 after it.
     """
-    return max(0.0, min(grace, left - min(LAST_WORDS, lead / 2)) if left > 0 else 0.0)
+    return max(0.0, min(grace, left - min(RESERVED, lead / 2)) if left > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""What is done about a fault: the ranks start again from the last checkpoint, or the attempt ends. Pure."""
+"""Decides what follows a failure: the ranks restart from the last checkpoint, or the attempt ends. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher import errors
 
 
 class Kind(str, Enum):
-    """What happened."""
+    """What kind of failure a round had."""
 
     KILLED = "killed"  # a rank, by a signal
     LOST_PEER = "lost peer"  # a rank failed because another one was gone
@@ -22,11 +22,11 @@ class Kind(str, Enum):
 
 
 class Then(str, Enum):
-    """What is done about it."""
+    """What follows a failure."""
 
     RESTART = "restart"  # the next round, in place
     FAIL = "fail"
-    RESUME = "resume"  # the attempt ends and the run goes on in another one
+    RESUME = "resume"  # the attempt ends, and the run continues in another one
     NO_RETRY = "no retry"
 
     @property
@@ -36,14 +36,14 @@ class Then(str, Enum):
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of an attempt so far. A round is one life of its ranks, from their fork to their end.
+    """The rounds of an attempt so far. A round lasts from the fork of the ranks to their end.
 
     Attributes:
-        round: number of the round that runs, from 0.
-        best: most steps of the run that were done at the end of any earlier round; -1: none.
-        tried: restarts in a row that got no further.
+        round: number of the current round, from 0.
+        best: highest step of the run at the end of any earlier round; -1: none.
+        tried: number of restarts in a row without progress.
         first: cause of the first of them.
-        listened: the ranks of an earlier round could resume.
+        listened: whether ranks of an earlier round could resume.
     """
 
     round: int = 0
@@ -53,12 +53,12 @@ class History:
     listened: bool = False
 
     def after(self, cause: str, step: int, *, counts: bool = True) -> History:
-        """The history when the next round begins.
+        """Returns the history at the start of the next round.
 
         Args:
-            cause: why this one ended.
-            step: steps of the run that were done in this round.
-            counts: the restart is one of those that max_restarts limits.
+            cause: why this round ended.
+            step: step of the run that this round reached.
+            counts: whether max_restarts limits this restart.
         """
         further = step > self.best
         return replace(
@@ -74,15 +74,15 @@ class History:
 def decide(
     kind: Kind, history: History, step: int, *, listens: bool, stopping: bool, enough: bool, max_restarts: int
 ) -> Then:
-    """What is done. Pure; the first line that fits counts.
+    """Returns what follows a failure: the first line of the table that matches. Pure.
 
     | what is seen | then |
     |---|---|
     | exit code 93 | the attempt ends with it |
     | ranks left with exit code 75 | resume; but a new round if they were asked to because a node came back |
     | the rank cannot resume, or says that its error is final | fail |
-    | an error of the program in a round without progress | fail: it would come again |
-    | told to stop | resume |
+    | an error of the program in a round without progress | fail: it would happen again |
+    | a stop request | resume |
     | too few nodes are left | resume |
     | the round made progress, or fewer than max_restarts in a row did not | restart, unless max_restarts is 0 |
     | otherwise | fail |
@@ -90,11 +90,11 @@ def decide(
     Args:
         kind: what happened.
         history: the rounds before.
-        step: steps of the run that were done in this round; progress is more than in all rounds before.
-        listens: the rank saves and leaves when it is told to stop, so it can resume; of a lost node, any rank.
-        stopping: the agent was told to stop.
-        enough: at least min_nodes are left.
-        max_restarts: restarts in a row that may bring no progress; 0: none at all after a fault.
+        step: step of the run that this round reached; it made progress if that is more than in all earlier rounds.
+        listens: whether the rank saves and exits on a stop request, so that it can resume; of a lost node: any rank.
+        stopping: whether the agent has got a stop request.
+        enough: whether at least min_nodes are left.
+        max_restarts: limit of restarts in a row without progress; 0: no restart after a failure.
     """
     if kind is Kind.NO_RETRY:
         return Then.NO_RETRY

@@ -1,12 +1,12 @@
-"""The signals that ask an agent to stop. Handlers only take note: whoever waits is woken, and looks here."""
+"""Signals that are stop requests to an agent. The handlers only record them, and wake the event loop."""
 
 from __future__ import annotations
 
 import signal
 import socket
 
-ENDS = (signal.SIGTERM, signal.SIGINT)  # it will be killed soon
-WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal: there is some time yet
+ENDS = (signal.SIGTERM, signal.SIGINT)  # SIGKILL follows soon
+WARNS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, some time before the end
 
 
 class StopRequested(Exception):
@@ -18,10 +18,10 @@ class StopRequested(Exception):
 
 
 class Signals:
-    """What this process was sent, from the moment of `install` on.
+    """Records the signals that this process gets after `install`.
 
     Attributes:
-        wake: a file descriptor that can be read when a signal has arrived, SIGCHLD included.
+        wake: a file descriptor that becomes readable when a signal arrives, SIGCHLD included.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Signals:
         for number in (*ENDS, *WARNS):
             signal.signal(number, self._take)
         signal.signal(signal.SIGCONT, signal.SIG_IGN)  # Slurm sends it before SIGTERM
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, or it would wake nobody
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler it would not wake a select
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def clear(self) -> None:
-        """Empties `wake`; call it after each wait, before looking at what has happened."""
+        """Empties `wake`. Call it after each wait, before handling events."""
         try:
             while self._reader.recv(4096):
                 pass
@@ -47,28 +47,29 @@ class Signals:
             pass
 
     def ends(self) -> signal.Signals | None:
-        """The first signal that says that the end is near."""
+        """Returns the first of the ENDS that arrived; None: there was none."""
         return next((number for number in self._numbers if number in ENDS), None)
 
     def warns(self) -> signal.Signals | None:
-        """The first warning."""
+        """Returns the first of the WARNS that arrived; None: there was none."""
         return next((number for number in self._numbers if number in WARNS), None)
 
     def require_none(self) -> None:
-        """
+        """Raises an exception if one of the ENDS has arrived.
+
         Raises:
-            StopRequested: the end is near.
+            StopRequested: with that signal.
         """
         if (number := self.ends()) is not None:
             raise StopRequested(number)
 
     def ignore(self) -> None:
-        """The agent is ending already, and must not be cut short."""
+        """Ignores further stop requests: the agent is ending already, and has to finish."""
         for number in (*ENDS, *WARNS):
             signal.signal(number, signal.SIG_IGN)
 
     def descriptors(self) -> list[int]:
-        """What a forked rank must not keep."""
+        """Returns the descriptors that a forked rank has to close."""
         return [self._reader.fileno(), self._writer.fileno()]
 
     def _take(self, number: int, _: object) -> None:

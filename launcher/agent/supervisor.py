@@ -22,7 +22,7 @@ from launcher.agent import memory
 from launcher.agent.coordinator import Coordinator, judged, may_be_cut_off
 from launcher.agent.failures import Failure, failure_of, failure_to_end, to_blame
 from launcher.agent.logs import log_name
-from launcher.agent.program_stop import Minder
+from launcher.agent.program_stop import StopChecker
 from launcher.agent.restart_policy import History, Kind, Then
 from launcher.agent.signals import Signals
 from launcher.agent.stragglers import Paces
@@ -217,7 +217,7 @@ class Supervisor:
         self._signs: list[Sign] = means.pulse.signs()
         self._delivered: set[tuple[int, signal.Signals]] = set()
         self._program_signalled: set[int] = set()
-        self._minder = Minder(plan, os.environ, first=self._leads, now=self._began) if plan.goes_on else None
+        self._stop_checker = StopChecker(plan, os.environ, first=self._leads, now=self._began) if plan.goes_on else None
         self._stop_by: float | None = None  # ranks that are left then are killed
         self._killed_at: float | None = None
         self._gives_up: float | None = None  # waiting for the leader or for others
@@ -352,8 +352,8 @@ class Supervisor:
                 if (place, number) not in self._delivered:
                     self._delivered.add((place, number))
                     self._workers.signal(place, number)
-        if self._minder is not None:
-            self._signal_program(self._minder, now)
+        if self._stop_checker is not None:
+            self._signal_program(self._stop_checker, now)
         if self._ending and self._stop_by is None:
             self._stop_by = now + self._plan.launch.grace
         elif self._phase is Phase.LEAVING and self._stop_by is None:
@@ -362,10 +362,10 @@ class Supervisor:
             self._too_late = True
             self._kill(now)
 
-    def _signal_program(self, minder: Minder, now: float) -> None:
+    def _signal_program(self, stop_checker: StopChecker, now: float) -> None:
         """Sends each rank of a program its one signal to stop, whatever the cause."""
         watches = self._phase is Phase.RUNNING and self._alive and not self._listened
-        if watches and "stop" not in self._requests and (reason := minder.reason(now)):
+        if watches and "stop" not in self._requests and (reason := stop_checker.reason(now)):
             self._request("stop", "end", Request(text.of_stop(reason), reason))
         asked = self._requests or self._means.signals.warns() or self._means.signals.ends()
         left = any(ended.code == errors.RESUME for ended in self._exits.values())
@@ -377,7 +377,7 @@ class Supervisor:
                 continue
             self._program_signalled.add(place)
             if self._stop_by is None:
-                self._stop_by = now + minder.patience(now)
+                self._stop_by = now + stop_checker.exit_time(now)
             self._workers.signal(place, number)
 
     # -- ranks that end
@@ -467,7 +467,7 @@ class Supervisor:
         self._stop_ranks(now)
 
     def _send_failure(self, kind: Kind, code: FaultCode, cause: str, **details: Any) -> None:
-        if self._minder is not None and self._minder.saved():
+        if self._stop_checker is not None and self._stop_checker.saved():
             details["saved"] = True
         details.setdefault("listens", self._resumable)
         self._control.send({"type": "failure", **self._failure(kind, code, cause), **details})

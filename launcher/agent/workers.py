@@ -1,10 +1,10 @@
-"""The ranks of one agent as processes: started, watched, told, killed, and waited for until they are really gone.
+"""Starts the ranks of one agent as processes, polls, signals and kills them, and reaps them.
 
-A rank is a fork of its agent, so that torch is loaded once per node. A fork is safe only from a process with one thread
-and without a GPU in use: locks that another thread held at that moment stay locked in the fork for ever. Where there is
-more, a rank is started in an interpreter of its own, which takes as long as to import torch.
+A rank is a fork of its agent, so that torch is loaded once per node. A fork is safe only from a process that has one
+thread and no initialised GPU: a lock that another thread holds during the fork stays locked in the child for ever.
+Otherwise each rank starts in a new interpreter, which takes as long as importing torch.
 
-Nothing here waits, but for `reap`, `close`, and `start` where the kernel has no process to give. torch is not imported.
+Only `reap`, `close`, and `start` while the kernel is out of processes, block. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ __all__ = [
     "environment_of", "place_variables", "placements",
 ]  # fmt: skip
 
-START_TIMEOUT = 5.0  # seconds in which a process, its memory or its descriptors must be had
-LONE = 0.5  # seconds in which other threads of the agent have ended, if they are about to
-_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # what may be better in a moment
+START_TIMEOUT = 5.0  # seconds for which fork, open and pipe are retried
+LONE = 0.5  # seconds to wait for other threads of the agent that are ending
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # what may be better in a moment
 # Signals that an agent ignores at times. What it was itself started with ignored (nohup) stays so, as do those that
 # Python ignores.
 _AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGCHLD)
@@ -61,13 +61,13 @@ class WorkerExit:
     """How one rank ended.
 
     Attributes:
-        place: among its agent's ranks.
-        rank: its number in the job.
-        pid: process id that it had.
+        place: number of the rank among those of its agent.
+        rank: global rank.
+        pid: its process id.
         code: exit code; negative: the signal that killed it.
-        returned: the metrics that its work came to; None: it did not say that its work was done.
-        error: how it failed, in its own words; None: it left none.
-        time: seconds since the epoch when that was seen.
+        returned: metrics that it reported; None: it did not report that its work is done.
+        error: exception that it reported; None: it reported none.
+        time: seconds since the epoch when the agent noticed the exit.
     """
 
     place: int
@@ -81,12 +81,12 @@ class WorkerExit:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A rank that was killed, or whose round is over, and whose process is not gone.
+    """A rank whose process still exists after SIGKILL, or after the end of its round.
 
     Attributes:
-        rank: its number in the job.
-        pid: its process.
-        state: the kernel's letter for the state of that (man 5 proc); D: it waits for a device or a file server.
+        rank: global rank.
+        pid: its process id.
+        state: the state of the process (man 5 proc); D: uninterruptible sleep, on a device or a file server.
     """
 
     rank: int
@@ -104,11 +104,11 @@ class LeftOver:
 
 @dataclass(frozen=True)
 class Fresh:
-    """How a rank is started in an interpreter of its own; see `launcher.worker.main.fresh_command`.
+    """How to start a rank in a new interpreter; see `launcher.worker.main.fresh_command`.
 
     Attributes:
-        command: what to execute.
-        descriptors: what it is to inherit.
+        command: program and arguments.
+        descriptors: file descriptors that it inherits.
     """
 
     command: Sequence[str]
@@ -116,13 +116,13 @@ class Fresh:
 
 
 class StartError(Exception):
-    """A rank could not be started; those that had been are killed.
+    """A rank could not be started. The ranks that had started are killed.
 
     Attributes:
-        rank: the one that could not.
-        number: what the kernel said (errno).
-        words: the same as text, with the file that it is about.
-        processes, files: limits of this process (`ulimit -u`, `ulimit -n`); -1: there is none.
+        rank: the rank that failed.
+        number: errno.
+        words: text of the OSError, with its file.
+        processes, files: limits of this process (`ulimit -u`, `ulimit -n`); -1: unlimited.
     """
 
     def __init__(self, rank: int, error: OSError) -> None:
@@ -133,10 +133,10 @@ class StartError(Exception):
 
 
 class WorkersStillThere(Exception):
-    """Ranks of the round before are still there, and may hold GPUs, memory and ports.
+    """Processes of the last round still exist, and may hold GPUs, memory and ports.
 
     Attributes:
-        left: which.
+        left: these ranks.
     """
 
     def __init__(self, left: Sequence[LeftOver]) -> None:
@@ -168,8 +168,8 @@ class WorkerGroup:
     def __init__(self, logs: Path, *, fresh: Callable[[Placement], Fresh] | None = None) -> None:
         """
         Args:
-            logs: folder for what ranks write.
-            fresh: how a rank is started where this process cannot be forked safely; None: it is forked all the same.
+            logs: folder of the ranks' output files.
+            fresh: returns how to start a rank in a new interpreter if a fork is unsafe; None: always fork.
         """
         self._logs, self._fresh = logs, fresh
         self._workers: list[_Worker] = []
@@ -186,18 +186,18 @@ class WorkerGroup:
         self, ranks: Sequence[Placement], run: Run, *, round_number: int = 0,
         close_in_child: Sequence[int] = (), ignore: Collection[signal.Signals] = (),
     ) -> None:  # fmt: skip
-        """Starts all ranks. They stop at the gate before they use what only comes with `open_gate`.
+        """Starts all ranks. They wait at the gate, until `open_gate`, before they use the store.
 
         Args:
-            ranks: which, by place.
-            run: what a rank calls in its own process; what that returns are its metrics.
-            round_number: how often ranks of this attempt were started before.
-            close_in_child: descriptors of this process that ranks must not keep.
-            ignore: signals that ranks begin with ignored. All others have their default.
+            ranks: the ranks, by place.
+            run: function that a rank calls in its process. It returns the rank's metrics.
+            round_number: number of the round, from 0.
+            close_in_child: descriptors of this process that ranks close.
+            ignore: signals that ranks ignore from the start. All others have their default.
 
         Raises:
-            WorkersStillThere: ranks of an earlier round are not gone.
-            StartError: there is no process, memory or descriptor for one of them; none is left running.
+            WorkersStillThere: processes of an earlier round still exist.
+            StartError: no process, memory or descriptor is left for one of them; none keeps running.
         """
         assert not self._workers, "the round before is not closed"
         if left := self.still_there():
@@ -206,9 +206,9 @@ class WorkerGroup:
         rank = ranks[0].rank if ranks else 0
         try:
             run_files.make_folder(self._logs)
-            self._before = _patiently(orphans.children)
-            fresh = self._fresh if _patiently(self._cannot_fork) else None
-            self._gate = _patiently(os.pipe)
+            self._before = _retry_shortage(orphans.children)
+            fresh = self._fresh if _retry_shortage(self._cannot_fork) else None
+            self._gate = _retry_shortage(os.pipe)
             self._output = Forwarder()
             for stream in (sys.stdout, sys.stderr):  # what is in their buffers would be written by every fork
                 with contextlib.suppress(OSError, ValueError):
@@ -232,19 +232,19 @@ class WorkerGroup:
         with contextlib.ExitStack() as opened:  # what is open when something fails
 
             def open_(path: Path, flags: int) -> int:
-                descriptor = _patiently(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
+                descriptor = _retry_shortage(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
                 opened.callback(os.close, descriptor)
                 return descriptor
 
             writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
             out, err, error_file = (open_(path, writing) for path in names)
             out_copy, err_copy = (open_(path, os.O_RDONLY) for path in names[:2])
-            report = _patiently(lambda: memory_file.make(f"report-{placement.rank}"))
+            report = _retry_shortage(lambda: memory_file.make(f"report-{placement.rank}"))
             opened.callback(os.close, report)
             agent = os.getpid()
-            pid = _patiently(_fork)
+            pid = _retry_shortage(_fork)
             if pid == 0:
-                _be_rank(
+                _run_rank(
                     placement, run, fresh and fresh(placement), agent,
                     keep=(out, err, report, self._gate[0], names[2]), mask=mask, ignore=ignore,
                     close=[
@@ -278,7 +278,7 @@ class WorkerGroup:
     # -- watch
 
     def poll(self) -> list[WorkerExit]:
-        """The ranks that have ended since the last call."""
+        """Returns the ranks that have ended since the last call."""
         self._collect()
         seen, self._seen = self._seen, []
         return seen
@@ -297,7 +297,7 @@ class WorkerGroup:
                 ))  # fmt: skip
 
     def pids(self) -> list[int]:
-        """By place, also of those that have ended: by then another process may have the number."""
+        """Returns the process ids by place. That of an ended rank may belong to another process by now."""
         return [worker.pid for worker in self._workers]
 
     def forward_output(self) -> bool:
@@ -311,14 +311,14 @@ class WorkerGroup:
     # -- end
 
     def signal(self, place: int, number: int) -> None:
-        """Sends a signal to one rank; to one that has ended, nothing."""
+        """Sends a signal to one rank, unless it has ended."""
         worker = self._workers[place]
-        if worker.code is None:  # nobody has waited for it, so its number is no other process's
+        if worker.code is None:  # not reaped, so no other process can have its id
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
     def kill(self) -> None:
-        """Kills all ranks (SIGKILL), without waiting for their end."""
+        """Sends SIGKILL to all ranks, and does not wait for their end."""
         for worker in self._workers:
             self.signal(worker.placement.place, signal.SIGKILL)
 
@@ -329,7 +329,7 @@ class WorkerGroup:
             timeout: seconds.
 
         Returns:
-            Process ids of those that have not: they wait for a device or a file server. See `still_there`.
+            Process ids of ranks that have not ended: they hang in a device or a file server. See `still_there`.
         """
         give_up, pause = time.monotonic() + timeout, 0.001
         while True:
@@ -341,17 +341,17 @@ class WorkerGroup:
             pause = min(0.02, 2 * pause)
 
     def still_there(self) -> list[LeftOver]:
-        """The ranks of earlier rounds whose processes are not gone: what they hold is not free."""
+        """Returns the ranks of earlier rounds whose processes still exist. They may hold GPUs, memory and ports."""
         self._left = [worker for worker in self._left if _exit_code(worker.pid) is None]
         return [LeftOver.of(worker.placement.rank, worker.pid) for worker in self._left]
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the round: ranks and what they have started are killed, all output is copied, files of ours are removed.
+        """Ends the round: kills ranks and their child processes, copies the rest of the output, removes error files.
 
-        Ranks that are not gone even so are remembered; see `still_there`.
+        `still_there` returns the ranks that do not end in time.
 
         Args:
-            timeout: seconds in which ranks that still run have ended.
+            timeout: seconds to wait for the ends of ranks.
         """
         self.kill()
         self.reap(timeout)
@@ -374,12 +374,12 @@ class WorkerGroup:
 
 
 def unsafe_to_fork() -> str:
-    """What speaks against a fork of this process, in words; empty: nothing."""
+    """Returns why a fork of this process is unsafe, as text; empty: it is safe."""
     if _uses_gpu():
         return "has initialised a GPU"
     if _threads() > 1:
-        # Libraries that know of forks (OpenBLAS, which numpy brings) end their threads before one, and start them anew
-        # when they are needed: this one is to show which threads remain.
+        # Libraries with fork handlers (OpenBLAS in numpy) end their threads before a fork, and restart them on demand.
+        # This trial fork leaves the threads of all other libraries.
         with contextlib.suppress(OSError):
             if (pid := _fork()) == 0:
                 os._exit(0)
@@ -391,13 +391,13 @@ def unsafe_to_fork() -> str:
 
 
 def _threads() -> int:
-    """Threads of this process, those that Python knows nothing of as well."""
+    """Returns the number of threads of this process, with those of native libraries."""
     with os.scandir("/proc/self/task") as threads:
         return sum(1 for _ in threads)
 
 
 def _uses_gpu() -> bool:
-    """Whether CUDA or ROCm has opened its devices. Looking at them (nvidia-smi's library) does not open these."""
+    """Returns whether CUDA or ROCm has opened its devices. NVML, which only queries GPUs, does not open these."""
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # the one that reads this folder
@@ -409,12 +409,12 @@ def _uses_gpu() -> bool:
 # -- in the child
 
 
-def _be_rank(
+def _run_rank(
     placement: Placement, run: Run, fresh: Fresh | None, agent: int, *,
     keep: tuple[int, int, int, int, Path], mask: set[Any], ignore: Collection[signal.Signals],
     close: Sequence[int],
 ) -> NoReturn:  # fmt: skip
-    """All that happens in a rank's process: what it has from its agent is put off, and its work is done."""
+    """Runs a rank in the forked child: resets what it inherited from the agent, runs its work and exits."""
     code = errors.FAILED
     try:
         orphans.die_with_parent(agent)
@@ -444,7 +444,7 @@ def _be_rank(
 
 
 def _reset_signals(ignore: Collection[signal.Signals]) -> None:
-    """The agent's handlers are not this process's."""
+    """Replaces the agent's signal handlers by the defaults."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number in ignore:
@@ -454,7 +454,7 @@ def _reset_signals(ignore: Collection[signal.Signals]) -> None:
 
 
 def _take_cpus(placement: Placement) -> None:
-    """Stays on its own CPUs from here on. If they were taken from the job in the meantime, it runs on what is left."""
+    """Binds this process to the rank's CPUs. If the job has lost them in the meantime, the rank runs unbound."""
     try:
         if placement.cpus:
             os.sched_setaffinity(0, placement.cpus)
@@ -464,13 +464,13 @@ def _take_cpus(placement: Placement) -> None:
 
 
 def _take_streams(out: int, err: int) -> None:
-    """Its standard input is empty, its output goes to its files."""
+    """Redirects standard input to /dev/null, and the outputs to the rank's files."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(descriptor, number)  # which is inherited by what it starts
     if nothing > 2:
         os.close(nothing)
-    # Line by line, so that a rank that is killed has left all that it has said.
+    # Line buffering keeps the output of a rank that is killed.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -487,18 +487,18 @@ def _fork() -> int:
         return os.fork()
 
 
-def _patiently(call: Callable[[], Any]) -> Any:
-    """What the call returns; it is tried again for a while where the kernel has nothing to give at the moment.
+def _retry_shortage(call: Callable[[], Any]) -> Any:
+    """Returns the result of a call. Retries it for START_TIMEOUT while processes, memory or descriptors are used up.
 
     Raises:
-        OSError: the kernel had nothing to give all the time, or it is another error.
+        OSError: the shortage lasted, or it is another error.
     """
     give_up, pause = time.monotonic() + START_TIMEOUT, 0.01
     while True:
         try:
             return call()
         except OSError as error:
-            if error.errno not in _PASSING or time.monotonic() + pause >= give_up:
+            if error.errno not in _SHORTAGES or time.monotonic() + pause >= give_up:
                 raise
         time.sleep(pause)
         pause = min(0.5, 2 * pause)
@@ -506,7 +506,7 @@ def _patiently(call: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[set[Any]]:
-    """No signal comes in between a fork and the moment at which it has handlers of its own; gives the mask before."""
+    """Blocks all signals, so that a forked child gets none before it has reset its handlers; yields the old mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield before
@@ -515,7 +515,7 @@ def _signals_blocked() -> Iterator[set[Any]]:
 
 
 def _exit_code(pid: int) -> int | None:
-    """The exit code of a child that has ended (negative: the signal), which is gone then; None: it has not."""
+    """Reaps a child if it has ended. Returns its exit code (negative: the signal); None: it still runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:  # somebody else has waited for it

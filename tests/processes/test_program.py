@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.agent import program_stop
-from launcher.agent.program_stop import Minder
+from launcher.agent.program_stop import StopChecker
 from launcher.config.schema import Program
 from launcher.failures.codes import StopReason
 from launcher.failures.symptoms import LOST_PEER
@@ -286,19 +286,19 @@ def test_how_far_attempts_got(ends: list[tuple[int, int]], steps: list[int]) -> 
 
 @given(st.floats(0, 1e4), st.floats(1, 1e3), st.floats(-1e3, 1e5))
 def test_ranks_get_the_grace_or_what_the_deadline_leaves(grace: float, lead: float, left: float) -> None:
-    found = program_stop.patience(grace, lead, left)
+    found = program_stop.exit_time(grace, lead, left)
     assert 0 <= found <= grace
     if left > 0 and found < grace:
-        assert found == max(0.0, left - min(program_stop.LAST_WORDS, lead / 2))
+        assert found == max(0.0, left - min(program_stop.RESERVED, lead / 2))
 
 
-def minding(tmp_path: Path, left: float, *, first: bool = True) -> Minder:
+def minding(tmp_path: Path, left: float, *, first: bool = True) -> StopChecker:
     mine = bare_plan(
         run_dir=str(tmp_path),
         resume={"lead": 60},
         workload={"kind": "Program", "params": plan(script="t.py").workload.params},
     )
-    return Minder(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first, now=time.monotonic())
+    return StopChecker(mine, {"LAUNCHER_DEADLINE": str(time.time() + left)}, first=first, now=time.monotonic())
 
 
 @pytest.mark.parametrize(("left", "reason"), [(10.0, StopReason.TIME_LIMIT), (10_000.0, None)])
@@ -314,8 +314,8 @@ def test_the_first_agent_looks_for_the_stop_file(tmp_path: Path, first: bool, re
 
 def test_without_a_deadline_only_the_file_counts(tmp_path: Path) -> None:
     mine = bare_plan(run_dir=str(tmp_path), workload={"kind": "Program", "params": plan(script="t.py").workload.params})
-    assert Minder(mine, {}, first=True, now=time.monotonic()).reason(time.monotonic()) is None
-    assert Minder(mine, {}, first=True, now=time.monotonic()).patience(0.0) == mine.launch.grace
+    assert StopChecker(mine, {}, first=True, now=time.monotonic()).reason(time.monotonic()) is None
+    assert StopChecker(mine, {}, first=True, now=time.monotonic()).exit_time(0.0) == mine.launch.grace
 
 
 # -- its place in the agent's memory
