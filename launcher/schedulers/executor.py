@@ -60,12 +60,12 @@ class RunExecutor(core.PicklingExecutor):
         Args:
             run: the run's directory, which is there already.
             plan: what every job asks for.
-            token: what the job is found by, if nobody hears whether it was submitted.
+            token: by which the job is found if the answer to its submission is lost.
             throttle: elements of an array that may run at once.
             resumed: an earlier process may have submitted this token already, so look before sending.
             elements: the runs that are the elements of an array; None: they are made, numbered from 0.
-            submitting: is called just before the scheduler gets the job; None: the run's journal is told.
-            held_by: the jobs that have to end before this one may start, as they are when it is called (`after`).
+            submitting: is called just before the submission; None: it is recorded in the journal of the run.
+            held_by: returns the jobs that must end before this one may start (`after`).
         """
         super().__init__(run.submitit_folder)
         self.run, self.plan, self.token, self.throttle, self._resumed = run, plan, token, throttle, resumed
@@ -91,29 +91,29 @@ class RunExecutor(core.PicklingExecutor):
         return string if isinstance(string, str) else string.decode()
 
     def _send(self, script: Path, token: str, run: Run) -> str:
-        """Hands over the script of a run (for an array, that of which its elements are a part); the job's id."""
+        """Submits the script of a run, or for an array that of the run that has the elements; returns the job's id."""
         raise NotImplementedError
 
     def _once(self, send: Callable[[], str], find: Callable[[], str | None]) -> str:
-        """The id of the one job there is in the end; it may also be known from what the job itself has written."""
+        """Submits a job unless it exists, and returns its id. A job that has started is found by its files, too."""
 
         def look() -> str | None:
             try:
                 return self._known() or find()
-            except UnavailableError as error:  # there may be one: nothing is sent until somebody can tell
+            except UnavailableError as error:  # a job may exist: nothing is submitted until that is known
                 raise QueryError(str(error)) from None
 
         return submit_once(send, look, before=self._resumed)
 
     def _known(self) -> str | None:
-        """The job's id, if it has begun."""
+        """Returns the id of the job if it has started."""
         return begun_job(self.run) if self._elements is None else begun(self._elements)
 
     def _element_id(self, job_id: str, index: int) -> str:
         return f"{job_id}_{index}"
 
     def _largest_array(self) -> int | None:
-        """Most elements of one array, where the scheduler has a limit that it tells."""
+        """Returns the maximum number of elements of one array; None: there is no limit, or it is not known."""
         return None
 
     def _internal_process_submissions(
@@ -163,7 +163,7 @@ class RunExecutor(core.PicklingExecutor):
         ]
 
     def _write_scripts(self, elements: Sequence[Run], token: str) -> None:
-        """For elements that go on alone: a template of the user's own is rendered here only, as it is now."""
+        """Writes the script of each element, for its resubmission: the user may change his template later."""
         with private_files():
             for element in elements:
                 element.write_script(job_script.script(element.own_plan(), token=token))
@@ -181,7 +181,7 @@ class RunExecutor(core.PicklingExecutor):
 
 
 def begun_job(run: Run) -> str | None:
-    """The id of a job that has begun the run, and of which its journal does not know that it was submitted."""
+    """Returns the id of a job that has started the run and is not in its journal as submitted; None: there is none."""
     journal = journal_events(run)
     known = {job for each in every(journal, Submitted) for job in (each.job, *each.chain)}
     for attempt in reversed(run.attempts()):
@@ -192,6 +192,6 @@ def begun_job(run: Run) -> str | None:
 
 
 def begun(elements: Sequence[Run]) -> str | None:
-    """The id of an array of which one of these elements has begun, without the number of the element; as above."""
+    """Returns the id of an array that is not in the journals and has started one of these elements; else None."""
     jobs = (job for job in map(begun_job, elements) if job and re.search(r"_\d+$", job))
     return next((job.rpartition("_")[0] for job in jobs), None)

@@ -1,4 +1,4 @@
-"""What `why` says of a run."""
+"""The explanation that `why` prints: why a run is pending, and changes with which it would start sooner."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from launcher.spec.plan import JobPlan
 
-CLEARLY = 60.0  # seconds: what starts earlier by less is not worth a change
-PART = 0.1  # nor what saves less than this part of the wait
+CLEARLY = 60.0  # seconds that a change must save at least
+PART = 0.1  # part of the wait that a change must save at least
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run whose job waits.
+    """A run whose job is pending.
 
     Attributes:
         run, job: their ids.
@@ -36,7 +36,7 @@ class Option:
 
     Attributes:
         overrides: what `resume` takes (`nodes=2`); none: as it is.
-        starts: seconds since the epoch; None: nobody can tell.
+        starts: seconds since the epoch; None: unknown.
         note: what it costs, or why it would not start at all.
     """
 
@@ -54,7 +54,7 @@ class Explanation:
         state: a word of launcher/monitoring/state.py, or of launcher/monitoring/sweep.py for points.
         why: the reason in words.
         job: id of its job.
-        code: the scheduler's own word for the reason.
+        code: the reason as the scheduler prints it.
         do: what its user can do about it.
         starts: the scheduler's estimate, in seconds since the epoch; None: it has none.
         limits: limits that bind, each with its value and where it is set.
@@ -62,7 +62,7 @@ class Explanation:
         options: changes that start sooner, the smallest first.
         tried: all changes that were looked at, the first one is the run as it is.
         commands: what to type for the first option.
-        notes: what else its reader should know, such as questions that were not answered.
+        notes: further remarks, such as queries that failed.
         throttled: as many elements of its array run as may: a higher limit starts it.
     """
 
@@ -87,9 +87,9 @@ def sooner(tried: tuple[Option, ...], now: float) -> tuple[Option, ...]:
 
     | the run as it is starts | a change starts | it is sooner |
     |---|---|---|
-    | nobody knows | nobody knows | no |
-    | nobody knows | at some time | yes |
-    | at some time | nobody knows | no |
+    | unknown | unknown | no |
+    | unknown | at some time | yes |
+    | at some time | unknown | no |
     | at some time | earlier by more than a minute and a tenth of the wait | yes |
 
     Args:
@@ -115,8 +115,10 @@ def may_offer_fewer_nodes(plan: JobPlan, nodes: int, *, fixed: bool) -> bool:
 
 
 def commands(waiting: Waiting, options: Sequence[Option]) -> tuple[str, ...]:
-    """What to type for the first option; nothing without any. A run that waits must be cancelled first: only one that
-    is over is resumed."""
+    """Returns the commands that apply the first option; () without options.
+
+    A pending run must be cancelled first, because only a run that is over can be resumed.
+    """
     if not options:
         return ()
     program, run = waiting.program, waiting.run

@@ -6,13 +6,13 @@ from itertools import product
 
 
 def expand(text: str) -> list[str]:
-    """The host names in a Slurm node list, in Slurm's order.
+    """Returns the host names of a Slurm node list, in Slurm's order.
 
     Brackets may stand anywhere and more than once in a name; the leftmost varies slowest, and a padded low bound
     (`01-10`) pads all its numbers.
 
     Raises:
-        ValueError: brackets that do not match, or a range that is none.
+        ValueError: the brackets do not match, or a range is invalid.
     """
     hosts: list[str] = []
     for name in _split(text):
@@ -22,7 +22,7 @@ def expand(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Splits a node list at the commas outside of brackets."""
     names, depth, start = [], 0, 0
     for position, char in enumerate(text):
         if char == "[":
@@ -41,7 +41,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parts(name: str, text: str) -> list[list[str]]:
-    """`a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]]: the choices at each place."""
+    """Returns the alternatives of each part of a name: `a[1-2]b` -> [[`a`], [`1`, `2`], [`b`]]."""
     parts: list[list[str]] = []
     while name:
         literal, bracket, rest = name.partition("[")
@@ -65,7 +65,7 @@ def _range(item: str, text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's repeated counts: `2(x3),1` -> [2, 2, 2, 1] (SLURM_TASKS_PER_NODE)."""
+    """Expands Slurm's repeated counts: `2(x3),1` -> [2, 2, 2, 1] (SLURM_TASKS_PER_NODE)."""
     counts: list[int] = []
     for item in text.split(","):
         count, _, times = item.strip().partition("(x")
@@ -74,7 +74,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def hosts_of(node_file: str) -> dict[str, int]:
-    """The distinct hosts of a PBS node file in its order, each with its first line (pbsdsh's -n)."""
+    """Returns the distinct hosts of a PBS node file in order, each with the number of its first line (pbsdsh -n)."""
     lines: dict[str, int] = {}
     for number, line in enumerate(node_file.splitlines()):
         if host := line.strip():  # a chunk without CPUs leaves an empty line

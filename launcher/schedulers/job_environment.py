@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.schedulers import registry
 from launcher.spec.plan import JobPlan
 
-# Places in somebody else's job: they would contradict those of the new one.
+# Variables of another job, which would contradict those of the new one.
 OF_SCHEDULERS = re.compile(r"(SLURM|SLURMD|SBATCH|PBS|OMPI|PMI|PMIX|PALS|HYDRA)_|MPI_LOCAL(RANKID|NRANKS)$")
 OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|LAUNCHER|SUBMITIT)_"
@@ -17,12 +17,12 @@ OF_LAUNCHERS = re.compile(
 )
 # A function that bash exports: it would take the place of any command of the job's script.
 FUNCTIONS = re.compile(r"BASH_FUNC_")
-# Where the configuration of a scheduler is, and settings that are nobody's place.
+# Where the configuration of a scheduler is, and settings of the user.
 KEPT = {
     *("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"),
     *("LAUNCHER_RUNS_DIR", "LAUNCHER_CONFIG_DIR", "LAUNCHER_CACHE_DIR", "LAUNCHER_SECRETS_DIR", "HYDRA_FULL_ERROR"),
 }
-# Defaults of a site, by the key of `cluster` that says the same. sbatch puts these above the script's own lines (man
+# Defaults of a site, with the equivalent key of `cluster`. sbatch puts these above the script's own lines (man
 # sbatch, INPUT ENVIRONMENT VARIABLES).
 DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
@@ -35,27 +35,27 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What is left, and the names of what was dropped, but for functions: `module` is one of nearly everybody."""
+    """The environment, and the names of the removed variables, without functions: nearly every user has `module`."""
 
     environment: dict[str, str]
     dropped: tuple[str, ...]
 
 
 def job_environment(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-    """The environment for a new job, as the plan's scheduler wants it."""
+    """Returns the environment for a new job of the plan's scheduler."""
     return registry.scheduler(plan.cluster.scheduler).job_environment(environ, plan)
 
 
 def scrubbed(
     environ: Mapping[str, str], *, kept: Collection[str] = (), own: Collection[str] = (), schedulers: bool = True
 ) -> Scrubbed:
-    """What is left without the places in other jobs and launchers.
+    """Returns the environment without the variables of other jobs and launchers.
 
     Args:
         environ: of this process.
-        kept: variables that stay all the same.
-        own: more variables that do not.
-        schedulers: the variables of schedulers do not stay either.
+        kept: variables to keep in any case.
+        own: more variables to remove.
+        schedulers: also remove the variables of schedulers.
     """
     dropped = {
         name
@@ -68,5 +68,5 @@ def scrubbed(
 
 
 def without_own_defaults(environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-    """The same; defaults of a site stay where the plan says nothing of the kind."""
+    """Returns the same as `scrubbed`, but keeps defaults of a site that the plan does not override."""
     return scrubbed(environ, kept=[name for name, key in DEFAULTS.items() if getattr(plan.cluster, key) is None])

@@ -1,4 +1,4 @@
-"""The script of a run as its scheduler gets it: a dry run shows it, and submission uses it. Pure."""
+"""Renders the job script of a run, for submission and for dry runs. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Path | None = None) -> str:
-    """The whole script of one run, or of an array of runs; see `render.script`.
+    """Returns the script of a run, or of an array of runs; see `render.script`.
 
     Args:
         plan: the run.
-        token: by which submission finds the job again.
-        array: indices and throttle in Slurm's words (`0-14%4`).
+        token: by which submission finds the job.
+        array: indices and throttle in Slurm's syntax (`0-14%4`).
         elements: for an array: a file with the names of its elements' folders.
 
     Raises:
@@ -28,7 +28,7 @@ def script(plan: JobPlan, *, token: str, array: str | None = None, elements: Pat
 
 
 def context(plan: JobPlan, *, token: str) -> dict[str, Any]:
-    """What templates can print."""
+    """Returns the variables of templates."""
     return render.context(plan, _parts(plan, token, None, None))
 
 

@@ -1,7 +1,7 @@
-"""What is written into the output of a job that is ended. Pure.
+"""Finds the notices that a scheduler or the kernel writes into the output of a job that it ends. Pure.
 
-It stays when accounting is off and history is forgotten. The kernel's words are here, and each scheduler's are in its
-own notices.py.
+They are there also without accounting and job history. The pattern of the kernel is here, those of each scheduler are
+in its notices.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.units import parse_local_time, parse_size
 
-# The state, in Slurm's words, and a pattern of the lines that stand for it, in which `at` is the time.
+# A job state of Slurm, and the pattern of its lines; group `at` is the time.
 Form = tuple[str, re.Pattern[str]]
 KERNEL: Form = ("OUT_OF_MEMORY", re.compile(r"[Mm]emory cgroup out of memory|Out of memory: Killed process"))
 _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+)\s*([kmg]?)b?", re.IGNORECASE)
@@ -20,13 +20,13 @@ _AMOUNTS = re.compile(r"(\d+)\s*([kmg]?)b?\)?\s*(?:>|exceeded limit|over)\s*(\d+
 
 @dataclass(frozen=True)
 class Notice:
-    """One such line.
+    """One notice.
 
     Attributes:
-        word: the state of the job, in Slurm's words.
-        line: itself.
-        used, limit: bytes, where it tells them.
-        time: when it was written, in seconds since the epoch; None: it does not tell.
+        state: of the job, one of Slurm's.
+        line: its text.
+        used, limit: memory in bytes; None: not in the text.
+        time: when it was written, in seconds since the epoch; None: not in the text.
     """
 
     state: str
@@ -37,11 +37,11 @@ class Notice:
 
 
 def find(lines: Iterable[str], forms: Iterable[Form] = ()) -> tuple[Notice, ...]:
-    """The notices among the lines of an output, in their order.
+    """Returns the notices among the lines of an output, in order.
 
     Args:
         lines: the output.
-        forms: those of the schedulers that may have written into it; the first that fits a line counts.
+        forms: patterns of the schedulers that may have written into it; the first that matches a line counts.
     """
     known = [*forms, KERNEL]
     first = (next(((word, match) for word, form in known if (match := form.search(line))), None) for line in lines)
@@ -59,7 +59,7 @@ def _notice(word: str, match: re.Match[str]) -> Notice:
 
 
 def main_state(notices: Iterable[Notice]) -> str:
-    """What they say of the job, in one word: the most special one, else the first; empty: nothing."""
+    """Returns the most specific state among the notices; empty: there are none."""
     words = [notice.state for notice in notices]
     order = ("OUT_OF_MEMORY", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "REQUEUED", "CANCELLED")
     return next((word for word in order if word in words), "")

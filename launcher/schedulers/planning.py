@@ -1,4 +1,4 @@
-"""From a config to a plan, with what its scheduler says to it. Pure."""
+"""Makes the plan of a config, with the rules of its scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.spec.plan import JobPlan, Site
 
 
 def make_plan(config: Config, site: Site) -> JobPlan:
-    """The plan of a config.
+    """Returns the plan of a config.
 
     Raises:
         ConfigError: a value cannot be used; it names the key, the value and the fix.
@@ -25,10 +25,10 @@ def make_plan(config: Config, site: Site) -> JobPlan:
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:
-    """The scheduler of a profile.
+    """Returns the scheduler of a profile.
 
     Raises:
-        ConfigError: there is none of that name; with the profile's file, if the name stands there.
+        ConfigError: there is no scheduler of that name; the text has the file of the profile that names it.
     """
     try:
         return registry.scheduler(cluster.scheduler)
@@ -40,7 +40,7 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What one scheduler says to a config; see `launcher.spec.plan.Rules`."""
+    """The rules of one scheduler for a config; see `launcher.spec.plan.Rules`."""
 
     scheduler: Scheduler
 

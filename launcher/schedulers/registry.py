@@ -1,6 +1,6 @@
-"""The schedulers that there are. A scheduler's module is loaded when the scheduler is asked for.
+"""The table of schedulers. The module of a scheduler is imported on first use.
 
-The table below has ours; a package of somebody else's adds one with an entry point of the group `launcher.schedulers`:
+Another package adds a scheduler with an entry point of the group `launcher.schedulers`:
 
     [project.entry-points."launcher.schedulers"]
     lsf = "launcher_lsf:LSFScheduler"
@@ -44,7 +44,7 @@ def _others() -> dict[str, str]:
 
 
 def names() -> tuple[str, ...]:
-    """All schedulers that cluster.scheduler may name."""
+    """Returns the names of all schedulers, which are the values of cluster.scheduler."""
     return (*OURS, *sorted(_others()))
 
 
@@ -54,10 +54,10 @@ def _load(place: str) -> Any:
 
 
 def starter(name: str) -> Callable[[TaskRequest], int]:
-    """What starts the tasks that are wanted, and stays until they have ended; it returns their exit status.
+    """Returns the function that starts tasks, waits for their end and returns their exit status.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no starter of this name.
     """
     place = STARTERS.get(name)
     if place is None:
@@ -68,10 +68,10 @@ def starter(name: str) -> Callable[[TaskRequest], int]:
 
 @cache
 def scheduler(name: str) -> Scheduler:
-    """The scheduler of this name.
+    """Returns the scheduler of this name.
 
     Raises:
-        ConfigError: there is none, or the package that brings it is broken.
+        ConfigError: there is none, or its package cannot be imported.
     """
     place = OURS.get(name) or _others().get(name)
     if place is None:
@@ -91,10 +91,10 @@ def scheduler(name: str) -> Scheduler:
 
 
 def queue(name: str) -> Queue:
-    """The scheduler of this name, which takes jobs.
+    """Returns the scheduler of this name, which must have a queue.
 
     Raises:
-        ConfigError: there is none, or it starts jobs at once.
+        ConfigError: there is none, or it has no queue.
     """
     found = scheduler(name)
     if not isinstance(found, Queue):
@@ -103,18 +103,20 @@ def queue(name: str) -> Queue:
 
 
 def schedulers(wanted: Iterable[str] | None = None) -> list[Scheduler]:
-    """Those of these names that can be loaded, or all, in the order of `names()`; `isinstance` tells what each can do.
+    """Returns the schedulers of these names (default: all) that can be imported, in the order of `names()`.
 
-    Entry points are looked at only where a name is not ours.
+    Entry points are read only for names that are not in OURS.
     """
     found = []
     for name in names() if wanted is None else wanted:
-        with contextlib.suppress(ConfigError):  # another package's is broken: whoever uses it is told
+        with contextlib.suppress(
+            ConfigError
+        ):  # a package that cannot be imported is reported when its scheduler is used
             found.append(scheduler(name))
     return found
 
 
 def queues_here(others: Iterable[str] = ()) -> dict[str, Queue]:
-    """The schedulers that take jobs and whose commands are on this machine, by name: ours, and these of `others`."""
+    """Returns by name the schedulers with a queue, of OURS and `others`, whose commands are on this machine."""
     wanted = dict.fromkeys((*OURS, *others))
     return {each.name: each for each in schedulers(wanted) if isinstance(each, Queue) and each.here()}

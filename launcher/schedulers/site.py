@@ -1,4 +1,4 @@
-"""What schedulers tell of their sites in common, and the parts of a profile's text that all of them have."""
+"""The facts of a site, and the parts of a profile that are the same for all schedulers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Site(ABC):
-    """What a scheduler tells an ordinary user of its site. What it does not answer is left out.
+    """The facts of a site that an ordinary user can query; those of failed queries are missing.
 
     Attributes:
-        pool: what it calls a part of its nodes: the key of a profile, and an option of `site init`.
-        problems: what could not be found out, and why.
+        pool: the scheduler's name for a group of nodes (partition, queue): a key of profiles, an option of `site init`.
+        problems: the queries that failed, and why.
     """
 
     pool: str
@@ -30,16 +30,16 @@ class Site(ABC):
 
     @abstractmethod
     def default_name(self) -> str:
-        """A name for its profile: its own. Pure."""
+        """Returns the default name of its profile. Pure."""
 
     @abstractmethod
     def profile(self, name: str, wanted: str | None, day: str) -> Iterator[str]:
-        """The lines of a profile, each value with where it came from. Pure.
+        """Returns the lines of a profile, each value with its source. Pure.
 
         Args:
             name: of the profile.
             wanted: the pool to use; None: the default one, or the one that fits best.
-            day: when the site was asked.
+            day: of the queries.
 
         Raises:
             ConfigError: there is no such pool.
@@ -47,11 +47,11 @@ class Site(ABC):
 
     @abstractmethod
     def differences(self, cluster: Cluster) -> Iterator[Finding]:
-        """What a profile says that the site does not, or no longer. Pure."""
+        """Returns the differences between a profile and the site. Pure."""
 
 
 class ErrorCollector:
-    """Asks, and keeps what is not answered."""
+    """Calls queries, and collects the errors of those that fail in `problems`."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -65,24 +65,24 @@ class ErrorCollector:
 
 
 def plain_name(name: str) -> str:
-    """A site's name as the name of a file; `site` where it has none. Pure."""
+    """Returns the name of a site as a file name; `site` if it has none. Pure."""
     return re.sub(r"[^\w.+-]", "-", name).lstrip("-+.") or "site"
 
 
 def scalar(value: object) -> str:
-    """A value as YAML reads it back."""
+    """Returns a value in YAML, quoted if necessary."""
     text = str(value)
     plain = PLAIN.fullmatch(text) and text.lower() not in READ_AS_OTHERS
     return text if isinstance(value, int) or plain else json.dumps(text)
 
 
 def memory(octets: int) -> str:
-    """In whole MiB, rounded down."""
+    """Returns a size in bytes as whole MiB, rounded down: `1024M`."""
     return f"{octets // 1024**2}M"
 
 
 def head(what: str, name: str, day: str, problems: Sequence[str]) -> Iterator[str]:
-    """The first lines of a profile."""
+    """Returns the comment at the top of a profile."""
     yield f"# {what} as it was on {day}, written by `launcher site init`."
     yield f"# `launcher site check {name}` tells what has changed since. Change it as you like: the site itself refuses"
     yield "# what it does not allow, and limits here only make that known before a job is submitted."

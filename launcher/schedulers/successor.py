@@ -1,4 +1,4 @@
-"""A job that starts when another one has ended: how a run goes on where jobs are not requeued."""
+"""Submits a job that starts when another one has ended: how a run continues where jobs are not requeued."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from launcher.spec.plan import JobPlan
 def submit_after(
     plan: JobPlan, job_id: str, script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """Submits a run's script once more; its job starts when the job with this id has ended, however it did.
+    """Resubmits the script of a run; the new job starts when the job with this id has ended, with any outcome.
 
-    Where no job can wait for that one, it starts at once, and the run's lease keeps it waiting.
+    Where no job can depend on that one, the new job may start at once, and then waits for the lease of the run.
 
     Args:
         plan: the run.
-        job_id: of the job before.
+        job_id: of the previous job.
         script: path of the script.
-        token: what the new job is found by, if nobody hears whether it was submitted.
-        environment: in which it is submitted.
+        token: by which the new job is found if the answer to its submission is lost.
+        environment: of the submission.
         timeout: seconds for one command of the scheduler.
 
     Returns:
         The id of the new job.
 
     Raises:
-        SubmissionError: the scheduler did not take it, or did not answer.
+        SubmissionError: the scheduler refused the job, or did not answer.
     """
     jobs = [job_id] if registry.queue(plan.cluster.scheduler).can_be_waited_for(job_id) else []
     return submit_behind(plan, jobs, script, token, environment, timeout)
@@ -37,10 +37,10 @@ def submit_after(
 def submit_behind(
     plan: JobPlan, jobs: Sequence[str], script: str, token: str, environment: Mapping[str, str], timeout: float
 ) -> str:
-    """The same for a job that starts when all these jobs have ended.
+    """Resubmits the script of a run; the new job starts when all these jobs have ended, with any outcome.
 
     Raises:
-        SubmissionError: the scheduler did not take it, or did not answer.
+        SubmissionError: the scheduler refused the job, or did not answer.
     """
     asks = registry.queue(plan.cluster.scheduler).queries(timeout)
     return submit_once(

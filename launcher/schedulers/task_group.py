@@ -1,4 +1,4 @@
-"""Tasks of one command that end together: what is wanted of a starter, and the watch over what it has started."""
+"""Tasks of one command that end together: the request to a starter, and waiting for the tasks that it started."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from launcher.runs.events import StopRequested
 
 
 class Task(Protocol):
-    """What is watched: a process of this host, or one of another node that pbsdsh started."""
+    """A task: a process of this host, or one that pbsdsh started on another node."""
 
     def poll(self) -> int | None:
-        """Its exit status once it has ended; negative for a signal."""
+        """Returns the exit status, negative for a signal; None: the task is running."""
 
     def terminate(self) -> None: ...
 
@@ -28,15 +28,15 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a starter is to start.
+    """Tasks that a starter is to start.
 
     Attributes:
-        folder: a new folder for what the tasks need and how they end, on a file system that all nodes share.
+        folder: of the files of the tasks, created by the starter, on a file system that all nodes share.
         nodes, tasks_per_node: how many hosts, and tasks on each.
         grace: seconds between SIGTERM and SIGKILL.
         command: what every task runs.
-        signals: the signals that asked us to stop, as they come.
-        keep_going: a task that fails does not end the others.
+        signals: the received stop signals, from `collect_signals`.
+        keep_going: the other tasks continue when one fails.
         mpiexec: the command that starts the tasks, where the starter runs one (`cluster.mpiexec`).
     """
 
@@ -51,7 +51,7 @@ class TaskRequest:
 
 
 def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, str]]:
-    """The variables that tell each task its place, by task. Pure."""
+    """Returns for each task the variables with its rank, its node and the hosts. Pure."""
     tasks = len(hosts) * tasks_per_node
     common = {"LAUNCHER_HOSTS": ",".join(hosts), "LAUNCHER_TASKS": str(tasks)}
     return [
@@ -60,7 +60,7 @@ def environments(hosts: Sequence[str], tasks_per_node: int) -> list[dict[str, st
 
 
 def collect_signals() -> list[int]:
-    """The signals that ask us to stop, from now on, as they come."""
+    """Handles SIGTERM and SIGINT; returns a list to which each received signal is added."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
@@ -70,14 +70,14 @@ def collect_signals() -> list[int]:
 def watch(
     tasks: Sequence[Task], signals: Sequence[int], grace: float, pause: float, *, keep_going: bool = False
 ) -> int:
-    """Stays until all tasks have ended.
+    """Waits until all tasks have ended. A stop signal or a failed task ends the others.
 
     Args:
-        tasks: they have been started.
-        signals: what `collect_signals` returned before that.
+        tasks: the started tasks.
+        signals: the list of `collect_signals`, which was called before they started.
         grace: seconds between SIGTERM and SIGKILL.
-        pause: seconds between two looks at them.
-        keep_going: a task that fails does not end the others.
+        pause: seconds between two polls.
+        keep_going: the other tasks continue when one fails.
 
     Returns:
         The exit status of the first that failed, else 0.
@@ -103,5 +103,5 @@ def watch(
 
 
 def _record(request: signal.Signals) -> None:
-    """Notes at once why this attempt ends: PBS may kill its script before that can record the end."""
+    """Records the stop request at once: PBS may kill the job script before that records the end."""
     Events(current_attempt(), "spawn")(StopRequested(signal=request.name, host=socket.gethostname()))

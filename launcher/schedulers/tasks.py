@@ -1,4 +1,4 @@
-"""Starts the tasks of a run where no srun does, and ends them together: what srun is to Slurm.
+"""Starts the tasks of a run where there is no srun, and ends them together.
 
     python -m launcher.schedulers.tasks [--go-on] [--STARTER[=WORDS]] NODES TASKS_PER_NODE GRACE COMMAND...
 
@@ -25,7 +25,7 @@ from launcher.schedulers.task_group import TaskRequest, collect_signals, environ
 
 
 def task_files() -> Path:
-    """A folder that is yet to be made, on a file system that all nodes share, for what tasks need and how they end."""
+    """Returns the folder for the files of the tasks, on a file system that all nodes share. It does not exist yet."""
     if named := os.environ.get("LAUNCHER_TASK_FILES"):
         return Path(named)
     attempt = current_attempt()

@@ -1,7 +1,7 @@
-"""Who am I among all ranks: derived from the variables of whatever started this process. Pure.
+"""The rank of this process, derived from the variables of the command that started it. Pure.
 
-Sources are asked in the order of `SOURCES`; the first whose set of variables is complete wins, and its name is kept in
-`Topology.source`. Nothing here does I/O: the environment, this host's name and the reader of PBS's node file are
+Sources are tried in the order of `SOURCES`. The first whose set of variables is complete counts; `Topology.source`
+has its name. Nothing here does I/O: the environment, this host's name and the reader of PBS's node file are
 arguments.
 """
 
@@ -16,7 +16,7 @@ Environ = Mapping[str, str]
 
 
 class TopologyError(RuntimeError):
-    """The environment names a place in a job, but not all of it."""
+    """The variables of a job are incomplete, or contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Topology:
         source: what it was derived from, e.g. `srun`.
         rank, local_rank, node_rank: as torch.distributed uses them.
         world_size, local_world_size, nnodes: number of processes, of processes on this node, of nodes.
-        hosts: host name of each node rank; empty when the source does not tell.
+        hosts: host name of each node rank; empty: unknown.
         master: host of rank 0.
         master_port: port that the environment prescribes, or None when it is ours to choose.
-        job: what tells this launch from any other of the same user (job and step).
-        node_known: whether the node rank was told; else it is a guess, by which ranks fill nodes in order.
-        tasks_per_node: ranks of each node, where the source tells them and ranks fill nodes in order.
+        job: identifies this launch among those of the same user (job and step).
+        node_known: whether the node rank comes from the source; else it assumes that ranks fill nodes in order.
+        tasks_per_node: number of ranks on each node, if it is known and ranks fill nodes in order; else empty.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a source is asked in: the environment, this host, and the hosts of the allocation (empty if unknown)."""
+    """The input of a source: the environment, this host, and the hosts of the allocation (empty: unknown)."""
 
     environ: Environ
     hostname: str
@@ -84,7 +84,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where all ranks are.
+    """The nodes of all ranks.
 
     Attributes:
         of_ranks: the node rank of each rank.
@@ -95,22 +95,22 @@ class Nodes:
     hosts: tuple[str, ...]
 
 
-def assign_nodes(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
-    """The nodes of all ranks, from what each of them says of itself. Pure.
+def assign_nodes(reports: Sequence[tuple[int | None, str]], hosts: Sequence[str] = ()) -> Nodes:
+    """Returns the nodes of all ranks, from what each rank reports. Pure.
 
-    | ranks say | a node is | nodes are numbered |
+    | reports | ranks are on one node if they have | node ranks are |
     |---|---|---|
-    | the node rank that they were told, all of them | those of one number: simulated nodes share a host | as they say |
-    | their host only, at least one of them | those on one host | by the first rank on it |
+    | all have a node rank | the same node rank: simulated nodes share a host | in the order of those reported |
+    | at least one has only a host | the same host | in the order of the first rank on each |
 
     Args:
-        told: of each rank, in order: its node rank (None: nobody told it), and its host.
-        hosts: names of the nodes by the source's own list, which count where they fit.
+        reports: of each rank, in order: its node rank (None: unknown), and its host.
+        hosts: host of each node from the source, used if their number matches.
     """
-    by_number = all(number is not None for number, _ in told)
-    places: list[int | str] = [number if by_number and number is not None else host for number, host in told]
+    by_number = all(number is not None for number, _ in reports)
+    places: list[int | str] = [number if by_number and number is not None else host for number, host in reports]
     order = sorted(set(places), key=lambda place: place if isinstance(place, int) else places.index(place))
-    named = {place: host for place, (_, host) in zip(reversed(places), reversed(told), strict=True)}
+    named = {place: host for place, (_, host) in zip(reversed(places), reversed(reports), strict=True)}
     fits = by_number and len(hosts) == len(order)
     return Nodes(
         tuple(order.index(place) for place in places), tuple(hosts) if fits else tuple(named[place] for place in order)
@@ -118,10 +118,10 @@ def assign_nodes(told: Sequence[tuple[int | None, str]], hosts: Sequence[str] = 
 
 
 def nodes_in_order(place: Topology) -> tuple[int, ...]:
-    """The node rank of each rank where the source tells how many ranks its nodes have; () where nobody knows. Pure.
+    """Returns the node rank of each rank if ranks fill nodes in order; (): unknown. Pure.
 
     Ranks need not fill nodes in order (srun --distribution=cyclic, mpirun --map-by node), which one rank cannot see:
-    after they have joined, `assign_nodes` counts.
+    after the ranks have joined, `assign_nodes` determines it.
     """
     counts = place.tasks_per_node
     if not counts and place.node_known and place.world_size == place.local_world_size * place.nnodes:
@@ -132,7 +132,7 @@ def nodes_in_order(place: Topology) -> tuple[int, ...]:
 
 
 def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topology:
-    """The topology of this process.
+    """Returns the topology of this process.
 
     Args:
         environ: its environment.
@@ -152,7 +152,7 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
         raise TopologyError(f"the variables of this job contradict each other: {error}") from None
     if topology is None:
         topology = _uniform("plain", place, 0, 1, 0, 1, job="plain")
-    if master := environ.get("MASTER_ADDR"):  # the user's word on it counts, whatever the source
+    if master := environ.get("MASTER_ADDR"):  # set by the user: overrides every source
         port = place.first("MASTER_PORT")
         topology = replace(topology, master=master, master_port=topology.master_port or port)
     if not topology.master:
@@ -164,7 +164,7 @@ def derive(environ: Environ, hostname: str, read: Callable[[str], str]) -> Topol
 
 
 def _allocation(environ: Environ, read: Callable[[str], str]) -> tuple[str, ...]:
-    """Distinct hosts of the allocation in its order, or nothing."""
+    """Returns the distinct hosts of the allocation in order; (): unknown."""
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         return tuple(expand(nodes))
     if path := environ.get("PBS_NODEFILE"):
@@ -182,9 +182,9 @@ def _uniform(
     job: str,
     node: int | None = None,
 ) -> Topology:
-    """For sources that know their own numbers only: as if every node had as many ranks, and they filled nodes in order.
+    """Returns a topology of equal nodes that ranks fill in order, for sources that give the numbers of one rank only.
 
-    The ranks tell each other where they really are as soon as they can (`assign_nodes`).
+    After the ranks have joined, `assign_nodes` corrects it.
     """
     node_known = node is not None or world == 1
     nnodes = max(-(-world // local_world), (node or 0) + 1)
@@ -232,8 +232,8 @@ def _torchrun(place: _Place) -> Topology | None:
         return None
     world, local_world = place.number("WORLD_SIZE"), place.number("LOCAL_WORLD_SIZE")
     nnodes = place.first("GROUP_WORLD_SIZE") or -(-world // local_world)
-    told = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # our agent tells its ranks
-    hosts = next((hosts for hosts in (told, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
+    known = tuple(filter(None, place.environ.get("LAUNCHER_HOSTS", "").split(",")))  # set by our agent
+    hosts = next((hosts for hosts in (known, place.allocation, (place.hostname,)) if len(hosts) == nnodes), ())
     node = place.first("GROUP_RANK", "NODE_RANK")  # torchrun's; who sets the others by hand may leave it out
     return Topology(
         "torchrun",

@@ -1,4 +1,4 @@
-"""Jobs that are processes of this machine: simulated nodes, or an allocation that is already held."""
+"""Runs jobs as processes of this machine: with simulated nodes, or inside an existing allocation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.schedulers.job_environment import job_environment
 
 
 class _NoWatcher(core.InfoWatcher):
-    """A local job asks its own process instead."""
+    """Does nothing: the state of a local job is read from its process."""
 
     def update(self) -> None:
         pass
@@ -50,7 +50,7 @@ class LocalJob(core.Job[Any]):
 
 
 class LocalExecutor(RunExecutor):
-    """Starts a plan's script in a process group of its own, which goes on when the submitting process ends."""
+    """Starts the script of a plan in a session of its own, which survives the end of the submitting process."""
 
     job_class = LocalJob
 
@@ -67,7 +67,7 @@ class LocalExecutor(RunExecutor):
         started = Process.of(process.pid)
         try:
             run.journal(ProcessStarted(**asdict(started)))
-        except OSError:  # a full disk, say: nobody would find it again
+        except OSError:  # for instance a full disk: the process could not be found later
             started.signal(signal.SIGKILL)
             process.wait()
             raise

@@ -1,4 +1,4 @@
-"""This machine, and an allocation that the shell holds, as schedulers: a job starts at once or not at all."""
+"""Two schedulers without a queue: this machine, and the allocation of this shell."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AllocationScheduler(LocalScheduler):
     on_this_machine = False
 
     def job_environment(self, environ: Mapping[str, str], plan: JobPlan) -> Scrubbed:
-        """The scheduler's variables are kept: srun lives on them."""
+        """Returns the environment with the variables of the scheduler, which srun needs."""
         return scrubbed(environ, schedulers=False)
 
     def held(self, environ: Mapping[str, str]) -> Allocation:
